@@ -1,0 +1,60 @@
+# Everything a machine with Python 3.11+, make and a C compiler needs. `make` alone lists the targets.
+
+SHELL := bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+ARGS ?=
+NAME ?=
+QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
+
+.PHONY: help setup demo test check format bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## create .venv and install into it; nothing to do if it is up to date
+
+demo: $(READY)  ## run the demonstration
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(READY)  ## run the tests; ARGS="-k gate" is handed to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## format, lint, types and layers
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(READY)  ## rewrite the code to the house format, and fix what the linter can
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(READY)  ## measure beside the peers: all the quick ones, or NAME=gate
+ifdef NAME
+	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
+else
+	@set -e; for bench in $(QUICK_BENCHES); do echo "== $$bench" >&2; $(BIN)/python $$bench; done
+endif
+
+clean:  ## remove .venv, caches and the peers' virtualenvs
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis benchmarks/.venvs
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Reinstalls when pyproject.toml or constraints.txt is newer than the last installation. Of pip's many lines,
+# those about large files, builds and the end are shown.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Falaj needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "  fix   make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing into $(VENV), once; this takes a minute or two"
+	@set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
+	  --constraint constraints.txt --editable '.[dev]' | awk ' \
+	    /^ *(Downloading|Using cached) .*MB\)/ { print "  " $$1, ($$2 == "cached" ? $$2 " " $$3 : $$2); fflush() } \
+	    /^ *Building wheel/                    { print "  " $$0; fflush() } \
+	    /^Installing collected packages/       { print "  Installing " NF - 3 " packages"; fflush() }'
+	@touch $(READY)
+	@echo "ready"

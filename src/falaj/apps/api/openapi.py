@@ -1,0 +1,127 @@
+"""The OpenAPI document, made from the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+
+from falaj.apps.api.problems import CONTENT_TYPE
+from falaj.errors import Fault
+from falaj.governance.operations import Operation, Shape
+
+REF = "#/components/schemas/{model}"
+PROBLEMS = {
+    "401": "No token, or one that does not hold",
+    "403": "The rules say no",
+    "404": "Unknown, or not visible to you",
+    "409": "The state of the object forbids it",
+    "413": "More bytes than the door takes",
+    "422": "The input is not valid",
+    "503": "A backing service does not answer",
+}
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem details; `code` is stable, `faults` say where, what was given, what is allowed and the fix."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    faults: tuple[Fault, ...]
+    details: dict[str, Any]
+    instance: str | None = None
+
+
+def openapi(operations: Iterable[Operation], *, version: str) -> dict[str, Any]:
+    """The document of every operation's route."""
+    operations = list(operations)
+    schemas, definitions = _schemas(operations)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Falaj", "version": version, "license": {"name": "Apache-2.0"}},
+        "security": [{"token": []}],
+        "paths": {op.path: _methods(op, schemas) for op in operations},
+        "components": {
+            "schemas": definitions,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _schemas(operations: list[Operation]) -> tuple[dict[Any, Any], dict[str, Any]]:
+    inputs = [(op.name, "validation", TypeAdapter(_documented(op))) for op in operations]
+    outputs = [
+        (f"{op.name} out", "serialization", op.output)
+        for op in operations
+        if op.shape in (Shape.RECORD, Shape.RECORDS)
+    ]
+    problem = ("problem", "serialization", TypeAdapter(Problem))
+    found, document = TypeAdapter.json_schemas([*inputs, *outputs, problem], ref_template=REF)  # type: ignore[list-item]
+    return dict(found), document.get("$defs", {})
+
+
+def _documented(op: Operation) -> type[BaseModel]:
+    """The input as JSON carries it: without the upload."""
+    if op.upload is None:
+        return op.input
+    fields: dict[str, Any] = {
+        name: (p.annotation, ... if p.default is p.empty else p.default)
+        for name, p in op.parameters.items()
+        if name != op.upload
+    }
+    return create_model(op.input.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _methods(op: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
+    post: dict[str, Any] = _described(op, schemas)
+    if op.upload is not None:
+        body: dict[str, Any] = {
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+        }
+        post["parameters"] = _query(op)
+    else:
+        body = {"application/json": {"schema": schemas[op.name, "validation"]}}
+    post["requestBody"] = {"content": body, "required": True}
+    if op.mode.reads:
+        get = _described(op, schemas) | {"operationId": f"{op.name}.get", "parameters": _query(op)}
+        return {"get": get, "post": post}
+    header = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"}
+    key = {"name": "Idempotency-Key", "in": "header", "required": False, "schema": header}
+    post["parameters"] = [*post.get("parameters", []), key]
+    return {"post": post}
+
+
+def _described(op: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if op.shape in (Shape.RECORD, Shape.RECORDS):
+        content = {"schema": schemas[f"{op.name} out", "serialization"]}
+    problem = {CONTENT_TYPE: {"schema": schemas["problem", "serialization"]}}
+    failures = {code: {"description": text, "content": problem} for code, text in PROBLEMS.items()}
+    return {
+        "operationId": op.name,
+        "tags": [op.room],
+        "summary": op.summary,
+        "responses": {"200": {"description": op.summary, "content": {op.shape.value: content}}, **failures},
+    }
+
+
+def _query(op: Operation) -> list[dict[str, Any]]:
+    schema = TypeAdapter(_documented(op)).json_schema(ref_template=REF)
+    required = schema.get("required", [])
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": _without_null(field)}
+        for name, field in schema.get("properties", {}).items()
+    ]
+
+
+def _without_null(field: dict[str, Any]) -> dict[str, Any]:
+    """A query cannot say null: what may be left out is left out."""
+    options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
+    rest = {key: value for key, value in field.items() if key not in ("anyOf", "default", "title")}
+    return rest | options[0] if options else {k: v for k, v in field.items() if k not in ("default", "title")}

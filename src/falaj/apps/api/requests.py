@@ -1,0 +1,104 @@
+"""From an HTTP request to an operation's typed input."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextvars import Context, copy_context
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+
+from falaj.errors import Interrupted, InvalidInput, TooLarge
+from falaj.governance.operations import Operation
+from falaj.records.names import new_id
+
+KEY = re.compile(r"[\x21-\x7e]{1,200}")
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+
+
+async def read_body(request: Request, *, limit: int) -> bytes:
+    """The whole body; TooLarge as soon as it exceeds `limit`."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(declared, limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise _too_large(f"more than {limit}", limit)
+    return bytes(body)
+
+
+def typed_input(operation: Operation, request: Request, body: bytes | Iterator[bytes]) -> BaseModel:
+    """The operation's input: from the query of a GET or an upload, else from the JSON body."""
+    if operation.upload is not None:
+        query = query_values(operation, request)
+        return operation.check(query | {operation.upload: body})
+    if request.method in ("GET", "HEAD"):
+        return operation.check(query_values(operation, request))
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if body and kind != "application/json":
+        raise InvalidInput.at("Content-Type", given=kind, allowed="application/json")
+    return operation.check_json(body if isinstance(body, bytes) else b"".join(body))
+
+
+def query_values(operation: Operation, request: Request) -> dict[str, Any]:
+    """The query as values; a parameter that takes several may stand several times, any other once."""
+    values: dict[str, Any] = {}
+    for name in request.query_params:
+        given = request.query_params.getlist(name)
+        if name not in operation.repeated and len(given) > 1:
+            raise InvalidInput.at(f"query {name}", given=f"{len(given)} times", allowed="once")
+        if name == operation.upload:
+            raise InvalidInput.at(f"query {name}", given=given[0], allowed="the body of the request")
+        values[name] = tuple(given) if name in operation.repeated else given[0]
+    return values
+
+
+def body_stream(request: Request) -> Iterator[bytes]:
+    """The body as chunks, for an operation that runs in worker threads.
+
+    They are fetched in the context of the request, not of the operation: reading resumes the connection, and what
+    later comes in on it would else be handled in the context, and with the caller, of this operation.
+    """
+    stream, context, loop = request.stream(), copy_context(), asyncio.get_running_loop()
+    return _pulled(stream, context, loop)
+
+
+def _pulled(
+    stream: AsyncIterator[bytes], context: Context, loop: asyncio.AbstractEventLoop
+) -> Iterator[bytes]:
+
+    async def next_chunk() -> bytes | None:
+        return await anext(stream, None)
+
+    while True:
+        try:
+            chunk = context.run(asyncio.run_coroutine_threadsafe, next_chunk(), loop).result()
+        except ClientDisconnect:
+            raise Interrupted("the upload broke off; nothing was stored, send it again") from None
+        if chunk is None:
+            return
+        yield chunk
+
+
+def idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not KEY.fullmatch(key):
+        raise InvalidInput.at("Idempotency-Key", given=key, allowed="1 to 200 printable ASCII characters")
+    return key
+
+
+def request_id(request: Request) -> str:
+    """The caller's own request id, if it is a sane one, or a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else new_id("req")
+
+
+def _too_large(given: object, limit: int) -> TooLarge:
+    return TooLarge.at(
+        "body", given=f"{given} bytes", allowed=f"at most {limit} bytes", fix="use blob.upload"
+    )

@@ -1,0 +1,144 @@
+"""The root of the command line: its global options, and every command, imported only when it is used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+from falaj.apps.cli.options import Globals
+
+PROGRAM = "falaj"
+COMPLETE = "_FALAJ_COMPLETE"
+
+COMMANDS = {
+    "up": ("Start the platform on this machine, in the foreground.", "running"),
+    "status": ("Say whether a platform runs on the home, and where.", "running"),
+    "down": ("Stop the platform that runs on the home.", "running"),
+    "doctor": ("Check the installation and the home, and say what mends them.", "diagnosis"),
+    "login": ("Sign in to a platform, and keep the credential.", "signin"),
+    "config": ("Check falaj.toml, or show it with its defaults.", "configuration"),
+    "completion": ("Print the completion script of a shell.", "completion"),
+}
+"""What a command does, and the module here that has it under `COMMANDS`."""
+
+ROOMS = {
+    "workspace": "Workspaces, and who holds which role in them.",
+    "user": "People and service accounts.",
+    "group": "Groups of users, who hold the roles of their groups.",
+    "token": "Tokens and sign-in links.",
+    "policy": "Policies: publish and test them, ask who can do what.",
+    "object": "Anything that is stored: where it lies, whose it is, its label.",
+    "zone": "Zones, and what may lie in them.",
+    "keys": "Data keys: list, rotate, destroy.",
+    "blob": "Bytes: put, get, list, copy, delete.",
+    "lineage": "What came from what.",
+    "audit": "The audit log: list, export, prove, verify.",
+    "work": "Long work: watch it, cancel it.",
+    "platform": "The platform that answers: its version, controller and metrics.",
+}
+"""Every room in one line, so that the help of the root imports none of them."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run what was typed; the exit status."""
+    _never_fail_to_encode()
+    if COMPLETE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
+    try:
+        status = root().main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE, standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except (Exception, KeyboardInterrupt) as error:
+        from falaj.apps.cli.failures import explain
+
+        return explain(error)
+
+
+@cache
+def root() -> Any:
+    """The whole command line as one command."""
+    app = typer.Typer(cls=Root, rich_markup_mode=None, add_completion=False, help=_globals.__doc__)
+    app.callback(invoke_without_command=True, context_settings={"help_option_names": ["--help", "-h"]})(
+        _globals
+    )
+    return typer.main.get_command(app)
+
+
+class Lazy(TyperCommand):
+    """A command of which only the name and the help are known until it is used."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return load(self.name or "").make_context(info_name, args, parent=parent, **extra)
+
+
+class Root(TyperGroup):
+    """The commands for people first, then the rooms."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        told = {name: words for name, (words, _) in COMMANDS.items()} | ROOMS
+        for name, words in told.items():
+            self.add_command(Lazy(name, help=words, short_help=words, rich_markup_mode=None))
+        self.add_command(Lazy("reference", help="The reference page.", hidden=True, rich_markup_mode=None))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (words, _) in COMMANDS.items()])
+        with formatter.section("Rooms"):
+            formatter.write_dl(list(ROOMS.items()))
+
+
+@cache
+def load(name: str) -> Any:
+    """The command called `name`, or the group of a room's commands."""
+    if name in ROOMS:
+        return import_module("falaj.apps.cli.rooms").room_group(name, ROOMS[name])
+    module = "reference" if name == "reference" else COMMANDS[name][1]
+    return import_module(f"falaj.apps.cli.{module}").COMMANDS[name]()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from falaj import __version__
+
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+def _globals(
+    ctx: typer.Context,
+    home: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="The platform in this directory. Else FALAJ_HOME, else .falaj"),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The platform at this address, with FALAJ_TOKEN. Else FALAJ_URL"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results as JSON.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """One sovereign ML platform: features, training, models, serving, and the proof of what happened to the data."""
+    ctx.obj = Globals(home, url, as_json)
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def _never_fail_to_encode() -> None:
+    """A terminal that cannot show a character gets its code instead."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,98 @@
+"""Files that commands read and write: opened with words when they cannot be, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from falaj.errors import Conflict, InvalidInput
+
+CHUNK_BYTES = 1 << 20
+MAX_TEXT_BYTES = 1 << 20
+
+
+@contextmanager
+def open_input(given: str, *, where: str) -> Iterator[Iterator[bytes]]:
+    """The bytes of the file `given`, or of standard input where it is `-`, in chunks."""
+    if given == "-":
+        yield chunks(sys.stdin.buffer)
+        return
+    try:
+        file = open(given, "rb")  # noqa: SIM115 - only the opening is translated
+        file.peek(1)
+    except OSError as error:
+        raise unreadable(where, given, error) from None
+    with file:
+        yield chunks(file)
+
+
+def read_text(given: str, *, where: str) -> str:
+    """The text of the file `given`, or of standard input where it is `-`."""
+    with open_input(given, where=where) as pieces:
+        raw = bytearray()
+        for piece in pieces:
+            raw += piece
+            if len(raw) > MAX_TEXT_BYTES:
+                raise InvalidInput.at(where, given=given, allowed="a text of at most 1 MiB")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput.at(where, given=given, allowed="text in UTF-8") from None
+    if not text.strip():
+        raise InvalidInput.at(where, given=f"{given}, which is empty", allowed="a file with something in it")
+    return text
+
+
+@contextmanager
+def atomic_file(path: Path, *, force: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write to, which appears under `path` when all went well, and not at all otherwise."""
+    refuse_overwriting(path, force=force)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with _created(draft, path) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def output(given: str | None) -> Iterator[IO[bytes]]:
+    """Where bytes go: the file `given`, or standard output, but not onto a terminal unasked."""
+    if given and given != "-":
+        with atomic_file(Path(given)) as file:
+            yield file
+        return
+    if given is None and sys.stdout.isatty():
+        raise InvalidInput("these are bytes, and standard output is a terminal; --output FILE takes them")
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+def refuse_overwriting(path: Path, *, force: bool) -> None:
+    if path.exists() and not force:
+        raise Conflict(f"{path} is there already; --force replaces it")
+
+
+def unreadable(where: str, given: str, error: OSError) -> InvalidInput:
+    return InvalidInput.at(where, given=given, allowed=f"a readable file ({error.strerror})")
+
+
+def _created(draft: Path, path: Path) -> IO[bytes]:
+    try:
+        return open(draft, "wb")
+    except OSError as error:
+        raise InvalidInput.at(
+            "FILE", given=str(path), allowed=f"a place to write to ({error.strerror})"
+        ) from None
+
+
+def chunks(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(CHUNK_BYTES):
+        yield piece

@@ -1,0 +1,122 @@
+"""A command for every operation, made from its declaration."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from falaj.apps.cli import arguments
+from falaj.apps.cli.commands import CommandFunction
+from falaj.apps.cli.confirmation import confirm
+from falaj.apps.cli.files import open_input, output
+from falaj.apps.cli.printing import show, show_lines, show_records
+from falaj.apps.cli.sentences import Said, sentence
+from falaj.apps.cli.session import Session
+from falaj.governance.operations import Operation, Shape
+from falaj.records.objects import Page
+from falaj.sdk.platform import Platform
+
+YES = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+OUTPUT = Annotated[
+    str | None, typer.Option("--output", metavar="FILE", help="Write here instead of standard output.")
+]
+
+
+def command_for(operation: Operation) -> CommandFunction:
+    """The command that performs `operation` and shows its result."""
+
+    def perform(session: Session, **typed: Any) -> int | None:
+        yes, to = typed.pop("yes", False), typed.pop("to", None)
+        given = arguments.gather(operation, typed)
+        arguments.check(operation, given)
+        if operation.confirm:
+            confirm(f"{arguments.retype(operation, given)}: {operation.summary} Go on?", yes=yes)
+        with session.platform() as platform, opened(operation, given) as ready:
+            result = call(platform, operation, ready)
+            deliver(session, operation, given, result, to=to)
+        return None
+
+    added = [_added("yes", YES, False)] if operation.confirm else []
+    added += [_added("to", OUTPUT, None)] if operation.shape in (Shape.BYTES, Shape.ARROW) else []
+    session = inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Session)
+    parameters = [session, *arguments.signature(operation), *added]
+    perform.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    perform.__doc__ = inspect.getdoc(operation.body)
+    return perform
+
+
+def call(platform: Platform, operation: Operation, given: Mapping[str, Any]) -> Any:
+    """Perform `operation` on `platform`."""
+    method = getattr(getattr(platform, operation.room), operation.body.__name__)
+    return method(**given)
+
+
+def deliver(
+    session: Session,
+    operation: Operation,
+    given: Mapping[str, Any],
+    result: Any,
+    *,
+    to: str | None = None,
+) -> None:
+    """Show the result of `operation`, in the shape that it has."""
+    if operation.shape is Shape.BYTES:
+        with output(to) as file:
+            for chunk in result:
+                file.write(chunk)
+    elif operation.shape is Shape.ARROW:
+        _write_arrow(result, to, as_json=session.json)
+    elif operation.shape is Shape.RECORDS:
+        (show_lines if session.json else show_records)(result)
+    else:
+        _show_result(session, operation, given, result)
+
+
+def say(session: Session, said: Said) -> None:
+    """What happened, then the commands to go on with."""
+    print(said.words)
+    for why, command in said.then:
+        print(f"  {why:<6} {session.spell(command)}")
+
+
+@contextmanager
+def opened(operation: Operation, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """`given` with the file that was named for the body opened."""
+    with ExitStack() as stack:
+        ready = dict(given)
+        if operation.upload:
+            ready[operation.upload] = stack.enter_context(open_input(given[operation.upload], where="FILE"))
+        yield ready
+
+
+def _show_result(session: Session, operation: Operation, given: Mapping[str, Any], result: Any) -> None:
+    said = None if session.json or operation.mode.reads else sentence(operation.name, result, given)
+    if said is not None:
+        say(session, said)
+        return
+    show(result, as_json=session.json)
+    if isinstance(result, Page) and result.next and not session.json:
+        cursor = "after" if "after" in operation.parameters else "before"
+        following = arguments.retype(operation, given, **{cursor: result.next})
+        print(f"there are more: {session.spell(following)}", file=sys.stderr)
+
+
+def _write_arrow(table: Any, to: str | None, *, as_json: bool) -> None:
+    if as_json:
+        for batch in table:
+            show_lines(batch.to_pylist())
+        return
+    import pyarrow as pa
+
+    with output(to) as file, pa.ipc.new_stream(file, table.schema) as writer:
+        for batch in table:
+            writer.write_batch(batch)
+
+
+def _added(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

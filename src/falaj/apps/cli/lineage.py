@@ -1,0 +1,38 @@
+"""`falaj lineage show`: what came from what, as a tree."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from falaj.apps.cli import arguments
+from falaj.apps.cli.printing import show_lines
+from falaj.apps.cli.session import Session
+from falaj.apps.cli.trees import draw_lineage
+from falaj.control.platform import all_operations
+
+
+def show(
+    session: Session,
+    object: Annotated[str, typer.Argument(metavar="OBJECT", help="An id, or kind:name.")],
+    *,
+    direction: Annotated[
+        str | None,
+        typer.Option(metavar="DIRECTION", help="Only what it came from (up), or what came from it (down)."),
+    ] = None,
+    depth: Annotated[str | None, typer.Option(metavar="DEPTH", help=arguments.HELP["depth"])] = None,
+) -> None:
+    """Draw what an object came from and what came from it, as a tree."""
+    graph = all_operations()["lineage.graph"]
+    given = arguments.gather(graph, {"object": object, "direction": direction, "depth": depth})
+    arguments.check(graph, given, command="lineage show")
+    with session.platform() as platform:
+        nodes = platform.lineage.graph(**given)
+        if session.json:
+            show_lines(nodes)
+        else:
+            print("\n".join(draw_lineage(list(nodes))))
+
+
+ROOM = {"show": show}

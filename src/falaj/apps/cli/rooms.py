@@ -1,0 +1,42 @@
+"""The commands of a room: one for each of its operations, and those that are written by hand for people."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from falaj.apps.cli.commands import CommandFunction, group
+from falaj.apps.cli.generated import command_for
+from falaj.control.platform import room_types
+from falaj.governance.operations import operations_of
+
+BY_HAND = {
+    "audit": "audit",
+    "blob": "blobs",
+    "keys": "keys",
+    "lineage": "lineage",
+    "policy": "policies",
+    "token": "tokens",
+    "work": "work",
+}
+"""The module here whose `ROOM` has the hand-written commands of a room; they replace generated ones."""
+
+
+def room_group(room: str, words: str) -> Any:
+    """The group of the commands of `room`."""
+    return group(room, words, room_commands(room))
+
+
+def room_commands(room: str) -> dict[str, CommandFunction]:
+    """The commands of `room` by the verb that is typed, those for people first."""
+    operations = operations_of(room_types()[room]).values()
+    generated = {operation.verb.replace("_", "-"): command_for(operation) for operation in operations}
+    return by_hand(room) | {verb: make for verb, make in generated.items() if verb not in by_hand(room)}
+
+
+def by_hand(room: str) -> dict[str, CommandFunction]:
+    """The hand-written commands of `room`."""
+    if room not in BY_HAND:
+        return {}
+    commands: dict[str, CommandFunction] = import_module(f"falaj.apps.cli.{BY_HAND[room]}").ROOM
+    return commands

@@ -1,0 +1,194 @@
+"""After a write: what happened, then the next command, or the one that undoes it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from falaj.apps.cli.values import plural, size, text_of
+from falaj.records.blobs import Blob
+from falaj.records.identity import Grant, Group, Principal, SignInLink, Token, Workspace
+from falaj.records.keys import Destruction, Rotation
+from falaj.records.objects import Labelled
+from falaj.records.policy import Policy
+from falaj.records.work import Work
+
+
+class Said(NamedTuple):
+    """What happened, and commands to go on with: (why, the command without `falaj`)."""
+
+    words: str
+    then: tuple[tuple[str, str], ...] = ()
+
+
+Given = Mapping[str, Any]
+
+
+def sentence(operation: str, result: Any, given: Given) -> Said | None:
+    """What to say after `operation`; none where its result speaks for itself."""
+    say = SENTENCES.get(operation)
+    return None if say is None else say(result, given)
+
+
+def _workspace_made(made: Workspace, given: Given) -> Said:
+    grant = f"workspace grant {made.name} USER --role developer"
+    return Said(f"workspace {made.name} is made; you administer it", (("next", grant),))
+
+
+def _granted(made: Grant, given: Given) -> Said:
+    undo = _of(f"workspace revoke {made.workspace}", given["subject"], f"--role {made.role}")
+    return Said(f"{made.subject} is {made.role} in {made.workspace}", (("undo", undo),))
+
+
+def _revoked(made: Grant, given: Given) -> Said:
+    undo = _of(f"workspace grant {made.workspace}", given["subject"], f"--role {made.role}")
+    return Said(f"{made.subject} is no longer {made.role} in {made.workspace}", (("undo", undo),))
+
+
+def _user_made(made: Principal, given: Given) -> Said:
+    kind = "user" if made.kind == "user" else "service account"
+    return Said(
+        f"{kind} {made.name} is made, without any role",
+        (
+            ("next", f"workspace grant default {made.name} --role developer"),
+            ("next", f"token issue --user {made.name} --purpose PURPOSE"),
+        ),
+    )
+
+
+def _disabled(made: Principal, given: Given) -> Said:
+    return Said(
+        f"{made.name} is disabled, with every token of theirs", (("undo", f"user enable {made.name}"),)
+    )
+
+
+def _enabled(made: Principal, given: Given) -> Said:
+    return Said(f"{made.name} is let in again", (("undo", f"user disable {made.name}"),))
+
+
+def _group_made(made: Group, given: Given) -> Said:
+    return Said(f"group {made.name} is made, empty", (("next", f"group add {made.name} USER"),))
+
+
+def _joined(made: Group, given: Given) -> Said:
+    undo = _of(f"group remove {made.name}", given["user"])
+    return Said(f"{given['user']} is in {made.name}: {text_of(made.members)}", (("undo", undo),))
+
+
+def _left(made: Group, given: Given) -> Said:
+    undo = _of(f"group add {made.name}", given["user"])
+    return Said(f"{given['user']} is not in {made.name}: {text_of(made.members)}", (("undo", undo),))
+
+
+def _token_revoked(made: Token, given: Given) -> Said:
+    return Said(f"token {made.id} of {made.principal} ({made.purpose}) is revoked, everywhere")
+
+
+def _linked(made: SignInLink, given: Given) -> Said:
+    return Said(
+        f"{made.code}\nThis code signs in once, until {text_of(made.expires_at)}.",
+        (("next", f"login URL#code={made.code}"),),
+    )
+
+
+def _published(made: Policy, given: Given) -> Said:
+    where = "everywhere" if made.workspace == "platform" else f"in {made.workspace}"
+    undo = f"policy withdraw {made.workspace}/{made.name}"
+    return Said(f"policy {made.name}, version {made.version}, is in force {where}", (("undo", undo),))
+
+
+def _withdrawn(made: Policy, given: Given) -> Said:
+    undo = f"policy publish {made.name} FILE --workspace {made.workspace}"
+    return Said(f"policy {made.name} is out of force in {made.workspace}", (("undo", undo),))
+
+
+def _labelled(made: Labelled, given: Given) -> Said:
+    words = f"{made.object.address} is labelled: {made.object.label.describe()}"
+    reach = f"{plural(made.reached, 'object')} downstream changed with it"
+    wrong = [f"  {each.address} must not lie in zone {each.zone} any more" for each in made.misplaced]
+    undo = (
+        (("undo", _of("object unlabel", given["object"])),) if "only" in given or "classes" in given else ()
+    )
+    return Said("\n".join([f"{words}; {reach}", *wrong]), undo)
+
+
+def _rotated(made: Rotation, given: Given) -> Said:
+    return Said(f"root key {made.root} wraps from now on; {plural(made.rewrapped, 'data key')} wrapped again")
+
+
+def _destroyed(made: Destruction, given: Given) -> Said:
+    return Said(
+        f"the keys of {made.workspace} are destroyed: nobody can read its {plural(made.blobs, 'blob')} again"
+    )
+
+
+def _staged(made: Blob, given: Given) -> Said:
+    return Said(
+        f"{size(made.size_bytes)} staged in zone {made.zone} as {made.id}; without a name they are swept in a day",
+        (("next", f"blob commit {made.id} --name NAME"),),
+    )
+
+
+def _committed(made: Blob, given: Given) -> Said:
+    place = f"{given['workspace']}/" if given.get("workspace") else ""
+    named = f"{place}{made.name}" if "workspace" in given else made.id
+    stored = f"{size(made.size_bytes)} in zone {made.zone}, {made.label.describe()}"
+    return Said(
+        f"blob {made.name} is stored: {stored}\n  sha256 {made.sha256}",
+        (("next", f"blob get {named}"), ("undo", f"blob delete {named}")),
+    )
+
+
+def _deleted(made: Blob, given: Given) -> Said:
+    return Said(
+        f"blob {made.name} is deleted; its {size(made.size_bytes)} go with the next sweep",
+        (("next", "blob sweep --older-than 0s"),),
+    )
+
+
+def _copying(made: Work, given: Given) -> Said:
+    return Said(
+        f"work {made.id} copies {given['blob']} to zone {given['zone']}", (("next", f"work watch {made.id}"),)
+    )
+
+
+def _swept(made: Any, given: Given) -> Said:
+    return Said(f"{plural(made.removed, 'leftover')} removed")
+
+
+def _cancelled(made: Work, given: Given) -> Said:
+    return Said(f"work {made.id} stops before its next step", (("next", f"work watch {made.id}"),))
+
+
+def _of(start: str, *words: Any) -> str:
+    """A command line of `start`, a value that was typed, and the rest."""
+    first, *rest = words
+    return " ".join([start, shlex.quote(str(first)), *rest])
+
+
+SENTENCES: dict[str, Callable[[Any, Given], Said]] = {
+    "workspace.create": _workspace_made,
+    "workspace.grant": _granted,
+    "workspace.revoke": _revoked,
+    "user.create": _user_made,
+    "user.disable": _disabled,
+    "user.enable": _enabled,
+    "group.create": _group_made,
+    "group.add": _joined,
+    "group.remove": _left,
+    "token.revoke": _token_revoked,
+    "token.link": _linked,
+    "policy.publish": _published,
+    "policy.withdraw": _withdrawn,
+    "object.label": _labelled,
+    "object.unlabel": _labelled,
+    "keys.rotate": _rotated,
+    "keys.destroy": _destroyed,
+    "blob.upload": _staged,
+    "blob.commit": _committed,
+    "blob.delete": _deleted,
+    "blob.copy": _copying,
+    "blob.sweep": _swept,
+    "work.cancel": _cancelled,
+}

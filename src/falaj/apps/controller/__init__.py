@@ -1,0 +1,1 @@
+"""The controller process: durable work, one active controller by lease."""

@@ -1,0 +1,42 @@
+"""The controller's process: stands by, acts while it holds the lease, and ends with its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+
+from falaj.apps.api.telemetry import log_to
+from falaj.apps.lifeline import stop_with_parent
+from falaj.assembly import drivers
+from falaj.assembly.home import open_home
+from falaj.assembly.platform import assemble
+from falaj.control.controller import Controller, Pace
+from falaj.control.workflows import WORKFLOWS, Workflow
+
+
+def main(*, pace: Pace = Pace(), workflows: Mapping[str, Workflow] = WORKFLOWS) -> None:  # noqa: B008 - frozen
+    """Run a controller on the home in FALAJ_HOME until the parent ends or a signal comes."""
+    home = open_home()
+    log_to(home.logs / "controller.jsonl")
+    platform = assemble(home)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop_with_parent(stop.set)
+    controller = Controller(
+        platform.gate,
+        platform.rooms,
+        lambda: drivers.open_workflows(home, platform.config),
+        holder=f"{socket.gethostname()}:{os.getpid()}",
+        pace=pace,
+        workflows=workflows,
+    )
+    controller.run(stop)
+    platform.close()
+
+
+if __name__ == "__main__":
+    main()

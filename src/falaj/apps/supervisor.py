@@ -1,0 +1,215 @@
+"""`falaj up`: the API and the controller under one parent, which restarts what dies and stops all cleanly."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from falaj.assembly.config import read_config
+from falaj.assembly.home import Home, open_home
+from falaj.errors import FalajError, InvalidInput, Unavailable
+from falaj.records.config import Server
+from falaj.records.platform import PlatformStatus
+from falaj.sdk import credentials
+
+START_S = 60.0
+STOP_S = 10.0
+BACKOFF_S = (0.1, 1.0, 5.0)
+
+
+def up(home_path: Path | None = None, *, port: int | None = None, bind: str | None = None) -> int:
+    """Run the platform of a home in the foreground until it is told to stop; the exit code."""
+    home = open_home(home_path)
+    with home.lock():
+        server = read_config(home.toml).server
+        given = {key: value for key, value in (("port", port), ("bind", bind)) if value is not None}
+        server = _changed(server, given)
+        return Supervisor(home, server).run()
+
+
+def down(home_path: Path | None = None) -> bool:
+    """Stop the platform that runs on a home, and wait until it has; false if none runs."""
+    home = open_home(home_path)
+    pid = home.platform().get("pid")
+    if pid is None or not home.is_held():
+        return False
+    os.kill(int(pid), signal.SIGTERM)
+    deadline = time.monotonic() + 2 * STOP_S
+    while home.is_held():
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the platform (process {pid}) does not stop; kill it, nothing is lost by that")
+        time.sleep(0.05)
+    return True
+
+
+def status(home_path: Path | None = None) -> PlatformStatus:
+    """What runs on a home."""
+    home = open_home(home_path)
+    told = home.platform()
+    if not home.is_held() or "url" not in told:
+        return PlatformStatus(home=str(home.path), running=False)
+    found = PlatformStatus(home=str(home.path), running=True, url=told["url"], pid=told["pid"])
+    from falaj.sdk.remote import connect
+
+    with suppress(FalajError), connect(told["url"]) as platform:
+        facts = platform.platform.status()
+        more = {
+            "version": facts.version,
+            "controller": facts.controller,
+            "ready": facts.controller is not None,
+        }
+        return found.model_copy(update=more)
+    return found
+
+
+@dataclass
+class Child:
+    """A process of the platform. It ends when our end of its standard input closes."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    failures: int = 0
+    start_at: float = 0.0
+
+    def start(self, *, ready: int | None = None) -> None:
+        extra = {} if ready is None else {"FALAJ_READY_FD": str(ready)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *self.command],
+            env=self.environment | extra,
+            stdin=subprocess.PIPE,
+            pass_fds=() if ready is None else (ready,),
+            start_new_session=True,
+        )
+
+    def stop(self, *, by: float) -> None:
+        if self.process is None:
+            return
+        with suppress(OSError):
+            self.process.stdin.close()  # type: ignore[union-attr]
+            self.process.terminate()
+        try:
+            self.process.wait(max(0.1, by - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class Supervisor:
+    home: Home
+    server: Server
+    stopping: bool = False
+    children: list[Child] = field(default_factory=list)
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._stop)
+        environment = os.environ | {
+            "FALAJ_HOME": str(self.home.path),
+            "FALAJ_CONFIG_DIR": str(self.home.config_dir),
+        }
+        where = [self.server.bind, str(self.server.port)]
+        api = Child("api", ["falaj.apps.api.server", *where], environment)
+        controller = Child("controller", ["falaj.apps.controller.process"], environment)
+        self.children = [api, controller]
+        try:
+            told = self._start_api(api)
+            if told is None:
+                return 1
+            controller.start()
+            self._say_where(told)
+            self._watch()
+        finally:
+            self._stop_children()
+            self.home.running.unlink(missing_ok=True)
+        return 0
+
+    def _start_api(self, api: Child) -> dict[str, Any] | None:
+        """Start the API and wait until it tells where it is; none if it ended instead."""
+        reading, writing = os.pipe()
+        api.start(ready=writing)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            waits_until = time.monotonic() + START_S
+            while not self.stopping and time.monotonic() < waits_until:
+                if select.select([pipe], [], [], 0.1)[0]:
+                    text = pipe.read()
+                    if text:
+                        return self._publish(json.loads(text))
+                    break
+        if not self.stopping:
+            log = self.home.logs / "api.jsonl"
+            print(f"error: the API did not start; {log} and the lines above say why", file=sys.stderr)
+        return None
+
+    def _publish(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Write down where the platform is, and keep the token for the local command line."""
+        credentials.save(told["url"], told.pop("token"))
+        draft = self.home.running.with_suffix(".new")
+        draft.write_text(json.dumps({"url": told["url"], "pid": os.getpid()}))
+        draft.rename(self.home.running)
+        port = told["url"].rpartition(":")[2]
+        self.children[0].command[-1] = port  # a restart listens where it was
+        return told
+
+    def _say_where(self, told: dict[str, Any]) -> None:
+        print(f"Falaj runs at {told['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
+        print(f"  sign in  {told['url']}/#code={told['code']}")
+        print("           once, within five minutes; another: falaj token link", flush=True)
+
+    def _watch(self) -> None:
+        """Start again what has died, more slowly each time, until we are told to stop."""
+        while not self.stopping:
+            now = time.monotonic()
+            for child in self.children:
+                if child.process is not None and child.process.poll() is not None:
+                    self._mourn(child, now)
+                elif child.process is None and now >= child.start_at:
+                    self._revive(child)
+            time.sleep(0.05)
+
+    def _mourn(self, child: Child, now: float) -> None:
+        code = child.process.returncode if child.process else None
+        child.process = None
+        child.start_at = now + BACKOFF_S[min(child.failures, len(BACKOFF_S) - 1)]
+        child.failures += 1
+        print(f"warning: {child.name} ended (code {code}); it is started again", file=sys.stderr, flush=True)
+
+    def _revive(self, child: Child) -> None:
+        if child.name != "api":
+            child.start()
+            return
+        told = self._start_api(child)
+        if told is None and child.process is not None and not self.stopping:
+            child.stop(by=time.monotonic())
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def _stop_children(self) -> None:
+        by = time.monotonic() + STOP_S
+        for child in reversed(self.children):
+            child.stop(by=by)
+
+
+def _changed(server: Server, given: dict[str, Any]) -> Server:
+    """`server` with what the command line says, checked again as a whole."""
+    from pydantic import ValidationError
+
+    try:
+        return Server.model_validate(server.model_dump() | given)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InvalidInput.at("--bind/--port", given=given, allowed=message) from None

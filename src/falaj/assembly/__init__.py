@@ -1,0 +1,1 @@
+"""The wiring: falaj.toml to drivers to rooms. The only code that loads drivers."""

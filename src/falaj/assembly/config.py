@@ -1,0 +1,75 @@
+"""Read falaj.toml; every fault names its line and field."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from falaj.errors import ConfigInvalid, Fault, shorten
+from falaj.records.config import Config
+
+
+def read_config(path: Path) -> Config:
+    """The configuration in `path`; the defaults where there is no file. All faults at once."""
+    if not path.exists():
+        return Config()
+    text = path.read_text()
+    try:
+        return Config.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigInvalid(
+            f"{path} is not TOML", faults=[Fault(where=str(path), allowed=str(error))]
+        ) from None
+    except ValidationError as error:
+        faults = [
+            Fault(
+                where=f"{path}:{_line(text, fault['loc'])} {'.'.join(str(part) for part in fault['loc'])}",
+                given=None if fault["type"] == "missing" else shorten(fault["input"]),
+                allowed=fault["msg"].removeprefix("Value error, "),
+                fix="remove this line" if fault["type"] == "extra_forbidden" else None,
+            )
+            for fault in error.errors(include_url=False, include_context=False)
+        ]
+        raise ConfigInvalid(f"{path} has {len(faults)} faults", faults=faults) from None
+
+
+def reveal(secret: str, *, field: str) -> str:
+    """The secret behind env:NAME or file:PATH."""
+    kind, _, where = secret.partition(":")
+    if kind == "env":
+        value = os.environ.get(where)
+        if not value:
+            raise ConfigInvalid.at(field, given=secret, allowed=f"the environment variable {where}, set")
+        return value
+    path = Path(where)
+    try:
+        mode = path.stat().st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigInvalid.at(
+                field,
+                given=f"{where} with mode {stat.filemode(mode)}",
+                allowed="0600",
+                fix=f"chmod 600 {where}",
+            )
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigInvalid.at(field, given=secret, allowed=f"a readable file ({error.strerror})") from None
+
+
+def _line(text: str, location: tuple[int | str, ...]) -> int:
+    """The line of a TOML document that a field stands on, or that its table begins on."""
+    keys = [str(part) for part in location if isinstance(part, str)]
+    best = 1
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
+        if header and header[1].split(".") == keys[: len(header[1].split("."))]:
+            best = number
+        entry = re.match(r"\s*([\w.\"-]+)\s*=", line)
+        if entry and keys and entry[1].strip('"').split(".")[-1] == keys[-1]:
+            return number
+    return best

@@ -1,0 +1,56 @@
+"""What `falaj doctor` looks at: the machine, the home, and what falaj.toml names. It changes nothing that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from falaj.assembly.config import read_config
+from falaj.assembly.doctor import machine, state
+from falaj.assembly.doctor.findings import Check, Patient, failure, guarded, ok
+from falaj.assembly.home import Home
+from falaj.errors import FalajError
+from falaj.records.config import Config
+from falaj.records.doctor import Finding
+from falaj.records.places import default_config_dir, default_home
+
+CHECKS: dict[str, Check] = {
+    "home": state.check_home,
+    "keys": state.check_keys,
+    "metadata": state.check_metadata,
+    "zones": state.check_zones,
+    "policies": state.check_policies,
+    "encryption": machine.check_encryption,
+    "isolation": machine.check_isolation,
+    "platform": machine.check_platform,
+    "clock": machine.check_clock,
+    "extras": machine.check_extras,
+}
+
+
+def examine(path: Path | None = None) -> list[Finding]:
+    """Every check of this machine and of the home at `path` (FALAJ_HOME, or .falaj)."""
+    home = _home((path or default_home()).absolute())
+    config, about_config = _read_config(home)
+    patient = Patient(home, config)
+    findings = [machine.check_python(), about_config]
+    for name, check in CHECKS.items():
+        findings += guarded(name, check, patient)
+    return findings
+
+
+def _home(path: Path) -> Home:
+    """The home at `path` as it is; unlike `open_home`, this makes nothing."""
+    try:
+        ident = (path / "id").read_text().strip()
+    except OSError:
+        ident = ""
+    return Home(path, default_config_dir().absolute(), ident)
+
+
+def _read_config(home: Home) -> tuple[Config, Finding]:
+    if not home.toml.exists():
+        return Config(), ok("config", f"there is no {home.toml}; the defaults hold")
+    try:
+        return read_config(home.toml), ok("config", f"{home.toml} is valid")
+    except (FalajError, OSError) as error:
+        return Config(), failure("config", error)

@@ -1,0 +1,66 @@
+"""Findings in few words, and an examination that goes on when one of its checks breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from falaj.assembly.home import Home
+from falaj.errors import FalajError, Fault
+from falaj.records.config import Config
+from falaj.records.doctor import Finding
+
+LATER = "made at the first start"
+
+
+@dataclass(frozen=True)
+class Patient:
+    """The home under examination; `config` holds the defaults where falaj.toml cannot be read."""
+
+    home: Home
+    config: Config
+
+    @property
+    def is_made(self) -> bool:
+        return bool(self.home.ident)
+
+    @property
+    def has_database(self) -> bool:
+        return self.config.metadata.url is not None or self.home.database.exists()
+
+
+Check = Callable[[Patient], Iterable[Finding]]
+
+
+def guarded(name: str, check: Check, patient: Patient) -> list[Finding]:
+    """The findings of a check; a check that breaks is a finding, too."""
+    try:
+        return list(check(patient))
+    except Exception as error:
+        return [failure(name, error)]
+
+
+def ok(check: str, words: str) -> Finding:
+    return Finding(check=check, status="ok", words=words)
+
+
+def warn(check: str, words: str, *, fix: str | None = None) -> Finding:
+    return Finding(check=check, status="warn", words=words, fix=fix)
+
+
+def fail(check: str, words: str, *, fix: str | None = None) -> Finding:
+    return Finding(check=check, status="fail", words=words, fix=fix)
+
+
+def failure(check: str, error: Exception) -> Finding:
+    """What a check that ended in an error found."""
+    if not isinstance(error, FalajError):
+        return fail(check, f"{type(error).__name__}: {error}".partition("\n")[0])
+    fixes = [fault.fix for fault in error.faults if fault.fix]
+    words = "; ".join([error.message, *(_told(fault) for fault in error.faults)])
+    return fail(check, words, fix="; ".join(fixes) or None)
+
+
+def _told(fault: Fault) -> str:
+    parts = [("given", fault.given), ("allowed", fault.allowed)]
+    return f"{fault.where}: {', '.join(f'{name} {value}' for name, value in parts if value)}"

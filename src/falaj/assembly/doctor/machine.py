@@ -1,0 +1,137 @@
+"""The checks of the machine that a platform runs on: Python, disk, isolation, port, clock, optional packages."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from falaj.assembly import drivers
+from falaj.assembly.doctor.findings import Patient, fail, ok, warn
+from falaj.governance import isolation
+from falaj.governance.founding import count_users
+from falaj.records.config import Pkcs11Config
+from falaj.records.doctor import Finding
+
+OLDEST_PYTHON = (3, 11)
+LONG_AGO = 1_767_225_600  # 2026-01-01: a clock that stands before it was never set
+SKEW_S = 60
+
+EXTRAS = {
+    "postgres": "psycopg",
+    "hsm": "python-pkcs11",
+    "torch": "torch",
+    "redis": "redis",
+    "serve": "onnxruntime",
+    "console": "nicegui",
+    "oidc": "pyjwt",
+    "k8s": "lightkube",
+    "spark": "pyspark",
+}
+"""The package that stands for each optional part of the installation."""
+
+
+def check_python() -> Finding:
+    here = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < OLDEST_PYTHON:
+        return fail("python", here, fix="install Python 3.11 or newer")
+    return ok("python", here)
+
+
+def check_encryption(patient: Patient) -> Iterable[Finding]:
+    note = "blobs are encrypted by Falaj; tables and metadata are not"
+    place = next(folder for folder in (patient.home.path, *patient.home.path.parents) if folder.exists())
+    if _is_encrypted(os.stat(place).st_dev):
+        yield ok("encryption", f"{note}, but the home lies on an encrypted volume")
+    else:
+        words = f"{note}, and no encrypted volume shows under the home"
+        yield warn("encryption", words, fix="put the home on an encrypted volume")
+
+
+def _is_encrypted(device: int) -> bool:
+    """Whether `device`, or one that it is built on, is one of dm-crypt's."""
+    node = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    waiting = [node.resolve()] if node.exists() else []
+    while waiting:
+        node = waiting.pop()
+        uuid = node / "dm" / "uuid"
+        if uuid.exists() and uuid.read_text().startswith("CRYPT-"):
+            return True
+        waiting += [each.resolve() for each in node.glob("slaves/*")]
+    return False
+
+
+def check_isolation(patient: Patient) -> Iterable[Finding]:
+    from falaj.drivers.sandbox import probe
+
+    return isolation.report(probe(), users=_count_users(patient), prefer=patient.config.isolation)
+
+
+def _count_users(patient: Patient) -> int:
+    """How many people use this home; one where nobody can say."""
+    from falaj.drivers.sql.database import open_database
+
+    if not patient.has_database:
+        return 1
+    try:
+        database = open_database(drivers.metadata_url(patient.home, patient.config))
+        try:
+            with database.read() as tx:
+                return count_users(tx)
+        finally:
+            database.close()
+    except Exception:
+        return 1  # the check of the metadata says what is wrong with it
+
+
+def check_platform(patient: Patient) -> Iterable[Finding]:
+    home, server = patient.home, patient.config.server
+    if patient.is_made and home.is_held():
+        url = home.platform().get("url")
+        yield ok("platform", f"one runs at {url}" if url else "another process holds the home")
+        return
+    yield ok("platform", "none runs on this home; falaj up starts one")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in server.bind else socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((server.bind, server.port))
+        yield ok("port", f"{server.bind}:{server.port} is free")
+    except OSError as error:
+        words = f"{server.bind}:{server.port} cannot be used: {error.strerror}"
+        yield fail("port", words, fix="falaj up --port 0 takes one that is free, or set server.port")
+
+
+def check_clock(patient: Patient) -> Iterable[Finding]:
+    now = time.time()
+    shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
+    newest = patient.home.database.stat().st_mtime if patient.home.database.exists() else 0.0
+    if now < LONG_AGO:
+        yield fail("clock", f"it says {shown}: it was never set", fix="set the clock, best by NTP")
+    elif newest > now + SKEW_S:
+        yield fail("clock", f"it says {shown}, before the last write to the database", fix="set the clock")
+    else:
+        yield ok("clock", shown)
+
+
+def check_extras(patient: Patient) -> Iterable[Finding]:
+    needed = {"postgres"} if patient.config.metadata.url else set()
+    needed |= {"hsm"} if isinstance(patient.config.keys, Pkcs11Config) else set()
+    found = {extra: _installed(package) for extra, package in EXTRAS.items()}
+    for extra in sorted(needed):
+        if found[extra] is None:
+            words = f"{EXTRAS[extra]} is not installed, and falaj.toml needs it"
+            yield fail(f"extra {extra}", words, fix=f"pip install 'falaj[{extra}]'")
+    there = [f"{extra} ({EXTRAS[extra]} {number})" for extra, number in found.items() if number]
+    missing = [extra for extra, number in found.items() if number is None]
+    yield ok("extras", f"{', '.join(there) or 'none'}; not installed: {', '.join(missing) or 'none'}")
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

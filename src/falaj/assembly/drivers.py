@@ -1,0 +1,75 @@
+"""One word in falaj.toml chooses a driver; this is where the word becomes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from falaj.assembly.config import reveal
+from falaj.assembly.home import Home
+from falaj.ports.blobs import BlobStore
+from falaj.ports.keys import KeyService
+from falaj.ports.metadata import Database
+from falaj.ports.workflows import Workflows
+from falaj.records.config import S3, Config, Pkcs11Config, ZoneConfig
+
+
+def metadata_url(home: Home, config: Config) -> str:
+    if config.metadata.url is None:
+        return f"sqlite:///{home.database}"
+    url = reveal(config.metadata.url, field="metadata.url")
+    return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def open_metadata(home: Home, config: Config) -> Database:
+    """The metadata database, brought to this version's schema."""
+    from falaj.drivers.sql.database import open_database
+    from falaj.drivers.sql.migrate import migrate
+
+    url = metadata_url(home, config)
+    migrate(url)
+    return open_database(url)
+
+
+def open_keys(home: Home, config: Config) -> KeyService:
+    keys = config.keys
+    if isinstance(keys, Pkcs11Config):
+        from falaj.drivers.pkcs11.keys import Pkcs11Keys
+
+        return Pkcs11Keys.open_or_create(keys.module, keys.token, reveal(keys.pin, field="keys.pin"))
+    from falaj.drivers.keyfile.keys import KeyFile
+
+    return KeyFile.open_or_create(keys.path or home.key_file)
+
+
+def open_blobs(home: Home, name: str, zone: ZoneConfig) -> BlobStore:
+    from falaj.drivers.objectstore.blobs import local_blobs, s3_blobs
+
+    if isinstance(zone.blobs, S3):
+        s3 = zone.blobs
+        return s3_blobs(
+            s3.bucket,
+            region=s3.region,
+            endpoint=s3.endpoint,
+            prefix=s3.prefix or None,
+            access_key_id=reveal(s3.access_key, field=f"zones.{name}.blobs.access_key")
+            if s3.access_key
+            else None,
+            secret_access_key=reveal(s3.secret_key, field=f"zones.{name}.blobs.secret_key")
+            if s3.secret_key
+            else None,
+        )
+    return local_blobs(zone.blobs.path or home.blobs / name)
+
+
+def open_workflows(home: Home, config: Config) -> Workflows:
+    """The engine of durable work; only the controller may have it."""
+    from falaj.drivers.dbos.workflows import DbosWorkflows
+
+    if config.metadata.url is None:
+        return DbosWorkflows(f"sqlite:///{home.workflows}")
+    return DbosWorkflows(metadata_url(home, config))
+
+
+def policy_files(home: Home, config: Config) -> list[Path]:
+    """The policy files that falaj.toml names, relative to the home."""
+    return [path for pattern in config.policies for path in sorted(home.path.glob(pattern))]

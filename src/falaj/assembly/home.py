@@ -1,0 +1,109 @@
+"""The home: the directory that holds the platform's state, who may open it, and what lies outside it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from falaj.errors import HomeBusy
+from falaj.records.names import new_id
+from falaj.records.places import default_config_dir, default_home
+
+
+@dataclass(frozen=True)
+class Home:
+    """Paths of one home. `ident` tells homes apart in the configuration directory."""
+
+    path: Path
+    config_dir: Path
+    ident: str
+
+    @property
+    def toml(self) -> Path:
+        return self.path / "falaj.toml"
+
+    @property
+    def database(self) -> Path:
+        return self.path / "falaj.db"
+
+    @property
+    def workflows(self) -> Path:
+        return self.path / "workflows.db"
+
+    @property
+    def blobs(self) -> Path:
+        return self.path / "blobs"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def key_file(self) -> Path:
+        return self.config_dir / "keys" / f"{self.ident}.json"
+
+    @property
+    def witness(self) -> Path:
+        return self.config_dir / "witness" / f"{self.ident}.jsonl"
+
+    @property
+    def running(self) -> Path:
+        """What a running platform says of itself."""
+        return self.path / "run.json"
+
+    def lock(self) -> IO[str]:
+        """Hold this home alone, until the file is closed or the process ends; HomeBusy if another does."""
+        handle = open(self.path / "lock", "a+")  # noqa: SIM115 - the lock lives as long as the handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.close()
+            url = self.platform().get("url")
+            where = f"at {url}; use fj.connect({url!r})" if url else "in another process"
+            raise HomeBusy(
+                f"the home {self.path} is held by a platform that runs {where}, or stop it"
+            ) from None
+        return handle
+
+    def is_held(self) -> bool:
+        try:
+            self.lock().close()
+        except HomeBusy:
+            return True
+        return False
+
+    def platform(self) -> dict[str, Any]:
+        """What the running platform wrote of itself; nothing if none runs."""
+        try:
+            found = json.loads(self.running.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def open_home(path: Path | None = None, config_dir: Path | None = None) -> Home:
+    """The home at `path`, made if it is not there."""
+    path = (path or default_home()).absolute()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ident = path / "id"
+    if not ident.exists():
+        _write_once(ident, new_id("home"))
+    home = Home(path, (config_dir or default_config_dir()).absolute(), ident.read_text().strip())
+    for private in (home.config_dir, home.key_file.parent, home.witness.parent, home.logs):
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return home
+
+
+def _write_once(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text + "\n")
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()

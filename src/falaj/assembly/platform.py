@@ -1,0 +1,179 @@
+"""Put the platform together: drivers, walls, rooms."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from falaj.assembly import drivers
+from falaj.assembly.config import read_config
+from falaj.assembly.home import Home
+from falaj.control.lease import current_fence
+from falaj.control.overview import Overview
+from falaj.control.platform import Rooms, all_operations
+from falaj.control.work import Intents, Works
+from falaj.governance import founding, objects
+from falaj.governance.audit.log import AuditLog, read_log_id
+from falaj.governance.audit.room import Audit
+from falaj.governance.blobs import Blobs
+from falaj.governance.caller import Caller
+from falaj.governance.catalogue import Objects, ZoneList
+from falaj.governance.encryption.blobs import EncryptedBlobs
+from falaj.governance.encryption.keyring import Keyring
+from falaj.governance.encryption.room import Keys
+from falaj.governance.gate import Gate
+from falaj.governance.lineage import Lineage
+from falaj.governance.policies import Policies
+from falaj.governance.policy.authorizer import Authorizer
+from falaj.governance.policy.engine import PolicyText
+from falaj.governance.residency import Zones
+from falaj.governance.tokens import Tokens
+from falaj.governance.users import Groups, Users
+from falaj.governance.workspaces import Workspaces
+from falaj.ports.keys import KeyService
+from falaj.ports.metadata import Database
+from falaj.records.config import Config
+from falaj.records.names import ROOT, PrincipalId
+from falaj.records.record import utc_now
+from falaj.records.residency import Zone
+
+log = logging.getLogger("falaj.assembly")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform in this process: the rooms, and what holds them up."""
+
+    home: Home
+    config: Config
+    database: Database
+    keys: KeyService
+    audit: AuditLog
+    gate: Gate
+    rooms: Rooms
+    close_books: Callable[[], None]
+
+    def close(self) -> None:
+        """Sign the last head and let go of everything."""
+        self.close_books()
+        self.keys.close()
+        self.database.close()
+
+
+def assemble(
+    home: Home,
+    *,
+    config: Config | None = None,
+    as_owner: bool = False,
+    clock: Callable[[], datetime] = utc_now,
+) -> Platform:
+    """The platform of `home`. `as_owner`: the local user acts where no door has set a caller."""
+    config = config or read_config(home.toml)
+    database = drivers.open_metadata(home, config)
+    keys = drivers.open_keys(home, config)
+    keyring = Keyring(database, keys)
+    log_id = _found_once(database, keyring, clock())
+    witness = config.audit.witness or home.witness
+    audit = AuditLog(
+        database, keys=keys, input_key=lambda: keyring.derived("audit input"), log_id=log_id, witness=witness
+    )
+    _record_founding_once(database, audit, clock())
+    operations = all_operations()
+    gate = Gate(
+        database,
+        authorizer=Authorizer(operations.values(), files=_policy_texts(home, config)),
+        audit=audit,
+        zones=Zones(_zones(config)),
+        seal=keyring,
+        fence=current_fence,
+        owner=local_caller(database) if as_owner else None,
+        clock=clock,
+    )
+    stores = {
+        name: EncryptedBlobs(drivers.open_blobs(home, name, zone), keyring)
+        for name, zone in config.zones.items()
+    }
+    rooms = Rooms(
+        workspace=Workspaces(gate, keyring),
+        user=Users(gate),
+        group=Groups(gate),
+        token=Tokens(gate),
+        policy=Policies(gate, operations),
+        object=Objects(gate),
+        zone=ZoneList(gate),
+        keys=Keys(gate, keyring),
+        blob=Blobs(gate, stores, Intents()),
+        lineage=Lineage(gate),
+        audit=Audit(gate, audit, keys, witness=witness),
+        work=Works(gate),
+        platform=Overview(gate),
+    )
+    stop = _keep_books(gate, every_s=config.audit.sign_every.total_seconds())
+    return Platform(home, config, database, keys, audit, gate, rooms, stop)
+
+
+def local_user() -> str:
+    """The name under which the local user is known to the platform."""
+    name = re.sub(r"[^a-z0-9]+", "-", getpass.getuser().lower()).strip("-")
+    return name or "owner"
+
+
+def local_caller(database: Database) -> Caller:
+    """The local user, as the owner of this home."""
+    with database.read() as tx:
+        person = objects.resolve(tx, local_user(), kind="user", workspace=ROOT)
+    return Caller(PrincipalId(person.id), person.name, "user", "local")
+
+
+def _found_once(database: Database, keyring: Keyring, now: datetime) -> str:
+    with database.write() as tx:
+        if not founding.is_founded(tx):
+            founding.found(tx, keyring, administrator=local_user(), now=now)
+        return read_log_id(tx)
+
+
+def _record_founding_once(database: Database, audit: AuditLog, now: datetime) -> None:
+    with database.write() as tx:
+        if audit.is_empty(tx):
+            founding.record_founding(tx, audit, administrator=local_user(), now=now)
+
+
+def _zones(config: Config) -> list[Zone]:
+    chosen = next((name for name, zone in config.zones.items() if zone.default), next(iter(config.zones)))
+    return [
+        Zone(name=name, jurisdiction=zone.jurisdiction, default=name == chosen)
+        for name, zone in config.zones.items()
+    ]
+
+
+def _policy_texts(home: Home, config: Config) -> list[PolicyText]:
+    return [PolicyText(f"file:{path.name}", path.read_text()) for path in drivers.policy_files(home, config)]
+
+
+def _keep_books(gate: Gate, *, every_s: float) -> Callable[[], None]:
+    """Write down hot windows that ended and sign heads, in a thread, and once more at the end."""
+    stop = threading.Event()
+
+    def keep() -> None:
+        while not stop.wait(every_s):
+            try:
+                gate.hot.flush()
+                gate.audit.sign_head()
+            except Exception:
+                log.exception("the audit log could not be signed; it is tried again")
+
+    thread = threading.Thread(target=keep, name="audit-heads", daemon=True)
+    thread.start()
+
+    def finish() -> None:
+        stop.set()
+        thread.join()
+        gate.hot.flush(all_windows=True)
+        gate.audit.sign_head()
+
+    return finish

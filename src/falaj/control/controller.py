@@ -1,0 +1,213 @@
+"""The controller: holds the lease, turns work into workflows, and stops dead when the lease is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from falaj.control import lease, work
+from falaj.control.platform import Rooms
+from falaj.control.workflows import WORKFLOWS, Workflow
+from falaj.errors import Conflict, Denied, Fenced, Unavailable
+from falaj.governance import objects
+from falaj.governance.caller import Caller, acting_as, on_terms
+from falaj.governance.gate import Gate
+from falaj.governance.tokens import caller_for, is_revoked
+from falaj.governance.users import is_disabled
+from falaj.ports.workflows import Ended, Json, Steps, Workflows
+from falaj.records.names import ROOT
+from falaj.records.work import WorkState
+
+log = logging.getLogger("falaj.controller")
+
+LOST = 75
+"""The exit code of a controller that lost its lease; its parent starts it again, as a standby."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the lease lasts, how often it is renewed and work looked for, and how often the house is swept."""
+
+    lease: timedelta = timedelta(seconds=5)
+    every_s: float = 0.25
+    sweep: timedelta = timedelta(hours=1)
+
+
+def die() -> NoReturn:
+    """Stop at once: nothing of this process may act any more."""
+    os._exit(LOST)
+
+
+class Controller:
+    """One of these acts at a time; the others stand by."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        rooms: Rooms,
+        engine: Callable[[], Workflows],
+        *,
+        holder: str,
+        pace: Pace = Pace(),  # noqa: B008 - frozen
+        workflows: Mapping[str, Workflow] = WORKFLOWS,
+        on_lost: Callable[[], NoReturn] = die,
+    ) -> None:
+        self._gate = gate
+        self._rooms = rooms
+        self._make_engine = engine
+        self._holder = holder
+        self._pace = pace
+        self._workflows = dict(workflows)
+        self._on_lost = on_lost
+        self._fence = 0
+        self._started: set[str] = set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Stand by until the lease is free, then act until `stop` or until the lease is lost."""
+        while not stop.is_set():
+            fence = lease.acquire(
+                self._gate.database, self._holder, now=self._gate.clock(), lasts=self._pace.lease
+            )
+            if fence is not None:
+                log.info("controller acts", extra={"fence": fence, "holder": self._holder})
+                self._act(fence, stop)
+                return
+            stop.wait(self._pace.every_s)
+
+    def _act(self, fence: int, stop: threading.Event) -> None:
+        self._fence = fence
+        keeper = threading.Thread(target=self._keep_lease, args=(stop,), name="lease", daemon=True)
+        keeper.start()
+        engine = self._make_engine()
+        engine.launch({name: self._body(workflow) for name, workflow in self._workflows.items()})
+        sweep_at = self._gate.clock()
+        while not stop.is_set():
+            try:
+                self._look_after_work(engine)
+                if self._gate.clock() >= sweep_at:
+                    sweep_at = self._gate.clock() + self._pace.sweep
+                    self._sweep()
+            except Fenced:
+                self._on_lost()
+            except Unavailable as error:
+                log.warning("the controller waits for a backing service", extra={"reason": error.message})
+            stop.wait(self._pace.every_s)
+        engine.close()
+        lease.release(self._gate.database, fence, now=self._gate.clock())
+
+    def _keep_lease(self, stop: threading.Event) -> None:
+        """Renew well before the lease ends; a lease that could not be renewed in time is lost."""
+        good_until = self._gate.clock() + self._pace.lease
+        while not stop.wait(min(self._pace.every_s, self._pace.lease.total_seconds() / 4)):
+            now = self._gate.clock()
+            with suppress(Unavailable):
+                if not lease.renew(self._gate.database, self._fence, now=now, lasts=self._pace.lease):
+                    log.error("the lease passed to another controller")
+                    self._on_lost()
+                good_until = now + self._pace.lease
+            if self._gate.clock() > good_until:
+                log.error("the lease could not be renewed in time")
+                self._on_lost()
+
+    def _look_after_work(self, engine: Workflows) -> None:
+        with self._gate.database.read() as tx:
+            rows = work.unfinished(tx)
+        for row in rows:
+            ended = engine.ended(row["id"])
+            if ended is not None:
+                cancelled = row["cancelling"] and ended.error is not None
+                self._settle(row["id"], ended._replace(cancelled=ended.cancelled or cancelled))
+            elif row["cancelling"]:
+                self._cancel(engine, row)
+            elif row["id"] not in self._started:
+                self._note(row["id"], state=WorkState.RUNNING)
+                engine.start(row["id"], row["workflow"], row["input"])
+                self._started.add(row["id"])
+
+    def _cancel(self, engine: Workflows, row: Any) -> None:
+        if row["id"] in self._started or row["state"] == WorkState.RUNNING:
+            engine.cancel(row["id"])
+        else:
+            self._settle(row["id"], Ended(result=None, error="cancelled", cancelled=True))
+
+    def _settle(self, ident: str, ended: Ended) -> None:
+        failed = WorkState.CANCELLED if ended.cancelled else WorkState.FAILED
+        state = WorkState.DONE if ended.error is None else failed
+        with self._gate.database.write() as tx:
+            work.end(
+                tx,
+                ident,
+                fence=self._fence,
+                state=state,
+                now=self._gate.clock(),
+                result=ended.result,
+                error=ended.error,
+            )
+        self._started.discard(ident)
+
+    def _note(self, ident: str, **values: Any) -> None:
+        with self._gate.database.write() as tx:
+            work.note(tx, ident, fence=self._fence, **values)
+
+    def _body(self, workflow: Workflow) -> Callable[[Steps, Json], Json]:
+        def body(steps: Steps, given: Json) -> Json:
+            return workflow(self._rooms, _AuthorizedSteps(self, steps), given)
+
+        return body
+
+    def _sweep(self) -> None:
+        with self._gate.database.read() as tx:
+            me = objects.by_name(tx, workspace=ROOT, kind="service", name="controller")
+        if me is not None:
+            with acting_as(caller_for(me, origin="controller")):
+                self._rooms.blob.sweep()
+
+
+class _AuthorizedSteps:
+    """Steps performed for whoever asked for the work: authorized anew, once only, and only by the lease's holder."""
+
+    def __init__(self, controller: Controller, steps: Steps) -> None:
+        self._controller = controller
+        self._steps = steps
+        self._done = 0
+
+    @property
+    def workflow(self) -> str:
+        return self._steps.workflow
+
+    def run(self, name: str, body: Callable[[], Json]) -> Json:
+        self._done += 1
+        return self._steps.run(name, lambda: self._perform(name, body))
+
+    def _perform(self, name: str, body: Callable[[], Json]) -> Json:
+        keeper = self._controller
+        try:
+            keeper._note(self.workflow, step=self._done - 1, doing=name)
+            caller = self._caller()
+            with acting_as(caller), on_terms(key=f"{self.workflow}:{name}", fence=keeper._fence):
+                return body()
+        except Fenced:
+            keeper._on_lost()
+
+    def _caller(self) -> Caller:
+        """Who asked for the work, as they stand now."""
+        with self._controller._gate.database.read() as tx:
+            row = work.by_id(tx, self.workflow)
+            if row["cancelling"]:
+                raise Conflict("cancelled before its next step")
+            person = objects.by_id(tx, row["behalf"])
+            revoked = row["token"] is not None and is_revoked(tx, row["token"])
+            if person is None or is_disabled(tx, person.id) or revoked:
+                raise Denied("whoever asked for this work may no longer act")
+        return replace(
+            caller_for(person, origin=f"workflow:{self.workflow}"),
+            workspace=row["scope"],
+            actions=None if row["actions"] is None else tuple(row["actions"]),
+            token=row["token"],
+        )

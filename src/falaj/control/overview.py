@@ -1,0 +1,37 @@
+"""The platform at a glance: what runs, and its metrics."""
+
+from __future__ import annotations
+
+from falaj.control import lease
+from falaj.governance.call import current_call
+from falaj.governance.founding import count_users
+from falaj.governance.gate import Gate
+from falaj.governance.operations import Mode, operation
+from falaj.records.identity import Role
+from falaj.records.platform import MetricsText, PlatformFacts
+from falaj.version import VERSION
+
+
+class Overview:
+    """What anyone may know of the platform, and what operators watch."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("platform.status", resource="platform", mode=Mode.READ, allow="anyone")
+    def status(self) -> PlatformFacts:
+        """Which version runs, whether a controller acts, and which zones there are."""
+        call = current_call()
+        return PlatformFacts(
+            version=VERSION,
+            controller=lease.held_by(call.tx, now=call.now),
+            zones=tuple(self.gate.zones.all()),
+            users=count_users(call.tx),
+        )
+
+    @operation("platform.metrics", resource="platform", mode=Mode.HOT, allow={Role.OPERATOR, Role.AUDITOR})
+    def metrics(self) -> MetricsText:
+        """The metrics of the process that answers, in Prometheus' text format."""
+        from prometheus_client import generate_latest
+
+        return MetricsText(text=generate_latest().decode())

@@ -1,0 +1,146 @@
+"""Work: what was asked for and takes longer than an answer. Watch it, wait for it, cancel it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import bindparam, insert, select, update
+
+from falaj.control import lease
+from falaj.control.tables import work
+from falaj.errors import Conflict
+from falaj.governance import objects
+from falaj.governance.call import Call, current_call
+from falaj.governance.gate import Gate
+from falaj.governance.idempotency import hold_fence
+from falaj.governance.listing import page
+from falaj.governance.operations import Mode, operation
+from falaj.ports.metadata import Transaction
+from falaj.records.names import WorkRef, WorkspaceRef
+from falaj.records.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.work import Work, WorkState
+
+WATCH_EVERY_S = 0.1
+
+_row = select(work).where(work.c.id == bindparam("id"))
+_unfinished = select(work).where(work.c.state.in_([WorkState.WAITING, WorkState.RUNNING])).order_by(work.c.id)
+
+
+class Works:
+    """Long work, wherever it was asked for."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("work.show", resource="work", mode=Mode.READ)
+    def show(self, work: WorkRef) -> Work:
+        """How far it is, or how it ended."""
+        return work_record(current_call().tx, current_call().target)
+
+    @operation("work.list", resource="workspace", mode=Mode.READ)
+    def list(
+        self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
+    ) -> Page[Work]:
+        """The work of a workspace, oldest first."""
+        call = current_call()
+        return page(
+            self.gate,
+            ["work"],
+            lambda found: work_record(call.tx, found),
+            after=after,
+            limit=limit,
+            workspace=call.target.id,
+        )
+
+    @operation("work.watch", resource="work", mode=Mode.READ)
+    def watch(self, work: WorkRef) -> Iterator[Work]:
+        """Every change until it ends; the last record says how."""
+        return self._changes(current_call().target)
+
+    @operation("work.cancel", resource="work")
+    def cancel(self, work: WorkRef) -> Work:
+        """Stop it before its next step; what its steps have done stays."""
+        call = current_call()
+        found = work_record(call.tx, call.target)
+        if found.state.ended:
+            raise Conflict(f"work {found.id} has ended already: {found.state}")
+        _set(call.tx, found.id, cancelling=True)
+        return found
+
+    def _changes(self, target: StoredObject) -> Iterator[Work]:
+        last: Work | None = None
+        while last is None or not last.state.ended:
+            with self.gate.database.read() as tx:
+                now = work_record(tx, target)
+            if now != last:
+                yield now
+            else:
+                time.sleep(WATCH_EVERY_S)
+            last = now
+
+
+class Intents:
+    """Writes down what is wanted, in the transaction of the operation that wants it; the controller takes it up."""
+
+    def request(self, call: Call, workflow: str, given: dict[str, Any]) -> Work:
+        home = (
+            objects.by_id(call.tx, call.target.workspace) if call.target.kind != "workspace" else call.target
+        )
+        new = call.create("work", workspace=home or call.target)
+        row = {
+            "id": new.id,
+            "workflow": workflow,
+            "input": given,
+            "behalf": call.caller.id,
+            "scope": call.caller.workspace,
+            "actions": call.caller.actions,
+            "token": call.caller.token,
+            "state": WorkState.WAITING,
+            "step": 0,
+            "cancelling": False,
+        }
+        call.tx.execute(insert(work), row)
+        return work_record(call.tx, new)
+
+
+def unfinished(tx: Transaction) -> list[Any]:
+    """The rows that the controller has to look after."""
+    return list(tx.execute(_unfinished).mappings())
+
+
+def by_id(tx: Transaction, ident: str) -> Any:
+    return tx.execute(_row, {"id": ident}).mappings().one()
+
+
+def note(tx: Transaction, ident: str, *, fence: int, **values: Any) -> None:
+    """Write down progress, unless another controller has taken over."""
+    hold_fence(fence, lease.current_fence(tx))
+    _set(tx, ident, **values)
+
+
+def end(tx: Transaction, ident: str, *, fence: int, state: WorkState, now: datetime, **values: Any) -> None:
+    note(tx, ident, fence=fence, state=state, ended_at=now, doing=None, **values)
+
+
+def work_record(tx: Transaction, found: StoredObject) -> Work:
+    row = by_id(tx, found.id)
+    return Work(
+        id=found.id,
+        workspace=found.workspace,
+        workflow=row["workflow"],
+        state=WorkState(row["state"]),
+        step=row["step"],
+        steps=row["steps"],
+        doing=row["doing"],
+        result=row["result"],
+        error=row["error"],
+        created_at=found.created_at,
+        ended_at=row["ended_at"],
+    )
+
+
+def _set(tx: Transaction, ident: str, **values: Any) -> None:
+    tx.execute(update(work).where(work.c.id == ident).values(**values))

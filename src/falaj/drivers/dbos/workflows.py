@@ -1,0 +1,131 @@
+"""Workflows on dbos, with a database of its own, JSON instead of pickle, and one fixed executor id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from dbos import DBOS, DBOSConfig, Serializer, SetWorkflowID
+
+from falaj.errors import FalajError, Unavailable
+from falaj.ports.workflows import Body, Ended, Json
+
+EXECUTOR = "controller"
+VERSION = "1"
+"""Pinned: dbos takes up only workflows of its own executor and version."""
+
+ENTRY = "falaj"
+
+
+class DbosWorkflows:
+    """One dbos runtime for the process; `url` is a SQLite file or a PostgreSQL database, where it keeps a schema."""
+
+    def __init__(self, url: str, *, schema: str = "falaj_dbos") -> None:
+        config: DBOSConfig = {
+            "name": "falaj",
+            "application_version": VERSION,
+            "executor_id": EXECUTOR,
+            "dbos_system_schema": schema,
+            "serializer": JsonSerializer(),
+            "log_level": "WARNING",
+            "notification_listener_polling_interval_sec": 0.2,
+            "system_database_url": url,
+            "use_listen_notify": False,
+        }
+        if url.startswith("sqlite"):
+            config["system_database_engine"] = _wal_engine(url)
+        self._bodies: dict[str, Body] = {}
+        self._dbos = DBOS(config=config)
+
+        @DBOS.workflow(name=ENTRY)
+        def entry(name: str, given: Json) -> Json:  # dbos marks the function, which it cannot do to a method
+            return self._run(name, given)
+
+        self._entry: Callable[[str, Json], Json] = entry
+
+    def launch(self, bodies: dict[str, Body]) -> None:
+        self._bodies = dict(bodies)
+        DBOS.launch()
+
+    def start(self, ident: str, name: str, given: Json) -> None:
+        with SetWorkflowID(ident):
+            DBOS.start_workflow(self._entry, name, given)
+
+    def ended(self, ident: str) -> Ended | None:
+        status = DBOS.get_workflow_status(ident)
+        if status is None:
+            return None
+        if status.status == "SUCCESS":
+            return Ended(result=status.output)
+        if status.status == "CANCELLED":
+            return Ended(result=None, error="cancelled", cancelled=True)
+        if status.status in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):
+            return Ended(result=None, error=str(status.error or status.status))
+        return None
+
+    def cancel(self, ident: str) -> None:
+        DBOS.cancel_workflow(ident)
+
+    def close(self) -> None:
+        DBOS.destroy(destroy_registry=True)
+
+    def _run(self, name: str, given: Json) -> Json:
+        body = self._bodies.get(name)
+        if body is None:
+            raise Unavailable(f"this controller has no workflow {name!r}")
+        return body(_DbosSteps(str(DBOS.workflow_id)), given)
+
+
+class _DbosSteps:
+    def __init__(self, workflow: str) -> None:
+        self._workflow = workflow
+
+    @property
+    def workflow(self) -> str:
+        return self._workflow
+
+    def run(self, name: str, body: Callable[[], Json]) -> Json:
+        return DBOS.run_step({"name": name}, body)
+
+
+class JsonSerializer(Serializer):
+    """Inputs, results and errors as JSON; an exception comes back as the error it was, if it is one of ours."""
+
+    def name(self) -> str:
+        return "falaj_json"
+
+    def serialize(self, data: Any) -> str:
+        return json.dumps(data, default=_exception)
+
+    def deserialize(self, serialized_data: str) -> Any:
+        return json.loads(serialized_data, object_hook=_revive)
+
+
+def _exception(value: Any) -> Any:
+    if isinstance(value, FalajError):
+        faults = [fault.model_dump() for fault in value.faults]
+        return {"__error__": [value.code, value.message, faults, value.details]}
+    if isinstance(value, BaseException):
+        return {"__error__": ["internal", f"{type(value).__name__}: {value}", [], {}]}
+    raise TypeError(f"a workflow can keep JSON only, not {type(value).__name__}")
+
+
+def _revive(value: dict[str, Any]) -> Any:
+    if set(value) == {"__error__"}:
+        from falaj.errors import rebuild
+
+        return rebuild(*value["__error__"])
+    return value
+
+
+def _wal_engine(url: str) -> sa.Engine:
+    engine = sa.create_engine(url, connect_args={"check_same_thread": False, "timeout": 30})
+
+    @sa.event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    return engine

@@ -1,0 +1,1 @@
+"""Root keys in one file that only its owner can read."""

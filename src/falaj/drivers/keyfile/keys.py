@@ -1,0 +1,236 @@
+"""Root keys in one JSON file of mode 0600: for one machine, where the disk is trusted as far as its owner is."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from falaj import errors
+from falaj.ports.keys import WrappedKey
+
+FORMAT = 1
+KEY_BYTES = 32
+NONCE_BYTES = 12
+ABOUT = "Who has this file can read all that this Falaj stores; without it nobody can. Keep a copy offline."
+
+
+class KeyFile:
+    """A KeyService whose roots lie in a file. Another process that rotates or removes the file is felt at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._closed = False
+        self._secrets, self._seen = read(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """The key file that is there."""
+        return cls(path)
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """A new key file; raises AlreadyExists if there is one, also one that another process makes right now."""
+        fresh = Secrets(f"file-{secrets.token_hex(6)}", (new_key(),), signing=new_key())
+        with reaching(path, "made"):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with locked(path.parent):
+                try:
+                    publish(fresh, path, os.link)  # unlike a rename, a link replaces nothing
+                except FileExistsError:
+                    raise errors.AlreadyExists(f"there is already a key file {path}") from None
+        return cls(path)
+
+    @classmethod
+    def open_or_create(cls, path: Path) -> Self:
+        """The key file that is there, or a new one."""
+        if not path.exists():
+            try:
+                return cls.create(path)
+            except errors.AlreadyExists:
+                pass
+        return cls.open(path)
+
+    @property
+    def root(self) -> str:
+        return self._now().newest
+
+    def wrap(self, key: bytes, *, context: bytes) -> WrappedKey:
+        held = self._now()
+        nonce = os.urandom(NONCE_BYTES)
+        return WrappedKey(held.newest, nonce + AESGCM(held.root(held.newest)).encrypt(nonce, key, context))
+
+    def unwrap(self, wrapped: WrappedKey, *, context: bytes) -> bytes:
+        root = self._now().root(wrapped.root)
+        nonce, sealed = wrapped.ciphertext[:NONCE_BYTES], wrapped.ciphertext[NONCE_BYTES:]
+        try:
+            return AESGCM(root).decrypt(nonce, sealed, context)
+        except (InvalidTag, ValueError):  # ValueError: not even a whole nonce
+            raise errors.Damaged(
+                f"a key wrapped by {wrapped.root} was altered, or belongs elsewhere"
+            ) from None
+
+    def rotate(self) -> str:
+        self._now()
+        # Two rotations at once would lose one of the new keys, and with it what it wraps.
+        with reaching(self._path, "rotated"), locked(self._path.parent):
+            held, _ = read(self._path)
+            publish(replace(held, roots=(*held.roots, new_key())), self._path, os.replace)
+        return self.root
+
+    def sign(self, message: bytes) -> bytes:
+        return Ed25519PrivateKey.from_private_bytes(self._now().signing).sign(message)
+
+    def public_key(self) -> bytes:
+        return Ed25519PrivateKey.from_private_bytes(self._now().signing).public_key().public_bytes_raw()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __repr__(self) -> str:
+        return f"KeyFile({str(self._path)!r})"
+
+    def _now(self) -> Secrets:
+        """What the file holds now: it is read again when it changed."""
+        if self._closed:
+            raise errors.KeyUnavailable(f"the key file {self._path} was closed")
+        with reaching(self._path, "read"):
+            seen = Seen.of(os.stat(self._path, follow_symlinks=False))
+        if seen != self._seen:
+            self._secrets, self._seen = read(self._path)
+        return self._secrets
+
+
+@dataclass(frozen=True, repr=False)
+class Secrets:
+    """What a key file holds. Roots are named by the file and counted from 1."""
+
+    name: str
+    roots: tuple[bytes, ...]
+    signing: bytes
+
+    @property
+    def newest(self) -> str:
+        return f"{self.name}-{len(self.roots)}"
+
+    def root(self, name: str) -> bytes:
+        for version, root in enumerate(self.roots, start=1):
+            if name == f"{self.name}-{version}":
+                return root
+        raise errors.KeyUnavailable(f"root key {name} is not in this key file, which holds {self.name}-…")
+
+    def to_json(self) -> str:
+        fields = {
+            "name": self.name,
+            "roots": [root.hex() for root in self.roots],
+            "signing": self.signing.hex(),
+        }
+        return json.dumps({"about": ABOUT, "format": FORMAT, **fields}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Secrets:
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise ValueError("another format")
+        roots = tuple(bytes.fromhex(root) for root in fields["roots"])
+        signing = bytes.fromhex(fields["signing"])
+        if not roots or any(len(key) != KEY_BYTES for key in (*roots, signing)):
+            raise ValueError("a key of another length")
+        return cls(str(fields["name"]), roots, signing)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which state of the file was read. A change of mode or owner counts, too."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Seen:
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def new_key() -> bytes:
+    return os.urandom(KEY_BYTES)
+
+
+def read(path: Path) -> tuple[Secrets, Seen]:
+    """What the file holds, if nobody but us can have read or written it."""
+    with reaching(path, "read"):
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        refuse_shared(path, found)
+        text = file.read()
+    try:
+        return Secrets.from_json(text), Seen.of(found)
+    except (ValueError, KeyError, TypeError):
+        fault = errors.Fault(where=str(path), fix="put the copy of the key file back that you keep offline")
+        raise errors.KeyUnavailable("this is not a whole key file", faults=[fault]) from None
+
+
+def refuse_shared(path: Path, found: os.stat_result) -> None:
+    faults = []
+    if not stat.S_ISREG(found.st_mode):
+        faults.append(errors.Fault(where=str(path), given="not a regular file", allowed="a file"))
+    if found.st_uid != os.geteuid():
+        fix = f"chown {os.geteuid()} {path}"
+        allowed = f"owner {os.geteuid()}, who runs this"
+        faults.append(errors.Fault(where=str(path), given=f"owner {found.st_uid}", allowed=allowed, fix=fix))
+    if found.st_mode & 0o077:
+        mode = f"mode {stat.S_IMODE(found.st_mode):04o}"
+        faults.append(errors.Fault(where=str(path), given=mode, allowed="mode 0600", fix=f"chmod 600 {path}"))
+    if faults:
+        raise errors.KeyUnavailable(
+            f"the key file {path} is refused: others may have read or changed it", faults=faults
+        )
+
+
+@contextmanager
+def reaching(path: Path, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as fault:
+        raise errors.KeyUnavailable(f"the key file {path} cannot be {verb}: {fault.strerror}") from None
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Nobody else makes or rotates a key file in `directory` meanwhile."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish(held: Secrets, path: Path, put: Callable[[Path, Path], None]) -> None:
+    """Write aside, make durable, then `put` in place. Holds the directory's lock, so what lies aside is left over."""
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        leftover.unlink()
+    aside = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(held.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        put(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

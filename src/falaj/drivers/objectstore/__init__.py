@@ -1,0 +1,1 @@
+"""Blobs in a local directory or in a bucket, through obstore."""

@@ -1,0 +1,158 @@
+"""Blobs over obstore: what a local directory and a bucket share. They differ in how a blob is published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import obstore
+from obstore.exceptions import GenericError
+from obstore.store import LocalStore, ObjectStore, S3Store
+
+from falaj import errors
+from falaj.drivers.objectstore.buckets import BucketPublisher
+from falaj.drivers.objectstore.faults import translated
+from falaj.drivers.objectstore.files import FilePublisher
+from falaj.drivers.objectstore.staging import STAGING
+from falaj.ports.blobs import BlobKey, StoredBlob
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
+
+MIB = 1 << 20
+KEY_PATTERN = re.compile(
+    r"(?=.{1,900}\Z)[A-Za-z0-9_][\w.=@+-]{0,254}(/[A-Za-z0-9_][\w.=@+-]{0,254})*", re.ASCII
+)
+KEY_RULE = "up to 900 characters: parts of A-Z a-z 0-9 _ . = @ + - joined by '/', none beginning with a dot"
+
+
+def local_blobs(directory: Path) -> ObjectStoreBlobs:
+    """Blobs in `directory`, which is made if it is not there."""
+    publisher = FilePublisher(directory)
+    return ObjectStoreBlobs(LocalStore(directory), publisher, range_bytes=4 * MIB, ranges=1)
+
+
+def s3_blobs(
+    bucket: str,
+    *,
+    region: str,
+    endpoint: str | None = None,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+    prefix: str | None = None,
+) -> ObjectStoreBlobs:
+    """Blobs in an S3 bucket. Without an access key, the credentials of the environment or the machine are used."""
+    config: S3Config = {"region": region, "copy_if_not_exists": "multipart"}
+    if endpoint is not None:
+        config["endpoint"] = endpoint
+    if access_key_id is not None and secret_access_key is not None:
+        config["access_key_id"] = access_key_id
+        config["secret_access_key"] = secret_access_key
+    store = S3Store(
+        bucket,
+        prefix=prefix,
+        config=config,
+        client_options={
+            "allow_http": endpoint is not None and endpoint.startswith("http://"),
+            "timeout": timedelta(minutes=5),  # of one request: copying 5 GiB inside the bucket is one
+        },
+        retry_config={"max_retries": 3, "retry_timeout": timedelta(minutes=1)},
+    )
+    return ObjectStoreBlobs(store, BucketPublisher(store), range_bytes=8 * MIB, ranges=4)
+
+
+class Publisher(Protocol):
+    """Makes a blob appear whole under a free key, or not at all; raises AlreadyExists if the key is taken."""
+
+    def publish(self, key: BlobKey, chunks: Iterable[bytes]) -> int: ...
+
+
+class ObjectStoreBlobs:
+    """A BlobStore. Reads fetch `ranges` ranges of `range_bytes` at a time: a bucket answers them side by side."""
+
+    def __init__(self, store: ObjectStore, publisher: Publisher, *, range_bytes: int, ranges: int) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._range_bytes = range_bytes
+        self._ranges = ranges
+
+    def write(self, key: BlobKey, chunks: Iterable[bytes]) -> int:
+        return self._publisher.publish(checked(key), chunks)
+
+    def read(self, key: BlobKey, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        if start < 0 or (length is not None and length < 0):
+            raise errors.InvalidInput.at(
+                "range", given=(start, length), allowed="start and length from 0 upwards"
+            )
+        first = self._range_bytes if length is None else min(self._range_bytes, length)
+        opening, size = self._open(checked(key), start, first)
+        end = size if length is None else min(size, start + length)
+        return self._chunks(key, opening, start + len(opening), end)
+
+    def size(self, key: BlobKey) -> int:
+        with translated(key):
+            return obstore.head(self._store, checked(key))["size"]
+
+    def delete(self, key: BlobKey) -> None:
+        try:
+            with translated(key):
+                obstore.delete(self._store, checked(key))
+        except errors.NotFound:
+            pass
+
+    def list(self, prefix: str = "") -> Iterator[StoredBlob]:
+        directory = prefix.rpartition("/")[0]  # obstore lists whole directories only
+        for blob in self._listed(checked(directory) if directory else ""):
+            if blob.key.startswith(prefix) and not blob.key.startswith(f"{STAGING}/"):
+                yield blob
+
+    def remove_leftovers(self, *, before: datetime) -> int:
+        """Remove what writers that were killed before then left behind; how many pieces that was."""
+        leftovers = [blob.key for blob in self._listed(STAGING) if blob.modified_at < before]
+        for key in leftovers:
+            with translated(key):
+                obstore.delete(self._store, key)
+        return len(leftovers)
+
+    def _open(self, key: BlobKey, start: int, length: int) -> tuple[bytes, int]:
+        """The first `length` bytes from `start`, and the size of the blob, in one request."""
+        if not length:
+            return b"", self.size(key)
+        with translated(key):
+            try:
+                found = obstore.get(self._store, key, options={"range": (start, start + length)})
+                return bytes(found.bytes()), found.meta["size"]
+            except GenericError:  # perhaps because the blob ends before `start`
+                if start < (size := self.size(key)):
+                    raise
+                return b"", size
+
+    def _chunks(self, key: BlobKey, opening: bytes, start: int, end: int) -> Iterator[bytes]:
+        if opening:
+            yield opening
+        while start < end:
+            until = min(end, start + self._ranges * self._range_bytes)
+            starts = range(start, until, self._range_bytes)
+            ends = [min(until, offset + self._range_bytes) for offset in starts]
+            with translated(key):
+                found = obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=0)
+            yield from map(bytes, found)
+            start = until
+
+    def _listed(self, directory: str) -> Iterator[StoredBlob]:
+        with translated(directory):
+            for batch in obstore.list(self._store, directory or None):
+                for found in batch:
+                    yield StoredBlob(BlobKey(found["path"]), found["size"], found["last_modified"])
+
+
+def checked(key: str) -> BlobKey:
+    """`key`, if it can name nothing outside the store."""
+    if not KEY_PATTERN.fullmatch(key):
+        raise errors.InvalidInput.at(
+            "blob key", given=key, allowed=KEY_RULE, fix="name it by an id or a digest"
+        )
+    return BlobKey(key)

@@ -1,0 +1,226 @@
+"""Root keys that are made in a PKCS#11 token and never leave it: the token wraps, unwraps and signs."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pkcs11
+from pkcs11 import Attribute, KeyType, Mechanism, ObjectClass, PKCS11Error
+from pkcs11.exceptions import MultipleObjectsReturned, NoSuchKey, UserAlreadyLoggedIn
+from pkcs11.mechanisms import GCMParams
+
+from falaj import errors
+from falaj.ports.keys import WrappedKey
+
+NONCE_BYTES = 12
+PUBLIC_KEY_BYTES = 32
+ED25519 = bytes.fromhex("06032b6570")  # the object identifier 1.3.101.112
+STAYS_INSIDE = {Attribute.PRIVATE: True, Attribute.SENSITIVE: True, Attribute.EXTRACTABLE: False}
+FOR_WRAPPING_DATA_KEYS = {
+    Attribute.ENCRYPT: True,
+    Attribute.DECRYPT: True,
+    **dict.fromkeys((Attribute.WRAP, Attribute.UNWRAP, Attribute.SIGN, Attribute.VERIFY), False),
+}
+
+T = TypeVar("T")
+
+
+class Pkcs11Keys:
+    """A KeyService in a token. Roots are labelled falaj-root-VERSION-RANDOM, so that the name is one token's alone.
+
+    One session stays open, because logging in costs a hardware module 20 ms; a session does one thing at a time, hence
+    the lock. Keys are looked up at each use, so that one rotated or destroyed elsewhere is felt at once.
+    """
+
+    def __init__(self, module: str | Path, token_label: str, pin: str, *, prefix: str = "falaj") -> None:
+        self._module = str(module)
+        self._token_label = token_label
+        self._pin = pin
+        self._signing_label = f"{prefix}-signing"
+        self._root_prefix = f"{prefix}-root-"
+        self._root_pattern = re.compile(rf"{re.escape(self._root_prefix)}(\d+)-[0-9a-f]{{8}}")
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._closed = False
+
+    @classmethod
+    def open(cls, module: str | Path, token_label: str, pin: str, *, prefix: str = "falaj") -> Self:
+        """The keys that the token holds."""
+        keys = cls(module, token_label, pin, prefix=prefix)
+        keys._use(keys._newest_root)
+        keys.public_key()
+        return keys
+
+    @classmethod
+    def open_or_create(cls, module: str | Path, token_label: str, pin: str, *, prefix: str = "falaj") -> Self:
+        """The keys that the token holds; those that are missing are made. One process at a time may do this."""
+        keys = cls(module, token_label, pin, prefix=prefix)
+        keys._use(keys._make_missing)
+        return keys
+
+    @property
+    def root(self) -> str:
+        return self._use(lambda session: str(self._newest_root(session).label))
+
+    def wrap(self, key: bytes, *, context: bytes) -> WrappedKey:
+        def wrapped(session: Any) -> WrappedKey:
+            root = self._newest_root(session)
+            nonce = os.urandom(NONCE_BYTES)
+            return WrappedKey(root.label, nonce + encrypt(root, nonce, key, context))
+
+        return self._use(wrapped)
+
+    def unwrap(self, wrapped: WrappedKey, *, context: bytes) -> bytes:
+        nonce, sealed = wrapped.ciphertext[:NONCE_BYTES], wrapped.ciphertext[NONCE_BYTES:]
+
+        def unwrapped(session: Any) -> bytes:
+            root = self._root(session, wrapped.root)
+            try:
+                return decrypt(root, nonce, sealed, context)
+            except PKCS11Error:
+                # Tokens name a false tag differently, SoftHSM2 by its general error. If the token opens what it
+                # seals, the ciphertext is at fault; if it does not, this raises what is wrong with the token.
+                probe = os.urandom(NONCE_BYTES)
+                decrypt(root, probe, encrypt(root, probe, b"probe", context), context)
+                raise errors.Damaged(
+                    f"a key wrapped by {wrapped.root} was altered, or belongs elsewhere"
+                ) from None
+
+        return self._use(unwrapped)
+
+    def rotate(self) -> str:
+        def rotated(session: Any) -> str:
+            return self._make_root(session, self._version(self._newest_root(session)) + 1)
+
+        return self._use(rotated)
+
+    def sign(self, message: bytes) -> bytes:
+        def signed(session: Any) -> bytes:
+            key = self._signing_key(session, ObjectClass.PRIVATE_KEY)
+            return bytes(key.sign(message, mechanism=Mechanism.EDDSA))
+
+        return self._use(signed)
+
+    def public_key(self) -> bytes:
+        def point(session: Any) -> bytes:
+            return bytes(self._signing_key(session, ObjectClass.PUBLIC_KEY)[Attribute.EC_POINT])
+
+        return self._use(point)[-PUBLIC_KEY_BYTES:]  # some tokens wrap the point in DER, some do not
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._drop_session()
+
+    def __repr__(self) -> str:
+        return f"Pkcs11Keys({self._module!r}, {self._token_label!r})"
+
+    def _use(self, action: Callable[[Any], T]) -> T:
+        """The result of `action` on the session; if it fails, once more on a fresh one."""
+        with self._lock:
+            try:
+                return action(self._opened())
+            except PKCS11Error:
+                self._drop_session()
+            try:
+                return action(self._opened())
+            except PKCS11Error as fault:
+                self._drop_session()
+                raise self._unavailable(fault) from fault
+
+    def _opened(self) -> Any:
+        if self._closed:
+            raise errors.KeyUnavailable(f"the token {self._token_label!r} was closed")
+        if self._session is None:
+            try:  # never a second try here: each false PIN brings the token closer to locking itself
+                token = pkcs11.lib(self._module).get_token(token_label=self._token_label)
+                self._session = logged_in(token, self._pin)
+            except PKCS11Error as fault:
+                raise self._unavailable(fault) from None
+        return self._session
+
+    def _drop_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(PKCS11Error):
+                session.close()
+
+    def _unavailable(self, fault: PKCS11Error) -> errors.KeyUnavailable:
+        said = f"{type(fault).__name__} {fault}".strip()
+        return errors.KeyUnavailable(f"the token {self._token_label!r} does not serve: {said}")
+
+    def _roots(self, session: Any) -> list[Any]:
+        keys = list(
+            session.get_objects({Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.KEY_TYPE: KeyType.AES})
+        )
+        return [key for key in keys if self._root_pattern.fullmatch(key.label)]
+
+    def _root(self, session: Any, name: str) -> Any:
+        if not self._root_pattern.fullmatch(name):
+            raise errors.KeyUnavailable(f"root key {name} is not in the token {self._token_label!r}")
+        return self._key(session, ObjectClass.SECRET_KEY, KeyType.AES, name)
+
+    def _newest_root(self, session: Any) -> Any:
+        roots = self._roots(session)
+        if not roots:
+            raise NoSuchKey(f"{self._root_prefix}…")
+        return max(roots, key=lambda key: (self._version(key), key.label))
+
+    def _version(self, root: Any) -> int:
+        return int(root.label.removeprefix(self._root_prefix).partition("-")[0])
+
+    def _signing_key(self, session: Any, kind: ObjectClass) -> Any:
+        return self._key(session, kind, KeyType.EC_EDWARDS, self._signing_label)
+
+    def _key(self, session: Any, kind: ObjectClass, key_type: KeyType, label: str) -> Any:
+        """The one key of that label. None at all may also mean that the session was logged out meanwhile."""
+        try:
+            return session.get_key(kind, key_type, label)
+        except (NoSuchKey, MultipleObjectsReturned) as fault:
+            raise type(fault)(label) from None
+
+    def _make_missing(self, session: Any) -> None:
+        if not self._roots(session):
+            self._make_root(session, 1)
+        about_signing = {Attribute.CLASS: ObjectClass.PRIVATE_KEY, Attribute.LABEL: self._signing_label}
+        if not list(session.get_objects(about_signing)):
+            curve = session.create_domain_parameters(
+                KeyType.EC_EDWARDS, {Attribute.EC_PARAMS: ED25519}, local=True
+            )
+            curve.generate_keypair(
+                mechanism=Mechanism.EC_EDWARDS_KEY_PAIR_GEN,
+                label=self._signing_label,
+                store=True,
+                private_template=STAYS_INSIDE,
+            )
+
+    def _make_root(self, session: Any, version: int) -> str:
+        name = f"{self._root_prefix}{version}-{secrets.token_hex(4)}"
+        template = {**STAYS_INSIDE, **FOR_WRAPPING_DATA_KEYS}
+        session.generate_key(KeyType.AES, 256, label=name, store=True, template=template)
+        return name
+
+
+def logged_in(token: Any, pin: str) -> Any:
+    """A session that may use private keys. Logging in holds for all sessions of a process."""
+    try:
+        return token.open(rw=True, user_pin=pin)
+    except UserAlreadyLoggedIn:
+        return token.open(rw=True)
+
+
+def encrypt(root: Any, nonce: bytes, plain: bytes, context: bytes) -> bytes:
+    params = GCMParams(nonce, context)
+    return bytes(root.encrypt(plain, mechanism=Mechanism.AES_GCM, mechanism_param=params))
+
+
+def decrypt(root: Any, nonce: bytes, sealed: bytes, context: bytes) -> bytes:
+    params = GCMParams(nonce, context)
+    return bytes(root.decrypt(sealed, mechanism=Mechanism.AES_GCM, mechanism_param=params))

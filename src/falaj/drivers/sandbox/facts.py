@@ -1,0 +1,136 @@
+"""Finds out, by trying, which ways of starting user code this machine has."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from falaj.drivers.sandbox.bubblewrap import BubblewrapSandbox
+from falaj.drivers.sandbox.launch import launch
+from falaj.drivers.sandbox.uid import enter
+from falaj.errors import IsolationRefused
+from falaj.ports.sandbox import MachineFacts, UserCode
+
+TRIAL_SECONDS = 10
+NOTHING = ("-I", "-c", "pass")
+
+# No account has these: directory services map theirs up to 2,000,200,000 (the default of SSSD), systemd
+# reserves numbers from 2,147,352,576 on, and 2,147,483,647 is the largest that every program reads.
+UNUSED_UIDS = range(2_001_000_000, 2_147_000_000)
+
+
+def probe(*, python: str = sys.executable, spare_uids: range | None = None) -> MachineFacts:
+    """The facts of this machine, for user code run by `python`; about a tenth of a second."""
+    is_root = os.geteuid() == 0
+    found = MachineFacts(
+        is_root=is_root,
+        python=python,
+        bubblewrap=shutil.which("bwrap"),
+        setpriv=shutil.which("setpriv"),
+        unshare=working_unshare() if is_root else None,
+        user_namespaces=namespaces_work(),
+        spare_uids=(spare_uids or find_spare_uids()) if is_root else range(0),
+    )
+    bubblewrap, uid = try_bubblewrap(found), try_uid(found)
+    return replace(
+        found,
+        bubblewrap_works=bubblewrap == "",
+        bubblewrap_fault=bubblewrap,
+        uid_works=uid == "",
+        uid_fault=uid,
+    )
+
+
+def working_unshare() -> str | None:
+    """unshare, where it can give a process its own network and process list."""
+    unshare = shutil.which("unshare")
+    flags = ["--net", "--ipc", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    return unshare if unshare and try_command([unshare, *flags, "true"]) == "" else None
+
+
+def namespaces_work() -> bool:
+    """Whether this user can make a user namespace, and mounts in it."""
+    unshare = shutil.which("unshare")
+    return (
+        unshare is not None and try_command([unshare, "--user", "--map-root-user", "--mount", "true"]) == ""
+    )
+
+
+def find_spare_uids() -> range:
+    """Unused uids that exist in this container; `nobody` where the container maps too few; else none."""
+    uid_map = Path("/proc/self/uid_map")
+    if not uid_map.exists():
+        return range(0)  # not Linux
+    lines = [line.split() for line in uid_map.read_text().splitlines()]
+    mapped = [range(int(first), int(first) + int(count)) for first, _, count in lines]
+    if any(UNUSED_UIDS[0] in uids and UNUSED_UIDS[-1] in uids for uids in mapped):
+        return UNUSED_UIDS
+    try:
+        nobody = pwd.getpwnam("nobody").pw_uid
+    except KeyError:
+        return range(0)
+    return range(nobody, nobody + 1) if nobody and any(nobody in uids for uids in mapped) else range(0)
+
+
+def try_bubblewrap(found: MachineFacts) -> str:
+    """Start Python in bubblewrap: empty, or what went wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = UserCode(command=[found.python, *NOTHING], directory=Path(folder))
+        try:
+            sandbox = BubblewrapSandbox(found)
+            return outcome(sandbox.start(code, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
+        except (IsolationRefused, OSError) as error:
+            return str(error)
+
+
+def try_uid(found: MachineFacts) -> str:
+    """Start Python as a spare uid: empty, or what went wrong."""
+    if not found.is_root:
+        return "the platform is not root"
+    if not found.spare_uids:
+        return "no spare uid"
+    code = UserCode(command=[found.python, *NOTHING], directory=Path("/"))
+    try:
+        launcher = enter(found, found.spare_uids[0], network=False)
+        return outcome(
+            launch(launcher, code, python=found.python, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        )
+    except (IsolationRefused, OSError) as error:
+        return str(error)
+
+
+def outcome(process: subprocess.Popen[bytes]) -> str:
+    """Wait for a trial: empty, or what went wrong."""
+    with process:
+        try:
+            _, said = process.communicate(timeout=TRIAL_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return f"no end within {TRIAL_SECONDS} seconds"
+    return fault(process.returncode, said)
+
+
+def try_command(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, cwd="/", env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return fault(done.returncode, done.stderr)
+
+
+def fault(exit_code: int, said: bytes) -> str:
+    """Empty after success; else the last line of what was said."""
+    if exit_code == 0:
+        return ""
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {exit_code}"

@@ -1,0 +1,92 @@
+"""Starts user code as another uid, by setpriv, with its own network and process list where unshare can."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from falaj.drivers.sandbox.identity import become, hand_over, job_uid, reached, readable
+from falaj.drivers.sandbox.launch import launch
+from falaj.errors import IsolationRefused
+from falaj.ports.sandbox import MachineFacts, Mechanism, UserCode
+
+# A new network has its loopback down (bwrap lifts it, unshare does not); training across processes needs it.
+# 0x8914 is SIOCSIFFLAGS; the flag 1 is IFF_UP.
+LIFT_LOOPBACK = """\
+import fcntl, os, socket, struct, sys
+with socket.socket() as any_socket:
+    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 1))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@dataclass(frozen=True)
+class UidSandbox:
+    """Each job as a uid that owns nothing but the job's directory. The platform must be root.
+
+    File modes are all that hides a file: the hidden paths are verified before each start.
+    """
+
+    facts: MachineFacts
+
+    @property
+    def name(self) -> Mechanism:
+        return "uid"
+
+    def start(self, code: UserCode, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+        if not self.facts.spare_uids:
+            raise IsolationRefused("user code cannot run as another uid: there is no spare uid")
+        uid = job_uid(code.directory, self.facts.spare_uids)
+        refuse_reachable(code, uid)
+        refuse_unreachable(code, uid)
+        hand_over(code.directory, uid)
+        launcher = enter(self.facts, uid, network=code.network)
+        return launch(launcher, code, python=self.facts.python, stdout=stdout, stderr=stderr)
+
+
+def enter(facts: MachineFacts, uid: int, *, network: bool) -> list[str]:
+    """The launcher that ends as `uid`: in its own process list, and in an empty network unless `network`."""
+    if not facts.setpriv:
+        raise IsolationRefused("user code cannot run as another uid: setpriv (util-linux) is not installed")
+    drop = become(facts.setpriv, uid)
+    if not facts.unshare:
+        return drop
+    own = ["--ipc", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    apart = [facts.setpriv, "--pdeathsig=KILL", "--", facts.unshare, *own]
+    if network:
+        return [*apart, "--", *drop]
+    return [*apart, "--net", "--", facts.python, "-I", "-S", "-c", LIFT_LOOPBACK, *drop]
+
+
+def refuse_reachable(code: UserCode, uid: int) -> None:
+    """Refuse where a hidden path is open to `uid`."""
+    for path in code.hidden:
+        if path.exists() and reached(path, uid):
+            raise IsolationRefused.at(
+                str(path),
+                given=f"mode {path.stat().st_mode & 0o777:04o}, open to other users",
+                allowed="a path that no other user can reach",
+                fix=f"chmod go= {path}",
+            )
+
+
+def refuse_unreachable(code: UserCode, uid: int) -> None:
+    """Refuse where `uid` cannot get to its inputs or its directory: later it would fail without a reason."""
+    for path in code.readable:
+        if not readable(path, reached(path, uid)):
+            raise IsolationRefused.at(
+                str(path), given="closed to other users", allowed="an input that the job's uid can read"
+            )
+    above = code.directory.resolve().parent
+    if not reached(above, uid) & 1:
+        raise closed(above)
+
+
+def closed(folder: Path) -> IsolationRefused:
+    return IsolationRefused.at(
+        str(folder),
+        given="closed to other users",
+        allowed="a folder that the job's uid can pass through",
+        fix=f"keep job directories outside of it, or chmod o+x {folder} and the folders above it",
+    )

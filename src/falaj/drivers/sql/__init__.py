@@ -1,0 +1,1 @@
+"""Metadata on SQLite and PostgreSQL, by one schema."""

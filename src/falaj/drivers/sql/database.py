@@ -1,0 +1,174 @@
+"""Transactions on SQLite (WAL, durable at commit) and PostgreSQL."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.pool import NullPool
+from sqlalchemy.sql import Executable
+
+from falaj.errors import Unavailable
+from falaj.ports.metadata import Database, Transaction
+
+BUSY_S = 15.0
+READERS = 4
+"""Connections that read at once. More only make Python's threads fight over the interpreter lock."""
+
+CONNECTIONS_POSTGRES = 16
+
+
+def open_database(url: str) -> Database:
+    """The database at `url`, whose schema is there already (see migrate)."""
+    return SqliteDatabase(url) if url.startswith("sqlite") else PostgresDatabase(url)
+
+
+class SqlTransaction:
+    """A SQLAlchemy connection in its transaction, and the driver's own connection for quick statements."""
+
+    __slots__ = ("_connection", "_percent", "_raw")
+
+    def __init__(self, connection: sa.Connection, *, percent: bool) -> None:
+        self._connection = connection
+        self._raw: Any = connection.connection.driver_connection
+        self._percent = percent
+
+    def execute(
+        self,
+        statement: Executable,
+        parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        /,
+    ) -> CursorResult[*tuple[Any, ...]]:
+        return self._connection.execute(statement, parameters)
+
+    def quick(self, sql: str, values: Sequence[Any] = (), /) -> list[tuple[Any, ...]]:
+        cursor = self._raw.execute(sql.replace("?", "%s") if self._percent else sql, values)
+        rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+        return rows
+
+
+class SqliteDatabase:
+    """Readers never wait for a writer; one writer at a time here, and a busy wait against other processes."""
+
+    def __init__(self, url: str) -> None:
+        self._readers = _Connections(_sqlite_engine(url, begin="BEGIN"), READERS)
+        self._writer = _Connections(_sqlite_engine(url, begin="BEGIN IMMEDIATE"), 1)
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        with _answering(), self._readers.begin() as tx:
+            yield tx
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        with _answering(), self._writer.begin() as tx:
+            yield tx
+
+    def close(self) -> None:
+        self._readers.close()
+        self._writer.close()
+
+
+class _Connections:
+    """A few connections that stay open; handing one out costs less than SQLAlchemy's pool, on every call."""
+
+    def __init__(self, engine: sa.Engine, count: int) -> None:
+        self._engine = engine
+        self._idle: queue.LifoQueue[sa.Connection | None] = queue.LifoQueue()
+        for _ in range(count):
+            self._idle.put(None)
+
+    @contextmanager
+    def begin(self) -> Iterator[Transaction]:
+        try:
+            connection = self._idle.get(timeout=BUSY_S)
+        except queue.Empty:
+            raise Unavailable("the metadata database is busy: no connection came free in time") from None
+        try:
+            connection = connection or self._engine.connect()
+            with connection.begin():
+                yield SqlTransaction(connection, percent=False)
+        finally:
+            self._idle.put(connection)
+
+    def close(self) -> None:
+        while not self._idle.empty():
+            connection = self._idle.get_nowait()
+            if connection is not None:
+                connection.close()
+        self._engine.dispose()
+
+
+class PostgresDatabase:
+    """Read committed; what must not interleave locks its rows."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = sa.create_engine(
+            url,
+            pool_size=CONNECTIONS_POSTGRES,
+            max_overflow=CONNECTIONS_POSTGRES,
+            pool_timeout=30,
+            pool_pre_ping=True,
+        )
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        with self.write() as tx:
+            yield tx
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        with _answering(), self._engine.begin() as connection:
+            yield SqlTransaction(connection, percent=True)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def _sqlite_engine(url: str, *, begin: str) -> sa.Engine:
+    engine = sa.create_engine(
+        url, poolclass=NullPool, connect_args={"check_same_thread": False, "timeout": BUSY_S}
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN is off; ours follows
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        raw: Any = connection.connection.driver_connection
+        raw.execute(begin)
+
+    return engine
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """A database that is gone or too busy is Unavailable, whoever noticed it: SQLAlchemy, its pool or the driver."""
+    try:
+        yield
+    except (OperationalError, DBAPIError) as error:
+        if not _is_outage(error.orig):
+            raise
+        raise Unavailable(f"the metadata database does not answer: {error.orig}") from error
+    except sa.exc.TimeoutError as error:
+        raise Unavailable("the metadata database is busy: no connection came free in time") from error
+    except Exception as error:
+        if not _is_outage(error):
+            raise
+        raise Unavailable(f"the metadata database does not answer: {error}") from error
+
+
+def _is_outage(error: BaseException | None) -> bool:
+    """Both drivers call it OperationalError."""
+    return any(
+        kind.__name__ == "OperationalError" and kind.__module__.partition(".")[0] in ("sqlite3", "psycopg")
+        for kind in type(error).__mro__
+    )

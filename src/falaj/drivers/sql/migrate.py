@@ -1,0 +1,44 @@
+"""Bring a database to the schema of this version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+HEAD = "0001"
+"""The newest migration: a database that is there already starts without loading alembic."""
+
+LOCK = 0x66616C616A
+"""Two platforms that start at once on one PostgreSQL migrate one after the other."""
+
+
+def migrate(url: str) -> None:
+    """Run the migrations that `url` lacks, all or none."""
+    engine = sa.create_engine(url)
+    try:
+        if current_version(engine) != HEAD:
+            _upgrade(engine)
+    finally:
+        engine.dispose()
+
+
+def current_version(engine: sa.Engine) -> str | None:
+    with engine.connect() as connection:
+        if not sa.inspect(connection).has_table("alembic_version"):
+            return None
+        version = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+        return None if version is None else str(version)
+
+
+def _upgrade(engine: sa.Engine) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")

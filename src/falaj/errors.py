@@ -1,0 +1,177 @@
+"""The whole exception tree: callers match types, people read words, doors map them to HTTP.
+
+FalajError
+├── InvalidInput            input.invalid        a value is outside what is allowed
+│   ├── ConfigInvalid       config.invalid       falaj.toml is wrong
+│   ├── PolicyInvalid       policy.invalid       a policy does not parse or fit the schema
+│   └── TooLarge            input.too_large      more bytes than the door takes
+├── NotFound                object.not_found     unknown, or not visible to the caller
+├── Conflict                object.conflict      the state of the object forbids it
+│   ├── AlreadyExists       object.exists        the name is taken
+│   └── KeyReused           idempotency.reused   one idempotency key, two different inputs
+├── Unauthenticated         caller.unknown       no caller, no action
+├── Denied                  policy.denied        the rules say no
+│   └── ResidencyDenied     residency.denied     the bytes may not lie there
+├── Damaged                 data.damaged         stored bytes are not what was written
+│   └── Tampered            audit.tampered       the audit log was changed behind our back
+├── KeyUnavailable          keys.unavailable     a key is destroyed, locked or out of reach
+├── HomeBusy                home.busy            a running platform holds this home
+├── Fenced                  lease.lost           another controller has taken over
+├── Interrupted             stream.interrupted   a stream broke off; go on from its cursor
+├── Unavailable             service.unavailable  a backing service does not answer
+├── IsolationRefused        isolation.refused    user code cannot be started safely here
+└── Internal                internal             a fault of ours; the details stay in the log
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Fault(BaseModel):
+    """One thing that is wrong: where, what was given, what is allowed, and the fix."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    where: str
+    given: str | None = None
+    allowed: str | None = None
+    fix: str | None = None
+
+    def lines(self) -> list[str]:
+        rows = [("given", self.given), ("allowed", self.allowed), ("fix", self.fix)]
+        return [self.where, *(f"  {name:<8} {value}" for name, value in rows if value)]
+
+
+class FalajError(Exception):
+    """An error that a user can read and a program can match by `code`."""
+
+    code: ClassVar[str] = "internal"
+    types: ClassVar[dict[str, type[FalajError]]] = {}
+
+    def __init__(
+        self, message: str, *, faults: Iterable[Fault] = (), details: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.faults = tuple(faults)
+        self.details = details or {}
+
+    def __init_subclass__(cls) -> None:
+        FalajError.types[cls.code] = cls
+
+    @classmethod
+    def at(
+        cls, where: str, *, given: object = None, allowed: str | None = None, fix: str | None = None
+    ) -> Self:
+        """The error for a single fault."""
+        shown = None if given is None else shorten(given)
+        return cls(
+            f"{where} is not valid", faults=[Fault(where=where, given=shown, allowed=allowed, fix=fix)]
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(line for fault in self.faults for line in fault.lines())])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (self.code, self.message, [f.model_dump() for f in self.faults], self.details)
+
+
+def rebuild(code: str, message: str, faults: list[dict[str, Any]], details: dict[str, Any]) -> FalajError:
+    """The typed error for a `code`, as it was raised on the other side."""
+    kind = FalajError.types.get(code, Internal)
+    error = kind.__new__(kind)
+    FalajError.__init__(error, message, faults=[Fault(**f) for f in faults], details=details)
+    return error
+
+
+def shorten(value: object, *, limit: int = 80) -> str:
+    """`value` on one line, short enough for an error message."""
+    if isinstance(value, str | bytes) and len(value) > limit:
+        value = value[:limit]
+        return f"{value!r}… ({'characters' if isinstance(value, str) else 'bytes'} cut)"
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+class InvalidInput(FalajError):
+    code = "input.invalid"
+
+
+class ConfigInvalid(InvalidInput):
+    code = "config.invalid"
+
+
+class PolicyInvalid(InvalidInput):
+    code = "policy.invalid"
+
+
+class TooLarge(InvalidInput):
+    code = "input.too_large"
+
+
+class NotFound(FalajError):
+    code = "object.not_found"
+
+
+class Conflict(FalajError):
+    code = "object.conflict"
+
+
+class AlreadyExists(Conflict):
+    code = "object.exists"
+
+
+class KeyReused(Conflict):
+    code = "idempotency.reused"
+
+
+class Unauthenticated(FalajError):
+    code = "caller.unknown"
+
+
+class Denied(FalajError):
+    code = "policy.denied"
+
+
+class ResidencyDenied(Denied):
+    code = "residency.denied"
+
+
+class Damaged(FalajError):
+    code = "data.damaged"
+
+
+class Tampered(Damaged):
+    code = "audit.tampered"
+
+
+class KeyUnavailable(FalajError):
+    code = "keys.unavailable"
+
+
+class HomeBusy(FalajError):
+    code = "home.busy"
+
+
+class Fenced(FalajError):
+    code = "lease.lost"
+
+
+class Interrupted(FalajError):
+    code = "stream.interrupted"
+
+
+class Unavailable(FalajError):
+    code = "service.unavailable"
+
+
+class IsolationRefused(FalajError):
+    code = "isolation.refused"
+
+
+class Internal(FalajError):
+    code = "internal"

@@ -1,0 +1,1 @@
+"""The walls: gate, identity, policy, audit, lineage, residency, encryption."""

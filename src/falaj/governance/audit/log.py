@@ -1,0 +1,218 @@
+"""The append-only log: entries join the transaction of what they record; heads are signed about once a second."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
+
+from falaj.governance.audit.merkle import Frontier
+from falaj.governance.audit.verify import canonical, head_message, key_id, leaf_hash
+from falaj.governance.tables import audit_heads, audit_state
+from falaj.ports.keys import KeyService
+from falaj.ports.metadata import Database, Transaction, to_micros
+from falaj.records.audit import SignedHead
+from falaj.records.record import utc_now
+
+Draft = dict[str, Any]
+"""An entry that has no place in the log yet."""
+
+_read_state = select(audit_state.c.size, audit_state.c.frontier).where(audit_state.c.id == 1)
+_lock_state = _read_state.with_for_update()
+_INSERT = (
+    "INSERT INTO governance_audit_entries (seq, at, caller, action, outcome, workspace, leaf, entry) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_SWAP = (
+    "UPDATE governance_audit_state SET size = ?, frontier = ? "
+    "WHERE id = 1 AND size = ? AND frontier = ? RETURNING size"
+)
+
+
+class AuditLog:
+    """Appends entries and signs heads. Who has the signing key is outside the tamper claim; the witness binds it."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        keys: KeyService,
+        input_key: Callable[[], bytes],
+        log_id: str,
+        witness: Path | None = None,
+    ) -> None:
+        self._database = database
+        self._keys = keys
+        self._input_key = input_key
+        self.log_id = log_id
+        self._witness = witness
+        self._tip = (0, Frontier().to_text())
+        self._group = _Group(self._commit_group)
+        self._signing = threading.Lock()
+
+    def digest(self, data: bytes) -> str:
+        """The HMAC under which an input is kept."""
+        return hmac.digest(self._input_key(), data, "sha256").hex()
+
+    def append(self, tx: Transaction, drafts: Sequence[Draft]) -> int:
+        """Append within `tx`; the sequence number of the first. The log's tip stays locked until `tx` ends."""
+        size, text = self._tip
+        if not self._write(tx, drafts, size, text):
+            size, text = tx.execute(_lock_state).one()
+            if not self._write(tx, drafts, size, text):
+                raise RuntimeError("the audit log's tip moved while it was locked")
+        return int(size)
+
+    def append_grouped(self, draft: Draft) -> None:
+        """Append in a transaction shared with others who are appending now; returns when it is committed."""
+        self._group.submit(draft)
+
+    def is_empty(self, tx: Transaction) -> bool:
+        return bool(tx.execute(_lock_state).one().size == 0)
+
+    def sign_head(self) -> SignedHead | None:
+        """Sign the log as it is now and hand the head to the witness; none if that head is signed already."""
+        with self._signing:
+            with self._database.read() as tx:
+                size, text = tx.execute(_read_state).one()
+                newest = tx.execute(
+                    select(audit_heads.c.size).order_by(audit_heads.c.size.desc()).limit(1)
+                ).scalar()
+            if size == 0 or size == newest:
+                return None
+            head = self._sign(size, Frontier.from_text(text).root().hex())
+            try:
+                with self._database.write() as tx:
+                    tx.execute(insert(audit_heads), head.model_dump(exclude={"log_id"}))
+            except IntegrityError:
+                return None
+            if self._witness is not None:
+                _append_line(self._witness, head.model_dump_json())
+            return head
+
+    def _sign(self, size: int, root: str) -> SignedHead:
+        at = utc_now().isoformat()
+        signature = self._keys.sign(head_message(self.log_id, size, root, at)).hex()
+        key = key_id(self._keys.public_key())
+        return SignedHead(log_id=self.log_id, size=size, root=root, at=at, key=key, signature=signature)
+
+    def _write(self, tx: Transaction, drafts: Sequence[Draft], size: int, text: str) -> bool:
+        """Append behind the tip (`size`, `text`); false, and nothing written, if the tip is elsewhere."""
+        rows = [_row(size + number, draft) for number, draft in enumerate(drafts)]
+        frontier = Frontier.from_text(text).extend(row[LEAF] for row in rows)
+        new_size, new_text = size + len(rows), frontier.to_text()
+        if not tx.quick(_SWAP, (new_size, new_text, size, text)):
+            return False
+        for row in rows:
+            tx.quick(_INSERT, row)
+        self._tip = (new_size, new_text)
+        return True
+
+    def _commit_group(self, drafts: Sequence[Draft]) -> None:
+        with self._database.write() as tx:
+            self.append(tx, drafts)
+
+
+LEAF = 6
+"""Where the leaf hash stands in a row."""
+
+
+def _row(seq: int, draft: Draft) -> tuple[Any, ...]:
+    entry = {"seq": seq, **draft, "at": _iso(draft["at"])}
+    if "until" in draft:
+        entry["until"] = _iso(draft["until"])
+    data = canonical(entry)
+    return (
+        seq,
+        to_micros(draft["at"]),
+        draft["caller"],
+        draft["action"],
+        draft["outcome"],
+        draft["workspace"],
+        leaf_hash(data),
+        data.decode(),
+    )
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat()
+
+
+def read_log_id(tx: Transaction) -> str:
+    return str(tx.execute(select(audit_state.c.log_id)).scalar_one())
+
+
+def _append_line(path: Path, line: str) -> None:
+    """Append one line and make it durable."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, line.encode() + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def entry_of(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+class _Group:
+    """Commits for many at once: whoever comes while nobody commits leads, and commits for all who wait by then."""
+
+    def __init__(self, commit: Callable[[Sequence[Draft]], None]) -> None:
+        self._commit = commit
+        self._lock = threading.Lock()
+        self._waiting: list[_Ticket] = []
+        self._led = False
+
+    def submit(self, draft: Draft) -> None:
+        ticket = _Ticket(draft)
+        with self._lock:
+            self._waiting.append(ticket)
+            leads, self._led = not self._led, True
+        if not leads:
+            ticket.turn.acquire()
+        if not ticket.done:
+            self._lead()
+        if ticket.error is not None:
+            raise ticket.error
+
+    def _lead(self) -> None:
+        """Commit for all who wait, wake them, and hand the lead to one who came in the meantime."""
+        with self._lock:
+            group, self._waiting = self._waiting, []
+        error: BaseException | None = None
+        try:
+            self._commit([ticket.draft for ticket in group])
+        except BaseException as failure:
+            error = failure
+        with self._lock:
+            following = self._waiting[0] if self._waiting else None
+            self._led = following is not None
+        for ticket in group:
+            ticket.done, ticket.error = True, error
+            ticket.turn.release()
+        if following is not None:
+            following.turn.release()
+
+
+class _Ticket:
+    """One who waits for a commit; `turn` opens when it is done, or when it is this one's turn to lead."""
+
+    __slots__ = ("done", "draft", "error", "turn")
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.done = False
+        self.error: BaseException | None = None
+        self.turn = threading.Lock()
+        self.turn.acquire()

@@ -1,0 +1,1 @@
+"""Bytes at rest: authenticated frames, and blobs written through them."""

@@ -1,0 +1,78 @@
+"""The first start: the root of everything, an administrator for the local user, and the first audit entry."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import func, insert, select
+
+from falaj.governance import objects
+from falaj.governance.audit.log import AuditLog
+from falaj.governance.audit.merkle import Frontier
+from falaj.governance.encryption.keyring import Keyring
+from falaj.governance.tables import audit_state, epochs, principals
+from falaj.governance.tables import objects as objects_table
+from falaj.governance.users import add_principal
+from falaj.governance.workspaces import give_role
+from falaj.ports.metadata import Transaction
+from falaj.records.identity import Role
+from falaj.records.names import DEFAULT_WORKSPACE, ROOT, ObjectId, PrincipalId, new_id
+from falaj.records.objects import StoredObject
+
+
+def is_founded(tx: Transaction) -> bool:
+    return tx.execute(select(epochs.c.id)).first() is not None
+
+
+def found(tx: Transaction, keyring: Keyring, *, administrator: str, now: datetime) -> None:
+    """Everything that must exist before the first operation."""
+    tx.execute(insert(epochs), {"id": 1, "epoch": 1})
+    tip = {"id": 1, "log_id": new_id("log"), "size": 0, "frontier": Frontier().to_text()}
+    tx.execute(insert(audit_state), tip)
+    objects.create(tx, _workspace(ROOT, "platform", now))
+    keyring.create(tx, ROOT, now=now)
+    person = add_principal(tx, administrator, kind="user", now=now)
+    controller = add_principal(tx, "controller", kind="service", now=now)
+    default = _workspace(new_id("workspace"), DEFAULT_WORKSPACE, now, owner=person.id)
+    objects.create(tx, default)
+    keyring.create(tx, default.id, now=now)
+    for role in (Role.ADMIN, Role.AUDITOR):
+        give_role(tx, ROOT, person.id, role)
+    give_role(tx, ROOT, controller.id, Role.OPERATOR)
+
+
+def record_founding(tx: Transaction, log: AuditLog, *, administrator: str, now: datetime) -> None:
+    """The first entry of the log."""
+    entry = {
+        "at": now,
+        "caller": administrator,
+        "action": "platform.found",
+        "outcome": "done",
+        "objects": [ROOT],
+        "workspace": ROOT,
+        "origin": "local",
+        "rule": "first start",
+        "input": log.digest(b""),
+    }
+    log.append(tx, [entry])
+
+
+def count_users(tx: Transaction) -> int:
+    """How many people may use this platform."""
+    query = (
+        select(func.count())
+        .select_from(principals.join(objects_table, objects_table.c.id == principals.c.id))
+        .where(objects_table.c.kind == "user", principals.c.disabled_at.is_(None))
+    )
+    return int(tx.execute(query).scalar_one())
+
+
+def _workspace(ident: str, name: str, now: datetime, *, owner: str = ROOT) -> StoredObject:
+    return StoredObject(
+        id=ObjectId(ident),
+        workspace=ROOT,
+        kind="workspace",
+        name=name,
+        owner=PrincipalId(owner),
+        created_at=now,
+    )

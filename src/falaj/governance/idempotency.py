@@ -1,0 +1,77 @@
+"""Once only: the answer of a write is kept under its key, sealed, in the transaction of the write."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
+
+from sqlalchemy import bindparam, delete, insert, select
+
+from falaj.errors import Fenced, KeyReused
+from falaj.governance.call import Call
+from falaj.governance.tables import idempotency
+from falaj.ports.metadata import Transaction
+
+_recall = select(idempotency).where(
+    idempotency.c.caller == bindparam("caller"), idempotency.c.key == bindparam("key")
+)
+
+
+class Seal(Protocol):
+    """Encrypts what lies in the metadata database but is nobody's to read there."""
+
+    def seal(self, data: bytes, *, context: bytes) -> bytes: ...
+
+    def unseal(self, sealed: bytes, *, context: bytes) -> bytes: ...
+
+
+class Answer(NamedTuple):
+    value: Any
+
+
+def recall(call: Call, tx: Transaction, seal: Seal) -> Answer | None:
+    """The answer that this caller got under this key; none if the key is new."""
+    if call.terms.key is None:
+        return None
+    row = tx.execute(_recall, {"caller": call.caller.id, "key": call.terms.key}).mappings().first()
+    if row is None:
+        return None
+    if (row["action"], row["input"]) != (call.operation.name, _input(call)):
+        raise KeyReused(f"the idempotency key {call.terms.key!r} was used for another call, {row['action']}")
+    kept = seal.unseal(row["result"], context=_context(call))
+    return Answer(call.operation.output.validate_json(kept))
+
+
+def remember(call: Call, tx: Transaction, seal: Seal, result: Any) -> None:
+    if call.terms.key is None:
+        return
+    answer = call.operation.output.dump_json(result)
+    values = {
+        "caller": call.caller.id,
+        "key": call.terms.key,
+        "action": call.operation.name,
+        "input": _input(call),
+        "result": seal.seal(answer, context=_context(call)),
+        "at": call.now,
+    }
+    tx.execute(insert(idempotency), values)
+
+
+def forget(tx: Transaction, *, before: datetime) -> int:
+    """Drop the keys of calls made before `before`; how many."""
+    return tx.execute(delete(idempotency).where(idempotency.c.at < before)).rowcount
+
+
+def hold_fence(given: int, current: int) -> None:
+    """Refuse a call from a controller whose lease has passed to another."""
+    if given != current:
+        raise Fenced(f"this controller's lease (fence {given}) has passed to another (fence {current})")
+
+
+def _input(call: Call) -> str:
+    """The scope counts: a narrower token must not get what a wider one got."""
+    return f"{call.digest} {call.caller.workspace} {call.caller.actions}"
+
+
+def _context(call: Call) -> bytes:
+    return f"{call.caller.id}/{call.terms.key}".encode()

@@ -1,0 +1,58 @@
+"""Lineage: what an object came from and what came from it, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from falaj.governance import lineage_store, objects
+from falaj.governance.call import current_call
+from falaj.governance.gate import SEE, Gate
+from falaj.governance.operations import Mode, operation
+from falaj.records.lineage import Direction, LineageNode
+from falaj.records.names import AnyRef
+from falaj.records.objects import StoredObject
+
+Depth = Annotated[int, Field(ge=1, le=1_000_000)]
+HIDDEN = "(another workspace)"
+
+
+class Lineage:
+    """Walk the graph of objects and operations."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("lineage.graph", resource="object", mode=Mode.READ)
+    def graph(
+        self, object: AnyRef, *, direction: Direction = Direction.BOTH, depth: Depth | None = None
+    ) -> Iterator[LineageNode]:
+        """Every object and operation upstream, downstream or both, nearest first; operations count as a step."""
+        call = current_call()
+        found: list[LineageNode] = []
+        for side, sign in ((Direction.UP, -1), (Direction.DOWN, 1)):
+            if direction in (side, Direction.BOTH):
+                reached = lineage_store.walk(call.tx, call.target.id, up=sign < 0, depth=depth)
+                skip = 1 if found else 0
+                found += list(lineage_store.nodes(call.tx, reached, sign=sign))[skip:]
+        return iter(self._hide(found))
+
+    def _hide(self, nodes: list[LineageNode]) -> list[LineageNode]:
+        """Nodes of workspaces that the caller may not see keep their place but not their name."""
+        call = current_call()
+        seen: dict[str, bool] = {}
+        for workspace in {node.workspace for node in nodes if node.workspace is not None}:
+            home = objects.by_id(call.tx, workspace)
+            seen[workspace] = home is not None and self._may_see(home)
+        return [
+            node
+            if node.workspace is None or seen[node.workspace]
+            else node.model_copy(update={"name": HIDDEN, "zone": None})
+            for node in nodes
+        ]
+
+    def _may_see(self, home: StoredObject) -> bool:
+        call = current_call()
+        return self.gate.authorizer.decide(call.tx, call.caller, SEE, home).allowed

@@ -1,0 +1,163 @@
+"""The store of objects: the one row that everything stored has, and how a reference finds it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from falaj.errors import AlreadyExists, InvalidInput, NotFound
+from falaj.governance.tables import objects
+from falaj.ports.metadata import Transaction, from_micros
+from falaj.records.names import ROOT, ObjectId
+from falaj.records.objects import StoredObject
+from falaj.records.residency import UNRESTRICTED, Label
+
+_ID = re.compile(r"^[a-z]+_[0-9a-z]{26}$")
+
+_COLUMNS = "id, workspace, kind, name, owner, zone, label, own_label, created_at"
+_BY_ID = f"SELECT {_COLUMNS} FROM governance_objects WHERE id = ? AND deleted_at IS NULL"  # noqa: S608 - constants
+_BY_NAME = (
+    f"SELECT {_COLUMNS} FROM governance_objects "  # noqa: S608 - constants
+    "WHERE workspace = ? AND kind = ? AND name = ? AND deleted_at IS NULL"
+)
+
+PLATFORM_KINDS = frozenset({"workspace", "user", "service", "group", "token"})
+"""Kinds whose names belong to the platform, not to a workspace."""
+
+KIND_GROUPS = {"user": ("user", "service"), "subject": ("user", "service", "group")}
+"""What a reference to a person, or to whoever can hold a role, may name."""
+
+
+def by_id(tx: Transaction, ident: str) -> StoredObject | None:
+    rows = tx.quick(_BY_ID, (ident,))
+    return _from_columns(rows[0]) if rows else None
+
+
+def by_name(tx: Transaction, *, workspace: str, kind: str, name: str) -> StoredObject | None:
+    rows = tx.quick(_BY_NAME, (workspace, kind, name))
+    return _from_columns(rows[0]) if rows else None
+
+
+def resolve(tx: Transaction, reference: str, *, kind: str | None, workspace: str) -> StoredObject:
+    """The object that `reference` names, seen from `workspace` (a name). NotFound if there is none."""
+    found = _lookup(tx, reference, kind, workspace)
+    if found is None or not _is_kind(found, kind):
+        raise unknown(reference, kind)
+    return found
+
+
+def unknown(reference: str, kind: str | None) -> NotFound:
+    """What the caller is told of an object that does not exist, or that it may not see."""
+    return NotFound(f"there is no {kind or 'object'} {reference!r}, or you may not see it")
+
+
+def create(tx: Transaction, new: StoredObject) -> None:
+    values = new.model_dump(mode="json") | {"created_at": new.created_at}
+    try:
+        tx.execute(insert(objects), values)
+    except IntegrityError:
+        raise AlreadyExists(f"there is already a {new.kind} named {new.name!r}") from None
+
+
+def rename(tx: Transaction, ident: ObjectId, *, name: str) -> None:
+    try:
+        tx.execute(update(objects).where(objects.c.id == ident).values(name=name))
+    except IntegrityError:
+        raise AlreadyExists(f"the name {name!r} is taken") from None
+
+
+def delete(tx: Transaction, ident: ObjectId, *, at: datetime) -> None:
+    """The name becomes free; the row stays for audit and lineage."""
+    tx.execute(update(objects).where(objects.c.id == ident).values(deleted_at=at))
+
+
+def relabel(tx: Transaction, ident: ObjectId, *, label: Label, own: Label | None = None) -> None:
+    values: dict[str, Any] = {"label": label.model_dump(mode="json")}
+    if own is not None:
+        values["own_label"] = own.model_dump(mode="json")
+    tx.execute(update(objects).where(objects.c.id == ident).values(**values))
+
+
+def listed(
+    tx: Transaction, *, kinds: Sequence[str], workspace: str | None, after: str, limit: int
+) -> list[StoredObject]:
+    """Objects by id, from `after` on."""
+    query = select(objects).where(
+        objects.c.kind.in_(kinds), objects.c.id > after, objects.c.deleted_at.is_(None)
+    )
+    if workspace is not None:
+        query = query.where(objects.c.workspace == workspace)
+    rows = tx.execute(query.order_by(objects.c.id).limit(limit)).mappings()
+    return [stored_object(row) for row in rows]
+
+
+def stored_object(row: Any) -> StoredObject:
+    """A row as a record; it was checked when it was written."""
+    return StoredObject.model_construct(
+        id=row["id"],
+        workspace=row["workspace"],
+        kind=row["kind"],
+        name=row["name"],
+        owner=row["owner"],
+        zone=row["zone"],
+        label=_label(row["label"]),
+        own_label=_label(row["own_label"]),
+        created_at=row["created_at"],
+    )
+
+
+def _from_columns(row: tuple[Any, ...]) -> StoredObject:
+    """The columns of a quick query, as the database stores them."""
+    ident, workspace, kind, name, owner, zone, label, own_label, created_at = row
+    return StoredObject.model_construct(
+        id=ident,
+        workspace=workspace,
+        kind=kind,
+        name=name,
+        owner=owner,
+        zone=zone,
+        label=_label(label and json.loads(label)),
+        own_label=_label(own_label and json.loads(own_label)),
+        created_at=from_micros(created_at),
+    )
+
+
+def _label(value: dict[str, Any] | None) -> Label:
+    if not value or (value["only"] is None and not value["classes"]):
+        return UNRESTRICTED
+    return Label.model_validate(value)
+
+
+def _lookup(tx: Transaction, reference: str, kind: str | None, workspace: str) -> StoredObject | None:
+    if reference == ROOT or _ID.match(reference):
+        return by_id(tx, reference)
+    place, _, rest = reference.rpartition("/")
+    prefix, _, name = rest.rpartition(":")
+    kind = kind or prefix or None
+    if kind is None:
+        raise InvalidInput.at(
+            "reference", given=reference, allowed="an id, or kind:name", fix=f"blob:{reference}"
+        )
+    for candidate in KIND_GROUPS.get(kind, (kind,)):
+        home = ROOT if candidate in PLATFORM_KINDS else _workspace_id(tx, place or workspace)
+        found = home and by_name(tx, workspace=home, kind=candidate, name=name)
+        if found:
+            return found
+    return None
+
+
+def _workspace_id(tx: Transaction, name: str) -> str | None:
+    if name == ROOT:
+        return ROOT
+    found = by_name(tx, workspace=ROOT, kind="workspace", name=name)
+    return None if found is None else found.id
+
+
+def _is_kind(found: StoredObject, kind: str | None) -> bool:
+    return kind is None or found.kind in KIND_GROUPS.get(kind, (kind,))

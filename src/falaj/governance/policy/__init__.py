@@ -1,0 +1,1 @@
+"""Who may do what: Cedar policies, a schema made from the operations, decisions that fail closed."""

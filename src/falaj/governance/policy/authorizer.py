@@ -1,0 +1,137 @@
+"""Decisions for callers, from the policies and grants in the database, cached until the epoch moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select
+
+from falaj.governance.caller import Caller
+from falaj.governance.epochs import current_epoch
+from falaj.governance.operations import Operation
+from falaj.governance.policy.engine import PolicyEngine, PolicyText, PrincipalFacts
+from falaj.governance.tables import grants, group_members, objects, policies
+from falaj.ports.metadata import Transaction
+from falaj.records.identity import Role
+from falaj.records.names import ROOT
+from falaj.records.objects import StoredObject
+from falaj.records.policy import Decision
+
+CACHE_LIMIT = 100_000
+
+
+@dataclass
+class _State:
+    """Everything that was read at one epoch."""
+
+    epoch: int
+    engine: PolicyEngine
+    facts: dict[str, PrincipalFacts] = field(default_factory=dict)
+    subjects: dict[str, Any] = field(default_factory=dict)
+    decisions: dict[tuple[str, str, str, str], Decision] = field(default_factory=dict)
+
+
+class Authorizer:
+    """Answers whether a caller may do something; what it knows is never older than the transaction it is asked in."""
+
+    def __init__(self, operations: Iterable[Operation], *, files: Sequence[PolicyText] = ()) -> None:
+        self._operations = list(operations)
+        self._files = tuple(files)
+        self._state: _State | None = None
+
+    def decide(self, tx: Transaction, caller: Caller, action: str, resource: StoredObject) -> Decision:
+        """The decision for `caller`, the scope of its token included."""
+        outside = self._outside_scope(caller, action, resource)
+        return outside or self._decide(self.state(tx), tx, caller, action, resource)
+
+    def remembered(self, caller: Caller, action: str, resource: str, *, epoch: int) -> Decision | None:
+        """A decision made earlier at `epoch`, for hot doors; none if it must be asked for."""
+        state = self._state
+        if state is None or state.epoch != epoch or not caller.may_name(action):
+            return None
+        return state.decisions.get((caller.id, action, resource, caller.origin.partition(":")[0]))
+
+    def state(self, tx: Transaction) -> _State:
+        epoch = current_epoch(tx)
+        if self._state is None or self._state.epoch != epoch:
+            self._state = _State(epoch, PolicyEngine(self._operations, [*self._files, *published(tx)]))
+        return self._state
+
+    def engine(self, tx: Transaction) -> PolicyEngine:
+        return self.state(tx).engine
+
+    def roles(self, tx: Transaction, principal: StoredObject) -> PrincipalFacts:
+        """What the rules know of a principal."""
+        state = self.state(tx)
+        known = state.facts.get(principal.id)
+        if known is None:
+            known = state.facts[principal.id] = principal_facts(tx, principal)
+        return known
+
+    def _decide(
+        self, state: _State, tx: Transaction, caller: Caller, action: str, resource: StoredObject
+    ) -> Decision:
+        origin = caller.origin.partition(":")[0]
+        key = (caller.id, action, resource.id, origin)
+        known = state.decisions.get(key)
+        if known is not None:
+            return known
+        facts = state.facts.get(caller.id)
+        if facts is None:
+            facts = state.facts[caller.id] = facts_of(tx, caller.id, caller.name, caller.kind)
+        subject = state.subjects.get(caller.id)
+        if subject is None:
+            subject = state.subjects[caller.id] = state.engine.subject(facts)
+        decision = state.engine.decide(facts, action, resource, origin=origin, subject=subject)
+        if len(state.decisions) >= CACHE_LIMIT:
+            state.decisions.clear()
+        state.decisions[key] = decision
+        return decision
+
+    def _outside_scope(self, caller: Caller, action: str, resource: StoredObject) -> Decision | None:
+        if not caller.may_name(action):
+            return Decision(
+                allowed=False,
+                rule="token.actions",
+                reason=f"this token is limited to {', '.join(caller.actions or ())}",
+            )
+        home = resource.id if resource.kind == "workspace" else resource.workspace
+        if caller.workspace is None or home in (caller.workspace, ROOT):
+            return None
+        return Decision(
+            allowed=False, rule="token.workspace", reason="this token is limited to another workspace"
+        )
+
+
+def published(tx: Transaction) -> list[PolicyText]:
+    """The policies in force, each confined to its workspace."""
+    query = (
+        select(objects.c.name, objects.c.workspace, policies.c.text, policies.c.version)
+        .join(policies, policies.c.id == objects.c.id)
+        .where(policies.c.withdrawn_at.is_(None), objects.c.deleted_at.is_(None))
+        .order_by(objects.c.id)
+    )
+    return [
+        PolicyText(f"policy:{name}@{version}", text, None if workspace == ROOT else workspace)
+        for name, workspace, text, version in tx.execute(query)
+    ]
+
+
+def principal_facts(tx: Transaction, principal: StoredObject) -> PrincipalFacts:
+    return facts_of(tx, principal.id, principal.name, principal.kind)
+
+
+def facts_of(tx: Transaction, ident: str, name: str, kind: str) -> PrincipalFacts:
+    groups = [
+        row.group_id
+        for row in tx.execute(
+            select(group_members.c.group_id)
+            .join(objects, objects.c.id == group_members.c.group_id)
+            .where(group_members.c.member == ident, objects.c.deleted_at.is_(None))
+        )
+    ]
+    held = tx.execute(select(grants.c.workspace, grants.c.role).where(grants.c.subject.in_([ident, *groups])))
+    roles = tuple(sorted({(workspace, Role(role)) for workspace, role in held}))
+    return PrincipalFacts(ident, name, kind, tuple(groups), roles)

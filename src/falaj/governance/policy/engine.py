@@ -1,0 +1,200 @@
+"""Decisions over values: no database, no clock. An evaluation error is a denial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cedarpy
+
+from falaj.errors import Fault, PolicyInvalid
+from falaj.governance.operations import Operation
+from falaj.governance.policy.roles import BUILT_IN, action_groups, role_entity, roles_allowed
+from falaj.governance.policy.schema import cedar_schema, entity_type
+from falaj.records.identity import Role
+from falaj.records.names import ROOT
+from falaj.records.objects import StoredObject
+from falaj.records.policy import Decision
+
+NO_RULE = "default"
+"""The name of the rule that denies when no other speaks."""
+
+
+@dataclass(frozen=True)
+class PolicyText:
+    """A custom policy: its name for people, its Cedar text, and the workspace it is confined to (none: everywhere)."""
+
+    name: str
+    text: str
+    workspace: str | None = None
+
+
+@dataclass(frozen=True)
+class PrincipalFacts:
+    """What the rules may know of a principal: groups by id, and (workspace id, role) pairs of it and its groups."""
+
+    id: str
+    name: str
+    kind: str
+    groups: tuple[str, ...] = ()
+    roles: tuple[tuple[str, Role], ...] = ()
+
+
+class PolicyEngine:
+    """The built-in roles and custom policies, parsed once."""
+
+    def __init__(self, operations: Iterable[Operation], custom: Sequence[PolicyText] = ()) -> None:
+        self._operations = {op.name: op for op in operations}
+        self._schema = cedarpy.Schema.from_json_str(json.dumps(cedar_schema(self._operations.values())))
+        rules = [BUILT_IN, *(self.confined(policy) for policy in custom)]
+        self._policies = cedarpy.PolicySet.from_str("\n".join(rules))
+        self._actions = cedarpy.Entities.from_json_str(json.dumps(self._action_entities()))
+
+    def confined(self, policy: PolicyText) -> str:
+        """`policy` with ids of ours, conjoined with its workspace; PolicyInvalid if it does not fit the schema."""
+        try:
+            parsed = json.loads(cedarpy.policies_to_json_str(policy.text))
+        except ValueError as error:
+            raise PolicyInvalid.at(policy.name, given=policy.text.strip()[:80], allowed=str(error)) from None
+        if parsed["templates"]:
+            raise PolicyInvalid.at(
+                policy.name, given="a template", allowed="static policies", fix="fill the slots in"
+            )
+        for number, static in enumerate(parsed["staticPolicies"].values()):
+            own = static.setdefault("annotations", {}).get("id", str(number))
+            static["annotations"]["id"] = f"{policy.name}#{own}"
+            if policy.workspace is not None:  # the first condition: in another workspace no later one can err
+                static["conditions"].insert(0, _in_workspace(policy.workspace))
+        text = cedarpy.policies_from_json_str(json.dumps(parsed))
+        self._validate(policy.name, text)
+        return text
+
+    def subject(self, principal: PrincipalFacts) -> cedarpy.Entities:
+        """The principal as parsed entities, for reuse over many decisions."""
+        roles = [_uid("Role", role_entity(workspace, role)) for workspace, role in principal.roles]
+        groups = [_uid("Group", group) for group in principal.groups]
+        attributes = {
+            "workspace": _ref("Workspace", ROOT),
+            "name": principal.name,
+            "owner": principal.id,
+            "classes": [],
+        }
+        entity = {
+            "uid": _uid(entity_type(principal.kind), principal.id),
+            "attrs": attributes,
+            "parents": [*roles, *groups, _uid("Workspace", ROOT)],
+        }
+        return self._actions.with_added_json_str(json.dumps([entity]))
+
+    def decide(
+        self,
+        principal: PrincipalFacts,
+        action: str,
+        resource: StoredObject,
+        *,
+        origin: str = "local",
+        subject: cedarpy.Entities | None = None,
+    ) -> Decision:
+        """What the rules say of `principal` doing `action` to `resource`."""
+        operation = self._operations.get(action)
+        if operation is None:
+            return Decision(allowed=False, rule=NO_RULE, reason=f"there is no action {action!r}")
+        request = {
+            "principal": _uid(entity_type(principal.kind), principal.id),
+            "action": _uid("Action", action),
+            "resource": _uid(entity_type(resource.kind), resource.id),
+            "context": {"origin": origin},
+        }
+        entities = (subject or self.subject(principal)).with_added_json_str(
+            json.dumps(_resource_entities(resource, besides=principal.id))
+        )
+        answer = cedarpy.is_authorized(request, self._policies, entities)
+        return _decision(answer, operation)
+
+    def _action_entities(self) -> list[dict[str, Any]]:
+        groups = [*(str(role) for role in Role), "anyone", "owner"]
+        return [
+            *({"uid": _uid("Action", group), "attrs": {}, "parents": []} for group in groups),
+            *(
+                {
+                    "uid": _uid("Action", op.name),
+                    "attrs": {},
+                    "parents": [_uid("Action", group) for group in action_groups(op.allow)],
+                }
+                for op in self._operations.values()
+            ),
+        ]
+
+    def _validate(self, name: str, text: str) -> None:
+        found = cedarpy.validate_policies(text, self._schema)
+        if not found.validation_passed:
+            faults = [Fault(where=name, allowed=error.error) for error in found.errors]
+            raise PolicyInvalid(f"policy {name} does not fit the schema", faults=faults)
+
+
+def _decision(answer: cedarpy.AuthzResult, operation: Operation) -> Decision:
+    roles = roles_allowed(operation.allow)
+    wanted = " or ".join(roles) or "another rule"
+    names = answer.diagnostics.id_annotations_by_reason
+    rules = ", ".join(sorted(names.get(r, r) for r in answer.diagnostics.reasons))
+    if answer.diagnostics.errors:
+        reason = f"a rule could not be evaluated: {'; '.join(answer.diagnostics.errors)}"
+        return Decision(allowed=False, rule="evaluation-error", reason=reason, roles=roles)
+    if answer.allowed:
+        return Decision(allowed=True, rule=rules, reason=f"permitted by {rules}", roles=roles)
+    if rules:
+        return Decision(allowed=False, rule=rules, reason=f"forbidden by {rules}", roles=roles)
+    reason = f"no rule permits {operation.name}; it takes the role {wanted}"
+    return Decision(allowed=False, rule=NO_RULE, reason=reason, roles=roles)
+
+
+def _resource_entities(resource: StoredObject, *, besides: str) -> list[dict[str, Any]]:
+    """The resource and its workspace; the principal, where it is the resource itself, is there already."""
+    home = resource.id if resource.kind == "workspace" else resource.workspace
+    attributes = _attributes(resource, home)
+    roles = {str(role): _ref("Role", role_entity(home, role)) for role in Role}
+    if resource.kind == "workspace":
+        parents = [] if home == ROOT else [_uid("Workspace", ROOT)]
+        return [{"uid": _uid("Workspace", home), "attrs": attributes | roles, "parents": parents}]
+    container = {
+        "uid": _uid("Workspace", home),
+        "attrs": {"workspace": _ref("Workspace", home), "name": home, "owner": "", "classes": [], **roles},
+        "parents": [] if home == ROOT else [_uid("Workspace", ROOT)],
+    }
+    if resource.id == besides:
+        return [container]
+    entity = {
+        "uid": _uid(entity_type(resource.kind), resource.id),
+        "attrs": attributes,
+        "parents": [_uid("Workspace", home)],
+    }
+    return [container, entity]
+
+
+def _attributes(resource: StoredObject, home: str) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "workspace": _ref("Workspace", home),
+        "name": resource.name,
+        "owner": resource.owner,
+        "classes": sorted(resource.label.classes),
+    }
+    if resource.zone is not None:
+        attributes["zone"] = resource.zone
+    if resource.label.only is not None:
+        attributes["jurisdictions"] = sorted(resource.label.only)
+    return attributes
+
+
+def _in_workspace(workspace: str) -> dict[str, Any]:
+    right = {"Value": _ref("Workspace", workspace)}
+    return {"kind": "when", "body": {"in": {"left": {"Var": "resource"}, "right": right}}}
+
+
+def _uid(kind: str, name: str) -> dict[str, str]:
+    return {"type": kind, "id": name}
+
+
+def _ref(kind: str, name: str) -> dict[str, Any]:
+    return {"__entity": _uid(kind, name)}

@@ -1,0 +1,80 @@
+"""The Cedar schema, made from the operations: a policy that names anything else is refused when it is published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from falaj.governance.operations import Operation
+from falaj.governance.policy.roles import action_groups
+from falaj.records.identity import Role
+
+PRINCIPALS = ["User", "Service"]
+
+
+def entity_type(kind: str) -> str:
+    """The Cedar type of an object kind: `training_set` is `TrainingSet`."""
+    return "".join(part.title() for part in kind.split("_"))
+
+
+def kinds_of(operations: Iterable[Operation]) -> list[str]:
+    """Every kind of object that an operation acts on or refers to."""
+    kinds = {"workspace", "user", "service", "group"}
+    for op in operations:
+        kinds |= {op.resource} | {ref.kind for ref in op.references.values() if ref.kind}
+    return sorted(kinds - {"platform", "object", "subject"})
+
+
+def cedar_schema(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The schema as Cedar's JSON."""
+    operations = list(operations)
+    kinds = kinds_of(operations)
+    types: dict[str, Any] = {entity_type(kind): _object_type() for kind in kinds}
+    types["Role"] = {"memberOfTypes": []}
+    types["Workspace"]["shape"]["attributes"] |= {role: _entity("Role") for role in Role}
+    types["Group"]["memberOfTypes"] = ["Role", "Workspace"]
+    for principal in PRINCIPALS:
+        types[principal]["memberOfTypes"] = ["Role", "Group", "Workspace"]
+    groups: dict[str, Any] = {group: {} for group in [*Role, "anyone", "owner"]}
+    actions = {op.name: _action(op, kinds) for op in operations}
+    return {"": {"entityTypes": types, "actions": groups | actions}}
+
+
+def resource_kinds(op: Operation, kinds: list[str]) -> list[str]:
+    """The kinds that may stand as the resource of `op`."""
+    if op.resource == "platform":
+        return ["workspace"]
+    if op.resource == "user":
+        return ["service", "user"]
+    return kinds if op.resource == "object" else [op.resource]
+
+
+def _action(op: Operation, kinds: list[str]) -> dict[str, Any]:
+    return {
+        "memberOf": [{"id": group} for group in action_groups(op.allow)],
+        "appliesTo": {
+            "principalTypes": PRINCIPALS,
+            "resourceTypes": [entity_type(kind) for kind in resource_kinds(op, kinds)],
+            "context": {"type": "Record", "attributes": {"origin": _string()}},
+        },
+    }
+
+
+def _object_type() -> dict[str, Any]:
+    attributes = {
+        "workspace": _entity("Workspace"),
+        "name": _string(),
+        "owner": _string(),
+        "zone": _string(required=False),
+        "jurisdictions": {"type": "Set", "element": {"type": "String"}, "required": False},
+        "classes": {"type": "Set", "element": {"type": "String"}},
+    }
+    return {"memberOfTypes": ["Workspace"], "shape": {"type": "Record", "attributes": attributes}}
+
+
+def _entity(name: str) -> dict[str, Any]:
+    return {"type": "Entity", "name": name}
+
+
+def _string(*, required: bool = True) -> dict[str, Any]:
+    return {"type": "String", "required": required}

@@ -1,0 +1,54 @@
+"""Zones by name, and the one question that storage, launch, serving, download and export all ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from falaj.errors import Fault, InvalidInput, ResidencyDenied
+from falaj.governance import lineage_store
+from falaj.ports.metadata import Transaction
+from falaj.records.objects import StoredObject
+from falaj.records.residency import Zone
+
+
+class Zones:
+    """The configured zones; one of them is where bytes go unless the caller says otherwise."""
+
+    def __init__(self, zones: Sequence[Zone]) -> None:
+        self._zones = {zone.name: zone for zone in zones}
+        self.default = next((zone for zone in zones if zone.default), zones[0])
+
+    def all(self) -> list[Zone]:
+        return list(self._zones.values())
+
+    def named(self, name: str | None) -> Zone:
+        """The zone called `name`, or the default one."""
+        if name is None:
+            return self.default
+        try:
+            return self._zones[name]
+        except KeyError:
+            raise InvalidInput.at("zone", given=name, allowed=", ".join(self._zones)) from None
+
+    def require(self, tx: Transaction, inputs: Iterable[StoredObject], zone: Zone) -> None:
+        """Raise ResidencyDenied, with the path from the labelled source, if an input may not lie in `zone`."""
+        for found in inputs:
+            if not found.label.permits(zone.jurisdiction):
+                raise refusal(tx, found, zone)
+
+
+def refusal(tx: Transaction, found: StoredObject, zone: Zone) -> ResidencyDenied:
+    path = lineage_store.path_from_restriction(tx, found, zone.jurisdiction)
+    source = path[0]
+    allowed = ", ".join(sorted(found.label.only or ())) or "nowhere"
+    fault = Fault(
+        where=" → ".join(node.address for node in path),
+        given=f"zone {zone.name} ({zone.jurisdiction})",
+        allowed=f"{source.address} is labelled {source.own_label.describe()}",
+        fix=f"choose a zone in {allowed}",
+    )
+    return ResidencyDenied(
+        f"{found.address} may not lie in zone {zone.name} ({zone.jurisdiction}): allowed is {allowed}",
+        faults=[fault],
+        details={"path": [node.address for node in path], "zone": zone.name},
+    )

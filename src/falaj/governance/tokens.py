@@ -1,0 +1,205 @@
+"""Tokens: 256 random bits, kept as a hash, limited in scope and time, revocable at once."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from base64 import urlsafe_b64encode
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from pydantic import Field
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from falaj.errors import Conflict, Denied, Unauthenticated
+from falaj.governance import objects
+from falaj.governance.call import current_call
+from falaj.governance.caller import Caller
+from falaj.governance.epochs import advance_epoch
+from falaj.governance.gate import Gate
+from falaj.governance.listing import visible_objects
+from falaj.governance.operations import Mode, operation
+from falaj.governance.tables import objects as objects_table
+from falaj.governance.tables import principals, sign_in_codes, tokens
+from falaj.ports.metadata import Transaction
+from falaj.records.identity import IssuedToken, PrincipalKind, Role, SignInLink, Token
+from falaj.records.names import (
+    ROOT,
+    ActionPattern,
+    ObjectId,
+    PrincipalId,
+    TokenRef,
+    UserRef,
+    WorkspaceRef,
+    new_id,
+)
+from falaj.records.objects import Cursor, Page, PageSize, StoredObject
+
+PREFIX = "fj_"
+SECRET_BYTES = 32
+LINK_LIFETIME = timedelta(minutes=5)
+
+Purpose = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Lifetime = Annotated[timedelta, Field(gt=timedelta(0), le=timedelta(days=366))]
+
+_by_id = (
+    select(tokens, objects_table.c.name, objects_table.c.kind, principals.c.disabled_at)
+    .join(objects_table, objects_table.c.id == tokens.c.principal)
+    .join(principals, principals.c.id == tokens.c.principal)
+    .where(tokens.c.id == bindparam("id"))
+)
+
+
+class Tokens:
+    """Issue, list and revoke tokens."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("token.issue", resource="user", allow={"owner", Role.ADMIN})
+    def issue(
+        self,
+        *,
+        purpose: Purpose,
+        user: UserRef | None = None,
+        workspace: WorkspaceRef | None = None,
+        actions: tuple[ActionPattern, ...] | None = None,
+        expires_in: Lifetime = timedelta(days=30),
+    ) -> IssuedToken:
+        """Issue a token for yourself or, as an administrator, for a user. Its secret is shown this once."""
+        call = current_call()
+        scope = call.object("workspace").id if workspace else call.caller.workspace
+        _within(call.caller, scope, actions)
+        ident, secret = new_id("token"), os.urandom(SECRET_BYTES)
+        root = objects.resolve(call.tx, ROOT, kind="workspace", workspace=ROOT)
+        call.create("token", ident, workspace=root, ident=ident, owner=call.target.id)
+        values = {
+            "id": ident,
+            "principal": call.target.id,
+            "secret_hash": _hash(_text(secret)),
+            "scope": scope,
+            "actions": list(actions) if actions is not None else call.caller.actions,
+            "purpose": purpose,
+            "expires_at": call.now + expires_in,
+        }
+        call.tx.execute(insert(tokens), values)
+        return IssuedToken(token=token_record(call.tx, ident), secret=spell(ident, secret))
+
+    @operation("token.list", resource="platform", mode=Mode.READ, allow="anyone")
+    def list(self, *, after: Cursor = "", limit: PageSize = 100) -> Page[Token]:
+        """The tokens that you may see: your own, and all of them for administrators."""
+        tx = current_call().tx
+        seen = visible_objects(
+            self.gate, ["token"], after=after, limit=limit + 1, workspace=None, action="token.revoke"
+        )
+        following = seen[limit - 1].id if len(seen) > limit else None
+        return Page(items=tuple(token_record(tx, found.id) for found in seen[:limit]), next=following)
+
+    @operation("token.revoke", resource="token", allow={"owner", Role.ADMIN})
+    def revoke(self, token: TokenRef) -> Token:
+        """End a token now, everywhere."""
+        call = current_call()
+        if token_record(call.tx, call.target.id).revoked_at is not None:
+            raise Conflict(f"token {token} is revoked already")
+        call.tx.execute(update(tokens).where(tokens.c.id == call.target.id).values(revoked_at=call.now))
+        advance_epoch(call.tx)
+        return token_record(call.tx, call.target.id)
+
+    @operation("token.link", resource="user", allow={"owner", Role.ADMIN})
+    def link(self, *, user: UserRef | None = None) -> SignInLink:
+        """A code that signs a user in once, within five minutes."""
+        call = current_call()
+        return make_link(call.tx, call.target.id, now=call.now)
+
+
+def make_link(tx: Transaction, principal: str, *, now: datetime) -> SignInLink:
+    code = _text(os.urandom(SECRET_BYTES))
+    link = SignInLink(code=code, expires_at=now + LINK_LIFETIME)
+    row = {"code_hash": _hash(code), "principal": principal, "expires_at": link.expires_at}
+    tx.execute(insert(sign_in_codes), row)
+    return link
+
+
+def redeem_link(tx: Transaction, code: str, *, now: datetime, origin: str) -> Caller:
+    """The caller whom a sign-in code belongs to; the code is spent by this."""
+    found = tx.execute(
+        delete(sign_in_codes)
+        .where(sign_in_codes.c.code_hash == _hash(code))
+        .returning(sign_in_codes.c.principal, sign_in_codes.c.expires_at)
+    ).first()
+    person = found and objects.by_id(tx, found.principal)
+    if not found or not person or found.expires_at < now:
+        raise Unauthenticated("this sign-in link was used or has expired; 'falaj token link' makes a new one")
+    return caller_for(person, origin=origin)
+
+
+def caller_for(person: StoredObject, *, origin: str) -> Caller:
+    """A principal as a caller without limits of its own."""
+    kind: PrincipalKind = "service" if person.kind == "service" else "user"
+    return Caller(PrincipalId(person.id), person.name, kind, origin)
+
+
+def recognize(tx: Transaction, credential: str, *, now: datetime, origin: str) -> Caller:
+    """The caller whom a token belongs to; Unauthenticated, always in the same words, if it does not hold."""
+    ident, _, text = credential.removeprefix(PREFIX).rpartition(".")
+    row = tx.execute(_by_id, {"id": ident}).mappings().first() if credential.startswith(PREFIX) else None
+    expected = bytes(row["secret_hash"]) if row else bytes(32)
+    holds = hmac.compare_digest(_hash(text), expected)
+    if not row or not holds or row["revoked_at"] or row["disabled_at"] or row["expires_at"] <= now:
+        raise Unauthenticated("the token is unknown, expired or revoked; 'falaj token issue' makes a new one")
+    return Caller(
+        id=PrincipalId(row["principal"]),
+        name=row["name"],
+        kind=row["kind"],
+        origin=origin,
+        workspace=row["scope"],
+        actions=None if row["actions"] is None else tuple(row["actions"]),
+        token=ident,
+    )
+
+
+def expiry(tx: Transaction, ident: str) -> datetime:
+    found: datetime = tx.execute(select(tokens.c.expires_at).where(tokens.c.id == ident)).scalar_one()
+    return found
+
+
+def is_revoked(tx: Transaction, ident: str) -> bool:
+    return tx.execute(select(tokens.c.revoked_at).where(tokens.c.id == ident)).scalar() is not None
+
+
+def spell(ident: str, secret: bytes) -> str:
+    return f"{PREFIX}{ident}.{_text(secret)}"
+
+
+def token_record(tx: Transaction, ident: str) -> Token:
+    row = tx.execute(_by_id, {"id": ident}).mappings().one()
+    made = objects.by_id(tx, ident)
+    scope = row["scope"] and objects.by_id(tx, row["scope"])
+    return Token(
+        id=ObjectId(ident),
+        principal=row["name"],
+        purpose=row["purpose"],
+        workspace=scope.name if scope else None,
+        actions=None if row["actions"] is None else tuple(row["actions"]),
+        created_at=made.created_at if made else row["expires_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+    )
+
+
+def _within(caller: Caller, scope: str | None, actions: tuple[str, ...] | None) -> None:
+    """A token cannot make one that reaches further than itself."""
+    if caller.workspace is not None and scope != caller.workspace:
+        raise Denied("this token is limited to its workspace and cannot issue one for another")
+    for pattern in actions or ():
+        if not caller.may_name(pattern):
+            raise Denied(f"this token does not reach {pattern} and cannot issue one that does")
+
+
+def _text(secret: bytes) -> str:
+    return urlsafe_b64encode(secret).rstrip(b"=").decode()
+
+
+def _hash(code: str) -> bytes:
+    return hashlib.sha256(code.encode()).digest()

@@ -1,0 +1,190 @@
+"""Users, service accounts and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from falaj.errors import Conflict
+from falaj.governance import objects
+from falaj.governance.call import current_call
+from falaj.governance.epochs import advance_epoch
+from falaj.governance.gate import Gate
+from falaj.governance.listing import page
+from falaj.governance.operations import Mode, operation
+from falaj.governance.tables import grants, group_members, principals
+from falaj.governance.tables import objects as objects_table
+from falaj.ports.metadata import Transaction
+from falaj.records.identity import Grant, Group, Identity, Principal, PrincipalKind, Role
+from falaj.records.names import ROOT, GroupRef, Name, PrincipalId, UserRef, new_id
+from falaj.records.objects import Cursor, Page, PageSize, StoredObject
+
+_disabled_at = select(principals.c.disabled_at).where(principals.c.id == bindparam("id"))
+
+
+class Users:
+    """People and service accounts."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("user.create", resource="platform", allow=Role.ADMIN)
+    def create(self, name: Name, *, kind: PrincipalKind = "user") -> Principal:
+        """Make a user or a service account; it can do nothing until it is granted a role."""
+        call = current_call()
+        taken = objects.by_name(
+            call.tx, workspace=ROOT, kind="service" if kind == "user" else "user", name=name
+        )
+        if taken is not None:
+            raise Conflict(f"{name!r} is the name of a {taken.kind} already")
+        return principal_record(call.tx, add_principal(call.tx, name, kind=kind, now=call.now))
+
+    @operation("user.list", resource="platform", mode=Mode.READ, allow="anyone")
+    def list(self, *, after: Cursor = "", limit: PageSize = 100) -> Page[Principal]:
+        """Users and service accounts."""
+        tx = current_call().tx
+        kinds = ["user", "service"]
+        return page(self.gate, kinds, lambda found: principal_record(tx, found), after=after, limit=limit)
+
+    @operation("user.show", resource="user", mode=Mode.READ, allow="anyone")
+    def show(self, user: UserRef) -> Principal:
+        """One user or service account."""
+        return principal_record(current_call().tx, current_call().target)
+
+    @operation("user.whoami", resource="user", mode=Mode.READ, allow={"owner"})
+    def whoami(self, *, user: UserRef | None = None) -> Identity:
+        """Who you are to the platform, which roles you hold, and how far your token reaches."""
+        call = current_call()
+        scope = call.caller.workspace and objects.by_id(call.tx, call.caller.workspace)
+        return Identity(
+            principal=principal_record(call.tx, call.target),
+            grants=tuple(roles_held(call.tx, call.target.id)),
+            workspace=scope.name if scope else None,
+            actions=call.caller.actions,
+        )
+
+    @operation("user.disable", resource="user", allow=Role.ADMIN)
+    def disable(self, user: UserRef) -> Principal:
+        """Refuse a user from now on, with every token that it has. Undo: user.enable."""
+        call = current_call()
+        if str(call.target.id) == call.caller.id:
+            raise Conflict("you cannot disable yourself; another administrator can")
+        return self._set_disabled(call.now)
+
+    @operation("user.enable", resource="user", allow=Role.ADMIN)
+    def enable(self, user: UserRef) -> Principal:
+        """Let a disabled user in again."""
+        return self._set_disabled(None)
+
+    def _set_disabled(self, at: datetime | None) -> Principal:
+        call = current_call()
+        call.tx.execute(update(principals).where(principals.c.id == call.target.id).values(disabled_at=at))
+        advance_epoch(call.tx)
+        return principal_record(call.tx, call.target)
+
+
+class Groups:
+    """Groups of users: a role granted to a group is held by its members."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("group.create", resource="platform", allow=Role.ADMIN)
+    def create(self, name: Name) -> Group:
+        """Make an empty group."""
+        call = current_call()
+        root = objects.resolve(call.tx, ROOT, kind="workspace", workspace=ROOT)
+        return Group(id=call.create("group", name, workspace=root).id, name=name)
+
+    @operation("group.list", resource="platform", mode=Mode.READ, allow="anyone")
+    def list(self, *, after: Cursor = "", limit: PageSize = 100) -> Page[Group]:
+        """The groups and their members."""
+        tx = current_call().tx
+        return page(self.gate, ["group"], lambda found: group_record(tx, found), after=after, limit=limit)
+
+    @operation("group.add", resource="group", allow=Role.ADMIN)
+    def add(self, group: GroupRef, user: UserRef) -> Group:
+        """Put a user or service account into a group."""
+        call = current_call()
+        member = {"group_id": call.target.id, "member": call.object("user").id}
+        if member["member"] not in _member_ids(call.tx, call.target.id):
+            call.tx.execute(insert(group_members), member)
+            advance_epoch(call.tx)
+        return group_record(call.tx, call.target)
+
+    @operation("group.remove", resource="group", allow=Role.ADMIN)
+    def remove(self, group: GroupRef, user: UserRef) -> Group:
+        """Take a user or service account out of a group."""
+        call = current_call()
+        call.tx.execute(
+            delete(group_members).where(
+                group_members.c.group_id == call.target.id, group_members.c.member == call.object("user").id
+            )
+        )
+        advance_epoch(call.tx)
+        return group_record(call.tx, call.target)
+
+
+def add_principal(tx: Transaction, name: str, *, kind: PrincipalKind, now: datetime) -> StoredObject:
+    """A new principal, who owns itself."""
+    ident = new_id(kind)
+    new = StoredObject(
+        id=ident, workspace=ROOT, kind=kind, name=name, owner=PrincipalId(ident), created_at=now
+    )
+    objects.create(tx, new)
+    tx.execute(insert(principals), {"id": ident})
+    return new
+
+
+def is_disabled(tx: Transaction, ident: str) -> bool:
+    row = tx.execute(_disabled_at, {"id": ident}).first()
+    return row is None or row[0] is not None
+
+
+def principal_record(tx: Transaction, found: StoredObject) -> Principal:
+    return Principal(
+        id=PrincipalId(found.id),
+        name=found.name,
+        kind="service" if found.kind == "service" else "user",
+        disabled=is_disabled(tx, found.id),
+        created_at=found.created_at,
+    )
+
+
+def roles_held(tx: Transaction, ident: str) -> list[Grant]:
+    """The roles of a principal, its own and those of its groups."""
+    groups = select(group_members.c.group_id).where(group_members.c.member == ident)
+    query = (
+        select(objects_table.c.name, grants.c.subject, grants.c.role)
+        .join(objects_table, objects_table.c.id == grants.c.workspace)
+        .where((grants.c.subject == ident) | grants.c.subject.in_(groups))
+        .order_by(objects_table.c.name, grants.c.role)
+    )
+    names = {
+        row.id: row.name
+        for row in tx.execute(
+            select(objects_table.c.id, objects_table.c.name).where(
+                (objects_table.c.id == ident) | objects_table.c.id.in_(groups)
+            )
+        )
+    }
+    return [
+        Grant(workspace=workspace, subject=names.get(subject, subject), role=Role(role))
+        for workspace, subject, role in tx.execute(query)
+    ]
+
+
+def group_record(tx: Transaction, found: StoredObject) -> Group:
+    query = (
+        select(objects_table.c.name)
+        .join(group_members, group_members.c.member == objects_table.c.id)
+        .where(group_members.c.group_id == found.id)
+        .order_by(objects_table.c.name)
+    )
+    return Group(id=found.id, name=found.name, members=tuple(tx.execute(query).scalars()))
+
+
+def _member_ids(tx: Transaction, group: str) -> Sequence[str]:
+    return tx.execute(select(group_members.c.member).where(group_members.c.group_id == group)).scalars().all()

@@ -1,0 +1,1 @@
+"""The sockets: one Protocol per backing service. Drivers implement them; assembly chooses."""

@@ -1,0 +1,88 @@
+"""Who may act: workspaces, principals, groups, roles and tokens."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from falaj.records.names import ObjectId, PrincipalId
+from falaj.records.record import Record
+
+
+class Role(StrEnum):
+    """What a principal may do in a workspace; granted at the platform, it holds in every workspace."""
+
+    VIEWER = "viewer"
+    DEVELOPER = "developer"
+    APPROVER = "approver"
+    OPERATOR = "operator"
+    AUDITOR = "auditor"
+    ADMIN = "admin"
+
+
+PrincipalKind = Literal["user", "service"]
+
+
+class Workspace(Record):
+    id: ObjectId
+    name: str
+    created_at: datetime
+
+
+class Principal(Record):
+    """A person or a service account."""
+
+    id: PrincipalId
+    name: str
+    kind: PrincipalKind
+    disabled: bool = False
+    created_at: datetime
+
+
+class Group(Record):
+    id: ObjectId
+    name: str
+    members: tuple[str, ...] = ()
+
+
+class Grant(Record):
+    """`subject`, a user, service account or group, holds `role` in `workspace`."""
+
+    workspace: str
+    subject: str
+    role: Role
+
+
+class Identity(Record):
+    """Who the platform takes the caller for."""
+
+    principal: Principal
+    grants: tuple[Grant, ...]
+    workspace: str | None = None
+    actions: tuple[str, ...] | None = None
+
+
+class Token(Record):
+    """What is known of a token; the secret itself is shown once, when it is issued."""
+
+    id: ObjectId
+    principal: str
+    purpose: str
+    workspace: str | None
+    actions: tuple[str, ...] | None
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None = None
+
+
+class IssuedToken(Record):
+    token: Token
+    secret: str
+
+
+class SignInLink(Record):
+    """A code that signs its user in once, until `expires_at`."""
+
+    code: str
+    expires_at: datetime

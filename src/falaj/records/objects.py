@@ -1,0 +1,51 @@
+"""The one row that everything stored has."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import Field
+
+from falaj.records.names import ObjectId, PrincipalId
+from falaj.records.record import Record
+from falaj.records.residency import UNRESTRICTED, Label
+
+
+class StoredObject(Record):
+    """What is stored, where, whose, and how it is restricted. `label` includes what flowed in; `own_label` does not."""
+
+    id: ObjectId
+    workspace: ObjectId
+    kind: str
+    name: str
+    owner: PrincipalId
+    zone: str | None = None
+    label: Label = UNRESTRICTED
+    own_label: Label = UNRESTRICTED
+    created_at: datetime
+
+    @property
+    def address(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+T = TypeVar("T", bound=Record)
+
+PageSize = Annotated[int, Field(ge=1, le=1000)]
+Cursor = Annotated[str, Field(max_length=200)]
+
+
+class Page(Record, Generic[T]):
+    """A part of a list; `next` asks for the part after it, none if this is the last."""
+
+    items: tuple[T, ...]
+    next: str | None = None
+
+
+class Labelled(Record):
+    """An object after its label changed, and what the change made illegal where it lies."""
+
+    object: StoredObject
+    reached: int
+    misplaced: tuple[StoredObject, ...] = ()

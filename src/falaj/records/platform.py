@@ -1,0 +1,31 @@
+"""The platform at a glance."""
+
+from __future__ import annotations
+
+from falaj.records.record import Record
+from falaj.records.residency import Zone
+
+
+class PlatformFacts(Record):
+    """What runs; `controller` is the holder of the lease, none if nobody acts."""
+
+    version: str
+    controller: str | None
+    zones: tuple[Zone, ...]
+    users: int
+
+
+class MetricsText(Record):
+    text: str
+
+
+class PlatformStatus(Record):
+    """What `falaj status` says of a home."""
+
+    home: str
+    running: bool
+    ready: bool = False
+    url: str | None = None
+    pid: int | None = None
+    version: str | None = None
+    controller: str | None = None

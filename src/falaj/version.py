@@ -1,0 +1,3 @@
+"""The version of Falaj."""
+
+VERSION = "0.1.0"

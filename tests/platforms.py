@@ -1,0 +1,140 @@
+"""A real platform in a directory of the test's own: its database, its zones, its people, and a clock the test owns."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from sqlalchemy import Table, func, select, text
+
+from falaj.assembly.home import open_home
+from falaj.assembly.platform import Platform as Assembled
+from falaj.assembly.platform import assemble
+from falaj.control.platform import all_operations
+from falaj.governance.caller import Caller
+from falaj.governance.gate import Gate
+from falaj.governance.operations import operations_of
+from falaj.governance.policy.authorizer import Authorizer
+from falaj.governance.tables import audit_entries
+from falaj.governance.tokens import recognize
+from falaj.records.identity import PrincipalKind, Role
+from falaj.records.names import PrincipalId
+from falaj.records.record import utc_now
+from falaj.sdk.platform import Platform
+
+URL_VARIABLE = "FALAJ_TEST_METADATA_URL"
+
+TWO_ZONES = """
+[zones.local]
+jurisdiction = "AE"
+default = true
+
+[zones.frankfurt]
+jurisdiction = "DE"
+"""
+
+
+class Clock:
+    """Stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.now = utc_now()
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, by: timedelta) -> None:
+        self.now += by
+
+
+class OwnPlatform(Platform):
+    """The rooms under their names, and what a test wants to see of what lies beneath them."""
+
+    def __init__(self, parts: Assembled, clock: Clock) -> None:
+        self.parts = parts
+        self.clock = clock
+        self.home = parts.home
+        self.database = parts.database
+        self._open = ExitStack()
+        self._open.callback(parts.close)
+        super().__init__(parts.rooms, where=str(parts.home.path), on_close=self._open.close)
+
+    def again(self, *, as_owner: bool = True) -> Self:
+        """A second platform on the same home and database, as another process would have it."""
+        parts = assemble(self.home, config=self.parts.config, as_owner=as_owner, clock=self.clock)
+        return self._open.enter_context(type(self)(parts, self.clock))
+
+    def join(
+        self, name: str, *roles: Role, workspace: str = "default", kind: PrincipalKind = "user"
+    ) -> Caller:
+        """A new user who holds `roles` in `workspace`, as a caller."""
+        person = self.user.create(name, kind=kind)
+        for role in roles:
+            self.workspace.grant(workspace, name, role=role)
+        return Caller(PrincipalId(person.id), name, kind, "test")
+
+    def caller_of(self, secret: str) -> Caller:
+        """Whoever a token's secret belongs to, as a door would recognize it."""
+        with self.database.read() as tx:
+            return recognize(tx, secret, now=self.clock(), origin="test")
+
+    def gate_with(self, *rooms: type) -> Gate:
+        """A gate like the platform's own that knows the operations of `rooms` too."""
+        gate = copy.copy(self.parts.gate)
+        extra = [op for room in rooms for op in operations_of(room).values()]
+        gate.authorizer = Authorizer([*all_operations().values(), *extra])
+        return gate
+
+    def count(self, table: Table) -> int:
+        with self.database.read() as tx:
+            return int(tx.execute(select(func.count()).select_from(table)).scalar_one())
+
+    def rows(self, table: Table) -> list[dict[str, Any]]:
+        with self.database.read() as tx:
+            return [dict(row) for row in tx.execute(select(table)).mappings()]
+
+    def sql(self, statement: str, parameters: Sequence[dict[str, Any]] | dict[str, Any] | None = None) -> int:
+        """Change the database behind the platform's back; how many rows it touched."""
+        with self.database.write() as tx:
+            return tx.execute(text(statement), parameters).rowcount
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What the audit log holds, in order."""
+        rows = sorted(self.rows(audit_entries), key=lambda row: row["seq"])
+        return [json.loads(row["entry"]) for row in rows]
+
+
+def make_platform(
+    tmp_path: Path,
+    url: str = "sqlite",
+    toml: str = "",
+    *,
+    environment: pytest.MonkeyPatch | None = None,
+    clock: Clock | None = None,
+) -> OwnPlatform:
+    """A platform whose home and keys lie in `tmp_path`, acting as its owner. PostgreSQL takes an `environment`.
+
+    Heads are signed when the log is read or the platform closed, not by the clock, unless `toml` says so.
+    """
+    home = open_home(tmp_path / "home", tmp_path / "config")
+    home.toml.write_text(configuration(url, toml))
+    if environment is not None:
+        environment.setenv(URL_VARIABLE, url)
+    clock = clock or Clock()
+    return OwnPlatform(assemble(home, as_owner=True, clock=clock), clock)
+
+
+def configuration(url: str, toml: str) -> str:
+    """falaj.toml for a database; `toml` comes first, because it may begin with plain keys."""
+    parts = [toml]
+    if "[audit]" not in toml:
+        parts.append("[audit]\nsign_every = 3600")
+    if not url.startswith("sqlite"):
+        parts.append(f'[metadata]\ndriver = "postgres"\nurl = "env:{URL_VARIABLE}"')
+    return "\n\n".join(parts)

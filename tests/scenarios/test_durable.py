@@ -1,0 +1,219 @@
+"""Durable work: controllers are really killed in the middle, and no operation takes effect twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert
+
+from falaj.control import lease
+from falaj.control.controller import LOST
+from falaj.control.tables import work
+from falaj.errors import Fenced
+from falaj.governance import objects
+from falaj.governance.caller import on_terms
+from falaj.records.names import ROOT, PrincipalId, new_id
+from falaj.records.objects import StoredObject
+from falaj.records.work import Work, WorkState
+from platforms import URL_VARIABLE, OwnPlatform, make_platform
+from polling import eventually
+
+NAMES = ["first", "second", "third", "fourth"]
+SCRIPT = Path(__file__).with_name("held_controller.py")
+
+
+@dataclass
+class Stage:
+    """A platform, the controllers that run on it, and the signs by which the test talks to them."""
+
+    platform: OwnPlatform
+    signs: Path
+    database_url: str
+    lease_s: float = 1.0
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start_controller(self) -> subprocess.Popen[bytes]:
+        environment = os.environ | {
+            "FALAJ_HOME": str(self.platform.home.path),
+            "FALAJ_CONFIG_DIR": str(self.platform.home.config_dir),
+            "FALAJ_TEST_SIGNS": str(self.signs),
+            "FALAJ_TEST_LEASE": str(self.lease_s),
+            URL_VARIABLE: self.database_url,
+        }
+        process = subprocess.Popen([sys.executable, SCRIPT], env=environment, stdin=subprocess.PIPE)
+        self.running.append(process)
+        return process
+
+    def ask_for(self, names: list[str]) -> str:
+        """Work that makes workspaces, on behalf of the owner."""
+        owner = self.platform.user.whoami().principal
+        ident, now = new_id("work"), self.platform.clock()
+        row = {
+            "id": ident,
+            "workflow": "make",
+            "input": {"names": names},
+            "behalf": owner.id,
+            "state": WorkState.WAITING,
+            "step": 0,
+            "cancelling": False,
+        }
+        with self.platform.database.write() as tx:
+            home = objects.by_name(tx, workspace=ROOT, kind="workspace", name="default")
+            assert home is not None
+            new = StoredObject(
+                id=ident,
+                workspace=home.id,
+                kind="work",
+                name=ident,
+                owner=PrincipalId(owner.id),
+                created_at=now,
+            )
+            objects.create(tx, new)
+            tx.execute(insert(work), row)
+        return ident
+
+    def hold(self, name: str) -> Path:
+        sign = self.signs / f"hold-{name}"
+        sign.touch()
+        return sign
+
+    def did(self, name: str, by: subprocess.Popen[bytes]) -> None:
+        eventually((self.signs / f"did-{name}-{by.pid}").exists, within=20)
+
+    def ends(self, ident: str) -> Work:
+        eventually(lambda: self.platform.work.show(ident).state.ended, within=20, every=0.05)
+        return self.platform.work.show(ident)
+
+    def outcomes(self) -> list[tuple[str, str]]:
+        """What the audit log says of every workspace.create: the rule, and the outcome."""
+        entries = [entry for entry in self.platform.entries() if entry["action"] == "workspace.create"]
+        return [(entry["rule"], entry["outcome"]) for entry in entries]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    signs = tmp_path / "signs"
+    signs.mkdir()
+    with made(tmp_path, database_url, monkeypatch) as platform:
+        staged = Stage(platform, signs, database_url)
+        yield staged
+        for process in staged.running:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def made(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnPlatform]:
+    url = "sqlite" if database_url.startswith("sqlite") else database_url
+    with make_platform(tmp_path, url, environment=monkeypatch) as platform:
+        yield platform
+
+
+def test_a_workflow_killed_in_the_middle_finishes_after_a_restart(stage: Stage) -> None:
+    hold = stage.hold("second")
+    killed = stage.start_controller()
+    ident = stage.ask_for(NAMES)
+    stage.did("second", killed)
+
+    killed.kill()
+    killed.wait()
+    hold.unlink()
+    stage.start_controller()
+
+    ended = stage.ends(ident)
+    assert (ended.state, ended.result) == (WorkState.DONE, {"made": NAMES})
+    assert stage.outcomes().count(("replayed", "done")) == 1
+    assert len([rule for rule, _ in stage.outcomes() if rule != "replayed"]) == len(NAMES)
+
+
+def test_a_standby_takes_over_when_the_active_one_dies(stage: Stage) -> None:
+    hold = stage.hold("third")
+    active = stage.start_controller()
+    ident = stage.ask_for(NAMES)
+    stage.did("third", active)
+    standby = stage.start_controller()
+
+    active.kill()
+    hold.unlink()
+
+    assert stage.ends(ident).state is WorkState.DONE
+    assert standby.poll() is None
+    with stage.platform.database.read() as tx:
+        assert lease.current_fence(tx) == 2
+    assert len([rule for rule, _ in stage.outcomes() if rule != "replayed"]) == len(NAMES)
+
+
+def test_a_controller_that_slept_through_its_lease_takes_no_effect(stage: Stage) -> None:
+    hold = stage.hold("second")
+    sleeper = stage.start_controller()
+    ident = stage.ask_for(NAMES)
+    stage.did("second", sleeper)
+
+    sleeper.send_signal(signal.SIGSTOP)
+    hold.unlink()
+    stage.start_controller()
+    ended = stage.ends(ident)
+    sleeper.send_signal(signal.SIGCONT)
+
+    assert ended.state is WorkState.DONE
+    assert sleeper.wait(20) == LOST
+    assert stage.platform.work.show(ident) == ended
+    assert len([rule for rule, _ in stage.outcomes() if rule != "replayed"]) == len(NAMES)
+
+
+def test_work_is_authorized_again_at_each_step(stage: Stage) -> None:
+    hold = stage.hold("first")
+    controller = stage.start_controller()
+    stage.platform.user.create("second-admin")
+    stage.platform.workspace.grant("platform", "second-admin", role="admin")
+    ident = stage.ask_for(NAMES)
+    stage.did("first", controller)
+
+    owner = stage.platform.user.whoami().principal.name
+    stage.platform.workspace.revoke("platform", owner, role="admin")
+    hold.unlink()
+
+    ended = eventually(lambda: ended_row(stage, ident), within=20)
+    assert ended["state"] == WorkState.FAILED
+    assert "may not workspace.create" in ended["error"]
+    assert [outcome for _, outcome in stage.outcomes()] == ["done", "denied"]
+
+
+def ended_row(stage: Stage, ident: str) -> dict[str, object] | None:
+    row = next(row for row in stage.platform.rows(work) if row["id"] == ident)
+    return row if WorkState(row["state"]).ended else None
+
+
+def test_cancelled_work_stops_before_its_next_step(stage: Stage) -> None:
+    hold = stage.hold("second")
+    controller = stage.start_controller()
+    ident = stage.ask_for(NAMES)
+    stage.did("second", controller)
+
+    stage.platform.work.cancel(ident)
+    hold.unlink()
+
+    ended = stage.ends(ident)
+    assert ended.state is WorkState.CANCELLED
+    assert len(stage.outcomes()) == 2
+
+
+def test_an_operation_from_a_controller_without_the_lease_is_refused(stage: Stage) -> None:
+    now, lasts = stage.platform.clock(), stage.platform.clock.now.resolution * 10**6
+    fence = lease.acquire(stage.platform.database, "one", now=now, lasts=lasts)
+    assert fence is not None
+    stage.platform.clock.advance(2 * lasts)
+    lease.acquire(stage.platform.database, "two", now=stage.platform.clock(), lasts=lasts)
+
+    with on_terms(key="work:step", fence=fence), pytest.raises(Fenced):
+        stage.platform.workspace.create("late")
+
+    assert "late" not in [found.name for found in stage.platform.workspace.list().items]
