@@ -50,7 +50,7 @@ ROOMS = {
 
 def run(arguments: Sequence[str]) -> int:
     """Run what was typed; the exit status."""
-    _never_fail_to_encode()
+    _prepare_streams()
     if COMPLETE in os.environ:
         from typer._completion_classes import completion_init
 
@@ -137,8 +137,11 @@ def _globals(
         typer.echo(ctx.get_help())
 
 
-def _never_fail_to_encode() -> None:
-    """A terminal that cannot show a character gets its code instead."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
+def _prepare_streams() -> None:
+    """A terminal that cannot show a character gets its code instead; a stream that is closed swallows everything."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the process ends
+        elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import to_json
 
-from falaj.apps.cli import arguments
+from falaj.apps.cli import reading
 from falaj.apps.cli.failures import FAILED, MISUSED
 from falaj.apps.cli.files import atomic_file, refuse_overwriting
 from falaj.apps.cli.generated import say
@@ -37,8 +37,8 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write the log with its signed heads as JSON lines, for the offline verifier."""
-    given = arguments.gather(all_operations()["audit.export"], {"first": first})
-    arguments.check(all_operations()["audit.export"], given)
+    given = reading.gather(all_operations()["audit.export"], {"first": first})
+    reading.check(all_operations()["audit.export"], given)
     if file != "-":
         refuse_overwriting(Path(file), force=force)
     with session.platform() as platform:

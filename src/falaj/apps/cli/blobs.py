@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from falaj.apps.cli import arguments
+from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.files import chunks, open_input, refuse_overwriting
 from falaj.apps.cli.generated import deliver, say
 from falaj.apps.cli.printing import show
@@ -20,7 +20,7 @@ from falaj.apps.cli.sentences import Said
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import size
 from falaj.control.platform import all_operations
-from falaj.errors import AlreadyExists, Damaged, Fault, Interrupted
+from falaj.errors import AlreadyExists, Damaged, Fault, Interrupted, InvalidInput
 from falaj.records.blobs import Blob
 from falaj.sdk.platform import Platform
 
@@ -43,9 +43,9 @@ def put(
     """Store a file, encrypted, under a name; its restrictions and those of its sources go with it."""
     upload, commit = all_operations()["blob.upload"], all_operations()["blob.commit"]
     typed = {"workspace": workspace, "zone": zone, "sources": source, "only": only, "classes": classes}
-    where = arguments.gather(upload, typed)
-    arguments.check(upload, where | {"data": file}, command="blob put")
-    arguments.check(commit, {"blob": "staged", "name": name}, command="blob put", spelling={"name": "NAME"})
+    where = reading.gather(upload, typed, command="blob put")
+    reading.check(upload, where | {"data": file}, command="blob put")
+    reading.check(commit, {"blob": "staged", "name": name}, command="blob put", spelling={"name": "NAME"})
     total = None if file == "-" or not os.path.isfile(file) else os.path.getsize(file)
     with open_input(file, where="FILE") as pieces, session.platform() as platform:
         with progress(f"storing {name}", total=total, unit="bytes") as advance:
@@ -65,7 +65,7 @@ def get(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Fetch a blob into a file. A download that broke off goes on where it stopped."""
-    arguments.check(all_operations()["blob.read"], {"blob": blob}, command="blob get")
+    reading.check(all_operations()["blob.read"], {"blob": blob}, command="blob get")
     with session.platform() as platform:
         found = platform.blob.show(blob)
         with progress(f"fetching {found.name}", total=found.size_bytes, unit="bytes") as advance:
@@ -93,7 +93,10 @@ def _name_it(session: Session, platform: Platform, staged: Blob, name: str) -> B
 def _target(file: str | None, found: Blob) -> Path:
     """Where a download goes: the file, or the blob's name in the folder."""
     path = Path(file or ".")
-    return path / Path(found.name).name if path.is_dir() else path
+    target = path / Path(found.name).name if path.is_dir() else path
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise InvalidInput.at("FILE", given=str(target), allowed="a file in a folder that you may write to")
+    return target
 
 
 def _to_stdout(platform: Platform, found: Blob, advance: Advance) -> None:

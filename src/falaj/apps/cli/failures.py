@@ -58,7 +58,7 @@ def _hint(error: FalajError) -> None:
     if isinstance(error, HomeBusy):
         _line("fix", "falaj status says what runs; falaj down stops it")
     elif isinstance(error, Internal) and not debugging():
-        _line("fix", "logs/cli.log in the home says why, or FALAJ_DEBUG=1")
+        _line("fix", "the log of the platform says why; it lies in the home, in logs/")
 
 
 def _print(code: str, message: str, faults: tuple[Fault, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from falaj.apps.cli import arguments
+from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.commands import CommandFunction
 from falaj.apps.cli.confirmation import confirm
 from falaj.apps.cli.files import open_input, output
@@ -32,10 +32,10 @@ def command_for(operation: Operation) -> CommandFunction:
 
     def perform(session: Session, **typed: Any) -> int | None:
         yes, to = typed.pop("yes", False), typed.pop("to", None)
-        given = arguments.gather(operation, typed)
-        arguments.check(operation, given)
+        given = reading.gather(operation, typed)
+        reading.check(operation, given)
         if operation.confirm:
-            confirm(f"{arguments.retype(operation, given)}: {operation.summary} Go on?", yes=yes)
+            confirm(f"{reading.retype(operation, given)}: {operation.summary} Go on?", yes=yes)
         with session.platform() as platform, opened(operation, given) as ready:
             result = call(platform, operation, ready)
             deliver(session, operation, given, result, to=to)
@@ -102,7 +102,7 @@ def _show_result(session: Session, operation: Operation, given: Mapping[str, Any
     show(result, as_json=session.json)
     if isinstance(result, Page) and result.next and not session.json:
         cursor = "after" if "after" in operation.parameters else "before"
-        following = arguments.retype(operation, given, **{cursor: result.next})
+        following = reading.retype(operation, given, **{cursor: result.next})
         print(f"there are more: {session.spell(following)}", file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from falaj.apps.cli import arguments
+from falaj.apps.cli import reading
 from falaj.apps.cli.confirmation import confirm_by_name
 from falaj.apps.cli.generated import YES, deliver
 from falaj.apps.cli.session import Session
@@ -21,7 +21,7 @@ def destroy(
 ) -> None:
     """Destroy a workspace's data keys: nobody can read its blobs again. There is no undo."""
     operation, given = all_operations()["keys.destroy"], {"workspace": workspace}
-    arguments.check(operation, given)
+    reading.check(operation, given)
     with session.platform() as platform:
         name = platform.workspace.show(workspace).name
         question = f"Nobody will ever read the blobs of {name} again. Type the workspace's name to go on"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from falaj.apps.cli import arguments
+from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.printing import show_lines
 from falaj.apps.cli.session import Session
-from falaj.apps.cli.trees import draw_lineage
+from falaj.apps.cli.trees import draw_lineage, drawable
 from falaj.control.platform import all_operations
 
 
@@ -25,14 +26,14 @@ def show(
 ) -> None:
     """Draw what an object came from and what came from it, as a tree."""
     graph = all_operations()["lineage.graph"]
-    given = arguments.gather(graph, {"object": object, "direction": direction, "depth": depth})
-    arguments.check(graph, given, command="lineage show")
+    given = reading.gather(graph, {"object": object, "direction": direction, "depth": depth})
+    reading.check(graph, given, command="lineage show")
     with session.platform() as platform:
         nodes = platform.lineage.graph(**given)
         if session.json:
             show_lines(nodes)
         else:
-            print("\n".join(draw_lineage(list(nodes))))
+            print(drawable("\n".join(draw_lineage(list(nodes))), encoding=sys.stdout.encoding))
 
 
 ROOM = {"show": show}

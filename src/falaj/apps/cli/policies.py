@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from falaj.apps.cli import arguments
+from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.failures import FAILED
 from falaj.apps.cli.files import read_text
 from falaj.apps.cli.generated import deliver
@@ -35,8 +35,8 @@ def publish(
     """Put the policy in a file in force; an earlier version steps back."""
     operation = all_operations()["policy.publish"]
     typed = {"name": name, "text": read_text(file, where="FILE"), "workspace": workspace}
-    given = arguments.gather(operation, typed)
-    arguments.check(operation, given)
+    given = reading.gather(operation, typed)
+    reading.check(operation, given)
     with session.platform() as platform:
         deliver(session, operation, given, platform.policy.publish(**given))
 

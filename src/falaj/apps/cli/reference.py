@@ -41,7 +41,9 @@ def reference(session: Session) -> None:
 
 def page() -> str:
     """The whole page."""
-    rows = [_row(parameter.get_help_record(None)) for parameter in root().params]
+    whole = root()
+    context = whole.make_context("falaj", [], resilient_parsing=True)
+    rows = [_row(parameter.get_help_record(context)) for parameter in whole.params]
     parts = [HEAD, "## Global options\n\n| option | what it does |\n|---|---|\n" + "\n".join(rows) + "\n"]
     parts += [ENVIRONMENT, _section("Commands", "", {name: load(name) for name in TOP})]
     parts += [_section(f"`falaj {room}`", words, {room: load(room)}) for room, words in ROOMS.items()]
@@ -62,11 +64,7 @@ def _commands(path: str, made: Any) -> list[str]:
     if isinstance(made, TyperGroup):
         return [line for verb, inner in made.commands.items() for line in _commands(f"{path} {verb}", inner)]
     words = (made.help or "").partition("\n")[0]
-    return [
-        f"| `falaj {' '.join([path, *_pieces(made)])}` | {words} |".replace(
-            "[up|down|both]", "up\\|down\\|both"
-        )
-    ]
+    return [f"| `falaj {' '.join([path, *_pieces(made)])}` | {words} |"]
 
 
 def _pieces(made: Any) -> list[str]:
@@ -81,7 +79,6 @@ def _piece(parameter: Any) -> str:
     text = str(parameter.metavar)
     if not isinstance(parameter, TyperArgument):
         text = parameter.opts[0] if parameter.is_flag else f"{parameter.opts[0]} {parameter.metavar}"
-    text = text.replace("|", "\\|")
     repeated = "…" if parameter.multiple else ""
     return f"{text}{repeated}" if parameter.required else f"[{text}]{repeated}"
 

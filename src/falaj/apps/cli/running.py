@@ -15,8 +15,6 @@ from falaj.apps.cli.sentences import Said
 from falaj.apps.cli.session import Session
 from falaj.apps.supervisor import down, status, up
 from falaj.errors import InvalidInput
-from falaj.records.places import default_home
-from falaj.records.platform import PlatformStatus
 
 
 def start(
@@ -37,13 +35,11 @@ def start(
 def tell(session: Session) -> int:
     """Say whether a platform runs on the home, and where; exit 1 if none does."""
     _needs_a_home(session)
-    path = (session.home or default_home()).absolute()
-    is_made = (path / "id").exists()  # to ask makes no home
-    found = status(path) if is_made else PlatformStatus(home=str(path), running=False)
+    found = status(session.home)
     if session.json or found.running:
         show(found, as_json=session.json)
     else:
-        say(session, Said(f"no platform runs on {path}", (("next", "up"),)))
+        say(session, Said(f"no platform runs on {found.home}", (("next", "up"),)))
     return 0 if found.running else FAILED
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from falaj.apps.cli import arguments
+from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.printing import show
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import text_of
@@ -40,8 +40,8 @@ def issue(
         "actions": actions,
         "expires_in": expires_in,
     }
-    given = arguments.gather(operation, typed)
-    arguments.check(operation, given)
+    given = reading.gather(operation, typed)
+    reading.check(operation, given)
     with session.platform() as platform:
         issued = platform.token.issue(**given)
     if session.json:

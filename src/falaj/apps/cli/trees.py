@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from falaj.apps.cli.values import printable, text_of
 from falaj.records.lineage import LineageNode
 
+ASCII = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|"})
+
 Branches = dict[str, list[LineageNode]]
 
 
@@ -27,6 +29,15 @@ def draw_lineage(nodes: Sequence[LineageNode]) -> list[str]:
         lines.append(f"{'└─' if last else '├─'} {title}")
         lines += _draw(branches, start.id, "   " if last else "│  ")
     return lines if sides else [*lines, "   nothing is known upstream or downstream of it"]
+
+
+def drawable(tree: str, *, encoding: str) -> str:
+    """`tree` with the lines that `encoding` can show."""
+    try:
+        tree.encode(encoding)
+    except UnicodeEncodeError:
+        return tree.translate(ASCII)
+    return tree
 
 
 def _branches(nodes: Sequence[LineageNode], sign: int) -> Branches:

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
-from falaj.apps.cli import arguments
+from falaj.apps.cli import reading
 from falaj.apps.cli.failures import FAILED
 from falaj.apps.cli.printing import show_lines
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import printable
 from falaj.control.platform import all_operations
 from falaj.records.work import Work, WorkState
-from falaj.sdk.platform import Platform
 
 
 def watch(
     session: Session, work: Annotated[str, typer.Argument(metavar="WORK", help="The id of the work.")]
 ) -> int:
     """Show every change until it ends; exit 1 if it failed or was cancelled."""
-    arguments.check(all_operations()["work.watch"], {"work": work})
+    reading.check(all_operations()["work.watch"], {"work": work})
     with session.platform() as platform:
         changes = platform.work.watch(work)
-        _warn_if_idle(platform, session)
-        ends = (_show(change, as_json=session.json) for change in changes)
-        last = _last(ends)
+        last = _last(_show(change, as_json=session.json) for change in changes)
     return 0 if last is None or last.state is WorkState.DONE else FAILED
-
-
-def _warn_if_idle(platform: Platform, session: Session) -> None:
-    if platform.platform.status().controller is None:
-        print(f"no controller acts here; {session.spell('up')} starts one", file=sys.stderr)
 
 
 def _show(change: Work, *, as_json: bool) -> Work:

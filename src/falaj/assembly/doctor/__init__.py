@@ -6,7 +6,7 @@ from pathlib import Path
 
 from falaj.assembly.config import read_config
 from falaj.assembly.doctor import machine, state
-from falaj.assembly.doctor.findings import Check, Patient, failure, guarded, ok
+from falaj.assembly.doctor.findings import Check, Patient, failures, guarded, ok
 from falaj.assembly.home import Home
 from falaj.errors import FalajError
 from falaj.records.config import Config
@@ -32,7 +32,7 @@ def examine(path: Path | None = None) -> list[Finding]:
     home = _home((path or default_home()).absolute())
     config, about_config = _read_config(home)
     patient = Patient(home, config)
-    findings = [machine.check_python(), about_config]
+    findings = [machine.check_python(), *about_config]
     for name, check in CHECKS.items():
         findings += guarded(name, check, patient)
     return findings
@@ -47,10 +47,11 @@ def _home(path: Path) -> Home:
     return Home(path, default_config_dir().absolute(), ident)
 
 
-def _read_config(home: Home) -> tuple[Config, Finding]:
+def _read_config(home: Home) -> tuple[Config, list[Finding]]:
+    """The configuration, or the defaults where it cannot be read; and what is wrong with it."""
     if not home.toml.exists():
-        return Config(), ok("config", f"there is no {home.toml}; the defaults hold")
+        return Config(), [ok("config", f"there is no {home.toml}; the defaults hold")]
     try:
-        return read_config(home.toml), ok("config", f"{home.toml} is valid")
-    except (FalajError, OSError) as error:
-        return Config(), failure("config", error)
+        return read_config(home.toml), [ok("config", f"{home.toml} is valid")]
+    except (FalajError, OSError, UnicodeDecodeError) as error:
+        return Config(), failures("config", error)

@@ -37,7 +37,7 @@ def guarded(name: str, check: Check, patient: Patient) -> list[Finding]:
     try:
         return list(check(patient))
     except Exception as error:
-        return [failure(name, error)]
+        return failures(name, error)
 
 
 def ok(check: str, words: str) -> Finding:
@@ -52,13 +52,12 @@ def fail(check: str, words: str, *, fix: str | None = None) -> Finding:
     return Finding(check=check, status="fail", words=words, fix=fix)
 
 
-def failure(check: str, error: Exception) -> Finding:
-    """What a check that ended in an error found."""
+def failures(check: str, error: Exception) -> list[Finding]:
+    """What a check that ended in an error found: one finding for each fault that the error names."""
     if not isinstance(error, FalajError):
-        return fail(check, f"{type(error).__name__}: {error}".partition("\n")[0])
-    fixes = [fault.fix for fault in error.faults if fault.fix]
-    words = "; ".join([error.message, *(_told(fault) for fault in error.faults)])
-    return fail(check, words, fix="; ".join(fixes) or None)
+        return [fail(check, f"{type(error).__name__}: {error}".partition("\n")[0])]
+    found = [fail(check, _told(fault), fix=fault.fix) for fault in error.faults]
+    return found or [fail(check, error.message)]
 
 
 def _told(fault: Fault) -> str:

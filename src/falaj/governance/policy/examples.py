@@ -18,19 +18,20 @@ A workspace, a user and a group go by their names here, where policies in force 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from falaj.errors import Fault, InvalidInput, PolicyInvalid, shorten
 from falaj.governance.operations import Operation
 from falaj.governance.policy.engine import PolicyEngine, PolicyText, PrincipalFacts
 from falaj.governance.policy.schema import kinds_of, resource_kinds
 from falaj.records.identity import PrincipalKind, Role
-from falaj.records.names import ROOT, DataClass, Jurisdiction, ObjectId, PrincipalId
+from falaj.records.names import DEFAULT_WORKSPACE, ROOT, DataClass, Jurisdiction, ObjectId, PrincipalId
 from falaj.records.objects import StoredObject
 from falaj.records.policy import Decision, ExampleOutcome
 from falaj.records.record import Record
@@ -41,10 +42,10 @@ OF_THE_PLATFORM = {"user", "service", "group", "token"}
 
 
 class Resource(Record):
-    """What is acted on; unless said, it is of the kind that the action takes, and lies in the workspace `default`."""
+    """What is acted on; unless said, it is of the kind that the action takes."""
 
     kind: str | None = None
-    workspace: str = "default"
+    workspace: str = DEFAULT_WORKSPACE
     name: str | None = None
     owner: str = ""
     zone: str | None = None
@@ -66,104 +67,108 @@ class Example(Record):
     rule: str | None = None
 
 
-class ExampleFile(Record):
-    """A file of examples, and the policies that they are about."""
+class Setting(Record):
+    """What all the examples of a file share: the policies that they are about."""
 
     policies: tuple[str, ...] = ()
     workspace: str | None = None
-    example: tuple[Example, ...] = Field(min_length=1)
 
 
 def run_examples(path: Path, operations: Iterable[Operation]) -> list[ExampleOutcome]:
     """Decide every example of the file at `path`. InvalidInput, with all its faults, if it cannot be read."""
     known = {operation.name: operation for operation in operations}
-    examples, faults = _read(path)
-    policies: list[PolicyText] = []
-    if examples is not None:
-        policies, unread = _policy_texts(path, examples)
-        faults += [*unread, *_unfit(policies, known), *_impossible(path, examples.example, known)]
-    if faults or examples is None:
-        count = f"{len(faults)} fault{'s' * (len(faults) != 1)}"
-        raise InvalidInput(f"{path} has {count}", faults=faults)
+    faults: list[Fault] = []
+    setting, examples = _read(path, faults)
+    policies = _policy_texts(path, setting, faults)
+    _check_policies(policies, known, faults)
+    for number, example in examples.items():
+        _check_example(f"{path} example {number}", example, known, faults)
+    if faults:
+        raise InvalidInput(f"{path} has {len(faults)} fault{'s' * (len(faults) != 1)}", faults=faults)
     engine = PolicyEngine(known.values(), policies)
-    return [
-        _decide(engine, number, example, known[example.action])
-        for number, example in enumerate(examples.example, 1)
-    ]
+    return [_decide(engine, number, each, known[each.action]) for number, each in examples.items()]
 
 
-def _read(path: Path) -> tuple[ExampleFile | None, list[Fault]]:
+def _read(path: Path, faults: list[Fault]) -> tuple[Setting, dict[int, Example]]:
+    """What can be read of the file; the rest becomes faults."""
     try:
-        return ExampleFile.model_validate(tomllib.loads(path.read_text())), []
+        document = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        return None, [Fault(where=str(path), allowed=f"TOML ({error})")]
+        faults.append(Fault(where=str(path), allowed=f"TOML ({error})"))
+        return Setting(), {}
+    tables = document.pop("example", [])
+    if not isinstance(tables, list) or not tables:
+        faults.append(Fault(where=str(path), given="no example", allowed="one [[example]] or more"))
+        tables = []
+    setting = _validated(Setting, document, str(path), faults) or Setting()
+    read = {
+        number: _validated(Example, table, f"{path} example {number}", faults)
+        for number, table in enumerate(tables, 1)
+    }
+    return setting, {number: example for number, example in read.items() if example is not None}
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _validated(kind: type[M], value: Any, where: str, faults: list[Fault]) -> M | None:
+    try:
+        return kind.model_validate(value)
     except ValidationError as error:
-        return None, [_fault(path, dict(found)) for found in error.errors(include_url=False)]
+        faults += [_fault(where, dict(found)) for found in error.errors(include_url=False)]
+        return None
 
 
-def _fault(path: Path, found: dict[str, Any]) -> Fault:
-    match found["loc"]:
-        case ("example", int(index), *inner):
-            where = _at(path, index + 1, ".".join(map(str, inner)))
-        case location:
-            where = f"{path} {'.'.join(map(str, location))}"
+def _fault(where: str, found: Mapping[str, Any]) -> Fault:
     return Fault(
-        where=where.rstrip(),
+        where=f"{where} {'.'.join(map(str, found['loc']))}",
         given=None if found["type"] == "missing" else shorten(found["input"]),
         allowed=found["msg"].removeprefix("Value error, "),
         fix={"missing": "give this field", "extra_forbidden": "remove this field"}.get(found["type"]),
     )
 
 
-def _at(path: Path, number: int, field: str = "") -> str:
-    return f"{path} example {number} {field}".rstrip()
-
-
-def _policy_texts(path: Path, examples: ExampleFile) -> tuple[list[PolicyText], list[Fault]]:
-    """The policies that the file names, and its patterns that find none."""
+def _policy_texts(path: Path, setting: Setting, faults: list[Fault]) -> list[PolicyText]:
+    """The policies that the file names."""
+    confined_to = None if setting.workspace == ROOT else setting.workspace
     texts: list[PolicyText] = []
-    faults: list[Fault] = []
-    for pattern in examples.policies:
+    for pattern in setting.policies:
         found = [] if Path(pattern).is_absolute() else sorted(path.parent.glob(pattern))
         if not found:
-            faults.append(
-                Fault(where=f"{path} policies", given=pattern, allowed="policy files beside this file")
-            )
+            allowed = "the policy files, relative to this file"
+            faults.append(Fault(where=f"{path} policies", given=pattern, allowed=allowed))
         for file in found:
             try:
-                texts.append(PolicyText(file.name, file.read_text(), _workspace_id(examples.workspace)))
+                texts.append(PolicyText(file.name, file.read_text(), confined_to))
             except (OSError, UnicodeDecodeError) as error:
-                faults.append(Fault(where=str(file), allowed=f"Cedar text ({error})"))
-    return texts, faults
+                faults.append(Fault(where=str(file), allowed=f"Cedar ({error})"))
+    return texts
 
 
-def _unfit(policies: Sequence[PolicyText], known: dict[str, Operation]) -> list[Fault]:
-    """What is wrong with the policies themselves."""
+def _check_policies(
+    policies: Sequence[PolicyText], known: Mapping[str, Operation], faults: list[Fault]
+) -> None:
     engine = PolicyEngine(known.values())
-    faults: list[Fault] = []
     for policy in policies:
         try:
             engine.confined(policy)
         except PolicyInvalid as error:
             faults += error.faults
-    return faults
 
 
-def _impossible(path: Path, examples: Sequence[Example], known: dict[str, Operation]) -> list[Fault]:
-    """Examples of actions that there are not, or on things that they are not performed on."""
-    faults = []
-    for number, example in enumerate(examples, 1):
-        operation = known.get(example.action)
-        if operation is None:
-            allowed = ", ".join(sorted(known))
-            faults.append(Fault(where=_at(path, number, "action"), given=example.action, allowed=allowed))
-            continue
-        kinds = resource_kinds(operation, kinds_of(known.values()))
-        if _kind(example, operation) not in kinds:
-            given = example.resource.kind or "nothing"
-            where = _at(path, number, "resource.kind")
-            faults.append(Fault(where=where, given=given, allowed=" or ".join(kinds), fix="say which kind"))
-    return faults
+def _check_example(where: str, example: Example, known: Mapping[str, Operation], faults: list[Fault]) -> None:
+    """An action that there is, on something that it is performed on."""
+    operation = known.get(example.action)
+    if operation is None:
+        near = get_close_matches(example.action, known, n=1)
+        fix = f'action = "{near[0]}"' if near else None
+        allowed = "an action; falaj policy schema lists them"
+        faults.append(Fault(where=f"{where} action", given=example.action, allowed=allowed, fix=fix))
+        return
+    kinds = resource_kinds(operation, kinds_of(known.values()))
+    if _kind(example, operation) not in kinds:
+        given = example.resource.kind or "nothing"
+        faults.append(Fault(where=f"{where} resource.kind", given=given, allowed=", ".join(kinds)))
 
 
 def _decide(engine: PolicyEngine, number: int, example: Example, operation: Operation) -> ExampleOutcome:
@@ -205,12 +210,8 @@ def _resource(example: Example, operation: Operation) -> StoredObject:
 
 
 def _kind(example: Example, operation: Operation) -> str:
-    wanted = {"platform": "workspace", "object": ""}.get(operation.resource, operation.resource)
-    return example.resource.kind or wanted
-
-
-def _workspace_id(name: str | None) -> str | None:
-    return None if name in (None, ROOT) else name
+    of_action = {"platform": "workspace", "object": ""}.get(operation.resource, operation.resource)
+    return example.resource.kind or of_action
 
 
 def _is_by(decision: Decision, rule: str | None) -> bool:

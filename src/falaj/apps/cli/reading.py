@@ -1,0 +1,133 @@
+"""What was typed, as the input of an operation.
+
+It stays text as far as it can: the operation's own check says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from falaj.apps.cli.arguments import Typed, command_path, typed_parameters
+from falaj.apps.cli.values import duration
+from falaj.errors import Fault, InvalidInput
+from falaj.governance.operations import Operation
+
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+DURATION_RULE = "a number followed by s, m, h or d"
+
+EXAMPLES = {
+    "actions": "blob.read",
+    "classes": "personal",
+    "expires_in": "30d",
+    "limit": "100",
+    "only": "AE",
+    "sources": "blob:NAME",
+}
+"""A value that would be right, for the fix of a fault."""
+
+
+def gather(operation: Operation, typed: Mapping[str, Any], *, command: str | None = None) -> dict[str, Any]:
+    """What was typed, as the operation's input; what was not typed is left out."""
+    given: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for name, how in typed_parameters(operation).items():
+        value = typed.get(name)
+        if value is None or value == []:
+            continue
+        try:
+            items = [item for part in value for item in _split(part, how)] if how.repeated else [value]
+            read = [_read(item, how) for item in items]
+            given[name] = read if how.repeated else read[0]
+        except InvalidInput as error:
+            faults += error.faults
+    if faults:
+        raise InvalidInput(_not_valid(command or command_path(operation), faults), faults=faults)
+    return given
+
+
+def check(
+    operation: Operation,
+    given: Mapping[str, Any],
+    *,
+    command: str | None = None,
+    spelling: Mapping[str, str] | None = None,
+) -> None:
+    """The operation's own check of its input, with its faults named as they are typed.
+
+    A `command` that is written by hand may have a `spelling` of its own.
+    """
+    try:
+        operation.check(given)
+    except InvalidInput as error:
+        spelled = {name: how.spelled for name, how in typed_parameters(operation).items()}
+        faults = [_as_typed(fault, given, spelled | dict(spelling or {})) for fault in error.faults]
+        raise type(error)(_not_valid(command or command_path(operation), faults), faults=faults) from None
+
+
+def retype(operation: Operation, given: Mapping[str, Any], **changed: str) -> str:
+    """The command line, without `falaj`, that gives `given` again, but for what is `changed`."""
+    words = [command_path(operation)]
+    for name, how in typed_parameters(operation).items():
+        value = changed.get(name, given.get(name))
+        for item in value if how.repeated and value else [value]:
+            if item is not None:
+                shown = duration(item) if isinstance(item, timedelta) else str(item)
+                words += [*([how.spelled] if how.is_option else []), shlex.quote(shown)]
+    return " ".join(words)
+
+
+def _as_typed(fault: Fault, given: Mapping[str, Any], spelled: Mapping[str, str]) -> Fault:
+    name = fault.where.partition(".")[0]
+    value, where = given.get(name), spelled.get(name, fault.where)
+    changes: dict[str, str] = {"where": where}
+    if isinstance(value, timedelta):
+        changes["given"] = duration(value)
+    if fault.fix is None and name in EXAMPLES:
+        changes["fix"] = f"{where} {EXAMPLES[name]}"
+    return fault.model_copy(update=changes)
+
+
+def _not_valid(command: str, faults: Sequence[Fault]) -> str:
+    what = f"{faults[0].where} is" if len(faults) == 1 else f"{len(faults)} things are"
+    return f"falaj {command}: {what} not valid"
+
+
+def _split(part: str, how: Typed) -> list[str]:
+    """`AE,SA` is two; a comma stands in nothing else that may be repeated, but in JSON it does."""
+    return [part] if how.kind == "json" else [item for item in part.split(",") if item]
+
+
+def _read(text: Any, how: Typed) -> Any:
+    if how.kind == "duration":
+        return _length_of_time(text, how.spelled)
+    return _json(text, how.spelled) if how.kind == "json" else text
+
+
+def _length_of_time(text: str, where: str) -> timedelta | str:
+    found = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
+    if found:
+        return timedelta(**{UNITS[found[2]]: int(found[1])})
+    if text.upper().startswith("P"):  # ISO 8601
+        return text
+    raise InvalidInput.at(where, given=text, allowed=DURATION_RULE, fix=f"{where} 30d")
+
+
+def _json(text: str, where: str) -> Any:
+    source = text
+    try:
+        if text == "-":
+            source = sys.stdin.read()
+        elif text.startswith("@"):
+            source = Path(text[1:]).read_text()
+        return json.loads(source)
+    except OSError as error:
+        raise InvalidInput.at(where, given=text, allowed=f"a readable file ({error.strerror})") from None
+    except ValueError as error:
+        raise InvalidInput.at(where, given=source, allowed=f"JSON ({error})") from None

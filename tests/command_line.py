@@ -1,0 +1,99 @@
+"""The command line in this process: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import falaj
+from falaj.apps.cli.app import run
+
+SOURCE = Path(falaj.__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Ran:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """`falaj`, on a home of the test's own."""
+
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def key_file(self) -> Path:
+        return next((self.folder / "config" / "keys").glob("*.json"))
+
+    def __call__(self, *arguments: str | Path) -> Ran:
+        self.capsys.readouterr()
+        status = run([str(argument) for argument in arguments])
+        return Ran(status, *self.capsys.readouterr())
+
+    def done(self, *arguments: str | Path) -> Ran:
+        """Run a command that must succeed."""
+        ran = self(*arguments)
+        assert ran.status == 0, ran.err
+        return ran
+
+    def json(self, *arguments: str | Path) -> Any:
+        return self.done(*arguments, "--json").json
+
+
+@contextmanager
+def command_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], *, template: Path | None = None
+) -> Iterator[CommandLine]:
+    """`falaj` in `folder`, on a copy of the home in `template`, or on none; nothing outside is touched."""
+    if template is not None:
+        shutil.copytree(template, folder, dirs_exist_ok=True)
+    log = logging.getLogger("falaj")
+    before = log.handlers[:], log.level, log.propagate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("FALAJ_HOME", str(folder / "home"))
+        patch.setenv("FALAJ_CONFIG_DIR", str(folder / "config"))
+        patch.setenv("COLUMNS", "100")
+        for name in ("FALAJ_URL", "FALAJ_TOKEN", "FALAJ_DEBUG"):
+            patch.delenv(name, raising=False)
+        try:
+            yield CommandLine(folder, capsys)
+        finally:
+            for handler in set(log.handlers) - set(before[0]):
+                handler.close()
+            log.handlers[:], log.level, log.propagate = before
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a `falaj` in a process of its own needs."""
+    places = {"FALAJ_HOME": str(folder / "home"), "FALAJ_CONFIG_DIR": str(folder / "config")}
+    return {**os.environ, **places, "PYTHONPATH": str(SOURCE)}
+
+
+def make_template(folder: Path) -> Path:
+    """A home that was opened once: making one takes longer than copying it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FALAJ_CONFIG_DIR", str(folder / "config"))
+        falaj.open(folder / "home").close()
+    return folder

@@ -1,0 +1,375 @@
+"""The command line as a whole: its commands, its help, its errors, its exit status."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import SOURCE, CommandLine, command_line, environment, make_template
+from falaj.apps.cli import app, sentences
+from falaj.apps.cli.reference import page
+from falaj.apps.cli.rooms import BY_HAND, by_hand, room_commands
+from falaj.apps.cli.session import Session
+from falaj.assembly.home import open_home
+from falaj.control.platform import all_operations, room_types
+from falaj.errors import Conflict
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"pydantic", "sqlalchemy", "rich", "cedarpy", "cryptography", "httpx", "obstore", "pyarrow"}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_template(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
+    with command_line(tmp_path, capsys, template=template) as line:
+        yield line
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+def test_the_table_of_rooms_names_every_room() -> None:
+    assert list(app.ROOMS) == list(room_types())
+
+
+def test_hand_written_commands_belong_to_rooms() -> None:
+    assert set(BY_HAND) <= set(room_types())
+
+
+@pytest.mark.parametrize("name", sorted(all_operations()))
+def test_every_operation_has_a_command_with_help(name: str, falaj: CommandLine) -> None:
+    operation = all_operations()[name]
+    verb = operation.verb.replace("_", "-")
+
+    ran = falaj.done(operation.room, verb, "--help")
+
+    assert f"Usage: falaj {operation.room} {verb}" in ran.out
+    by_a_person = verb in by_hand(operation.room)
+    assert by_a_person or operation.summary[:30] in " ".join(ran.out.split())
+
+
+def test_every_command_reads_with_json() -> None:
+    commands = {(room, verb): made for room in app.ROOMS for verb, made in app.load(room).commands.items()}
+
+    silent = [
+        key for key, made in commands.items() if "--json" not in {o for p in made.params for o in p.opts}
+    ]
+
+    assert silent == []
+    assert len(commands) >= len(all_operations())
+
+
+def test_what_is_said_after_a_write_is_about_operations_that_there_are() -> None:
+    assert set(sentences.SENTENCES) <= set(all_operations())
+
+
+def test_room_commands_are_typed_with_dashes() -> None:
+    assert "who-can" in room_commands("policy")
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "reference" / "cli.md").read_text()
+
+    assert written == page(), "run: falaj reference > docs/reference/cli.md"
+
+
+def test_help_names_commands_and_rooms(falaj: CommandLine) -> None:
+    ran = falaj.done("--help")
+
+    assert all(f"\n  {name} " in ran.out for name in [*app.COMMANDS, *app.ROOMS])
+    assert "reference" not in ran.out
+    assert falaj.done().out == ran.out
+    assert falaj.done("-h").out == ran.out
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys; from falaj.apps.cli.app import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, check=True
+    )
+
+    assert {name.partition(".")[0] for name in ran.stderr.split()} & HEAVY == set()
+
+
+def test_version(falaj: CommandLine) -> None:
+    assert falaj.done("--version").out == "falaj 0.1.0\n"
+
+
+# --------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("wrkspace list", "No such command 'wrkspace'. Did you mean 'workspace'?"),
+        ("workspace lits", "Did you mean 'list'?"),
+        ("workspace create", "Missing argument 'NAME'"),
+        ("workspace grant risk sara", "Missing option '--role'"),
+        ("workspace list --limt 3", "No such option: --limt"),
+        ("workspace show a b", "unexpected extra argument"),
+        ("workspace show --home", "requires an argument"),
+    ],
+)
+def test_misuse_shows_the_usage(falaj: CommandLine, typed: str, words: str) -> None:
+    ran = falaj(*typed.split())
+
+    assert ran.status == 2
+    assert ran.err.startswith("error[usage] ")
+    assert words in ran.err
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "where", "given"),
+    [
+        ("workspace create Bad!", "NAME", "Bad!"),
+        ("workspace grant risk sara --role boss", "--role", "boss"),
+        ("workspace list --limit 0", "--limit", "0"),
+        ("workspace list --limit many", "--limit", "many"),
+        ("token issue --purpose ci --expires-in 7days", "--expires-in", "7days"),
+        ("token issue --purpose ci --expires-in 30", "--expires-in", "30"),
+        ("token issue --purpose ci --expires-in 900d", "--expires-in", "900d"),
+        ("token issue --purpose ci --action nothing", "--action", "nothing"),
+        ("audit list --outcome fine", "--outcome", "fine"),
+        ("object label blob:a --only uae", "--only", "uae"),
+        ("blob put falaj.toml Bad!", "NAME", "Bad!"),
+        ("blob put nowhere.bin name", "FILE", "nowhere.bin"),
+        ("blob put . name", "FILE", "."),
+        ("policy check nowhere.cedar", "FILE", "nowhere.cedar"),
+        ("lineage show blob:a --direction left", "--direction", "left"),
+        ("audit verify nowhere.jsonl --public-key 00", "EXPORT", "nowhere.jsonl"),
+        ("completion tcsh", "SHELL", "tcsh"),
+        ("up --port http", "--port", "http"),
+        ("login example.com --token", "url", "example.com"),
+        ("--url example.com workspace list", "url", "example.com"),
+    ],
+)
+def test_what_is_not_valid_is_named_as_it_is_typed(
+    falaj: CommandLine, typed: str, where: str, given: str
+) -> None:
+    ran = falaj(*typed.split())
+
+    assert ran.status == 2
+    head, *rows = ran.err.splitlines()
+    assert head.startswith("error[input.invalid] ")
+    assert head.endswith(f"{where} is not valid")
+    assert rows[0].split() == ["given", *given.split()]
+    assert rows[1].startswith("  allowed  ")
+
+
+def test_every_fault_is_named_at_once(falaj: CommandLine) -> None:
+    ran = falaj("object", "label", "Blob!", "--only", "uae", "--class", "Personal")
+
+    assert ran.status == 2
+    assert "3 things are not valid" in ran.err
+    assert all(f"\n  {where}\n" in ran.err for where in ("OBJECT", "--only", "--class"))
+
+
+def test_refused_is_1(falaj: CommandLine) -> None:
+    ran = falaj("workspace", "show", "nowhere")
+
+    assert ran.status == 1
+    assert ran.err == "error[object.not_found] there is no workspace 'nowhere', or you may not see it\n"
+
+
+def test_an_error_does_not_steer_the_terminal(falaj: CommandLine) -> None:
+    ran = falaj("workspace", "show", "a\x1b[2Jb")
+
+    assert "\x1b" not in ran.err
+    assert "x1b" in ran.err
+
+
+def test_an_interrupt_is_quiet(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(session: Session) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "platform", interrupt)
+
+    assert falaj("workspace", "list") == (ran := falaj("workspace", "list"))
+    assert (ran.status, ran.out, ran.err) == (130, "", "")
+
+
+def test_a_fault_of_ours_shows_no_traceback_unless_asked(
+    falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(session: Session) -> Any:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(Session, "platform", fail)
+
+    ran = falaj("workspace", "list")
+    monkeypatch.setenv("FALAJ_DEBUG", "1")
+    debugged = falaj("workspace", "list")
+
+    assert ran.status == 1
+    assert ran.err.startswith("error[internal] ZeroDivisionError: by zero\n")
+    assert "Traceback" not in ran.err
+    assert "Traceback" in debugged.err
+
+
+def test_an_internal_error_is_in_the_log_of_the_home(
+    falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("falaj.governance.workspaces.workspace_record", lambda found: 1 / 0)
+
+    ran = falaj("workspace", "show", "default")
+
+    assert ran.status == 1
+    assert ran.err.startswith("error[internal] workspace.show failed")
+    assert "Traceback" not in ran.err
+    assert "ZeroDivisionError" in (falaj.home / "logs" / "cli.log").read_text()
+
+
+def test_a_reader_who_leaves_early_is_no_error(tmp_path: Path, template: Path) -> None:
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    command = f"{sys.executable} -c 'from falaj.apps.cli import main; main()' audit export - | true"
+
+    ran = subprocess.run(["bash", "-c", command], env=environment(tmp_path), capture_output=True, text=True)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+# ------------------------------------------------------------------------------------ which platform
+
+
+def test_a_home_that_is_not_there_is_made_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with command_line(tmp_path, capsys) as falaj:
+        first, second = falaj.done("zone", "list"), falaj.done("zone", "list")
+
+    assert first.err == f"made a new home in {tmp_path / 'home'}\n"
+    assert second.err == ""
+
+
+def test_wrong_input_makes_no_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with command_line(tmp_path, capsys) as falaj:
+        assert falaj("workspace", "create", "Bad!").status == 2
+        assert falaj("status").status == 1
+        assert falaj("config", "check").status == 0
+
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_home_that_is_a_file_is_refused(falaj: CommandLine) -> None:
+    (falaj.folder / "file").write_text("")
+
+    ran = falaj("--home", "file", "zone", "list")
+
+    assert ran.status == 2
+    assert "home is not valid" in ran.err
+
+
+def test_global_options_stand_anywhere(falaj: CommandLine) -> None:
+    falaj.done("workspace", "create", "risk", "--home", "other")
+
+    before = falaj.done("--home", "other", "--json", "workspace", "show", "risk").json
+    behind = falaj.done("workspace", "show", "risk", "--json", "--home", "other").json
+
+    assert before == behind
+    assert falaj("workspace", "show", "risk").status == 1
+
+
+def test_the_commands_that_are_suggested_reach_the_same_platform(falaj: CommandLine) -> None:
+    ran = falaj.done("--home", "other home", "workspace", "create", "risk")
+
+    assert "falaj --home 'other home' workspace grant risk USER" in ran.out
+
+
+def test_a_home_and_a_url_are_two_platforms(falaj: CommandLine) -> None:
+    ran = falaj("--home", "other", "workspace", "list", "--url", "http://127.0.0.1:1")
+
+    assert ran.status == 2
+    assert "--home and --url" in ran.err
+
+
+def test_a_url_is_connected_to(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = connections(monkeypatch)
+    monkeypatch.setenv("FALAJ_URL", "http://platform:7480/")
+
+    falaj("workspace", "list")
+    falaj("--url", "https://other", "workspace", "list")
+    named = falaj("--home", "home", "workspace", "list")
+
+    assert asked == ["http://platform:7480", "https://other"]
+    assert named.status == 0
+
+
+def test_a_home_on_which_a_platform_runs_is_connected_to(
+    falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = connections(monkeypatch)
+    home = open_home(falaj.home)
+    home.running.write_text('{"url": "http://127.0.0.1:7480", "pid": 1}')
+
+    with home.lock():
+        falaj("workspace", "list")
+    left_behind = falaj("workspace", "list")
+
+    assert asked == ["http://127.0.0.1:7480"]
+    assert left_behind.status == 0
+
+
+def test_a_home_that_another_process_has_open_is_busy(falaj: CommandLine) -> None:
+    with open_home(falaj.home).lock():
+        ran = falaj("workspace", "list")
+
+    assert ran.status == 1
+    assert ran.err.startswith("error[home.busy] ")
+    assert "falaj status" in ran.err
+
+
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that are connected to; every connection is refused."""
+    asked: list[str] = []
+
+    def connect(url: str, token: str | None = None) -> Any:
+        asked.append(url)
+        raise Conflict("not now")
+
+    monkeypatch.setattr("falaj.sdk.remote.connect", connect)
+    return asked
+
+
+# ----------------------------------------------------------------------------------------- completion
+
+
+def test_the_script_completes_in_bash(falaj: CommandLine, tmp_path: Path) -> None:
+    script = falaj.done("completion", "bash").out
+    program = tmp_path / "bin" / "falaj"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c 'from falaj.apps.cli import main; main()' \"$@\"\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / "script").write_text(script)
+    code = (
+        f"source {tmp_path}/script\n"
+        'complete() { COMP_WORDS=(falaj "$@"); COMP_CWORD=$#; _falaj_completion falaj; echo ${COMPREPLY[*]}; }\n'
+        "complete work\ncomplete workspace gr\ncomplete workspace grant risk sara --role dev\n"
+    )
+    places = environment(tmp_path) | {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(SOURCE),
+    }
+
+    ran = subprocess.run(["bash", "-c", code], env=places, capture_output=True, text=True, check=True)
+
+    assert ran.stdout.splitlines() == ["workspace work", "grant", "developer"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_there_are_scripts_for_other_shells(falaj: CommandLine, shell: str) -> None:
+    assert f"_FALAJ_COMPLETE=complete_{shell}" in falaj.done("completion", shell).out
