@@ -240,7 +240,7 @@ def test_truncation_together_with_its_heads_needs_the_witness() -> None:
 
     assert check(lines).ok
     assert check(lines, HEADS).problems == [
-        "The log ends at size 7, but the witness has a signed head of size 12: truncated."
+        "The log ends at size 7, but the witness has a signed head of size 12: truncated unless the export is older."
     ]
 
 

@@ -16,9 +16,10 @@ from types import FrameType
 from typing import Any
 
 from falaj.assembly.config import read_config
-from falaj.assembly.home import Home, open_home
+from falaj.assembly.home import Home, find_home, open_home
 from falaj.errors import FalajError, InvalidInput, Unavailable
 from falaj.records.config import Server
+from falaj.records.places import default_home
 from falaj.records.platform import PlatformStatus
 from falaj.sdk import credentials
 
@@ -39,9 +40,9 @@ def up(home_path: Path | None = None, *, port: int | None = None, bind: str | No
 
 def down(home_path: Path | None = None) -> bool:
     """Stop the platform that runs on a home, and wait until it has; false if none runs."""
-    home = open_home(home_path)
-    pid = home.platform().get("pid")
-    if pid is None or not home.is_held():
+    home = find_home(home_path)
+    pid = home.platform().get("pid") if home is not None else None
+    if home is None or pid is None or not home.is_held():
         return False
     os.kill(int(pid), signal.SIGTERM)
     deadline = time.monotonic() + 2 * STOP_S
@@ -54,10 +55,10 @@ def down(home_path: Path | None = None) -> bool:
 
 def status(home_path: Path | None = None) -> PlatformStatus:
     """What runs on a home."""
-    home = open_home(home_path)
-    told = home.platform()
-    if not home.is_held() or "url" not in told:
-        return PlatformStatus(home=str(home.path), running=False)
+    home = find_home(home_path)
+    told = home.platform() if home is not None and home.is_held() else {}
+    if home is None or "url" not in told:
+        return PlatformStatus(home=str((home_path or default_home()).absolute()), running=False)
     found = PlatformStatus(home=str(home.path), running=True, url=told["url"], pid=told["pid"])
     from falaj.sdk.remote import connect
 
@@ -127,7 +128,7 @@ class Supervisor:
         try:
             told = self._start_api(api)
             if told is None:
-                return 1
+                return self._gave_up()
             controller.start()
             self._say_where(told)
             self._watch()
@@ -149,10 +150,14 @@ class Supervisor:
                     if text:
                         return self._publish(json.loads(text))
                     break
-        if not self.stopping:
-            log = self.home.logs / "api.jsonl"
-            print(f"error: the API did not start; {log} and the lines above say why", file=sys.stderr)
         return None
+
+    def _gave_up(self) -> int:
+        if self.stopping:
+            return 0
+        raise Unavailable(
+            f"the API did not start; {self.home.logs / 'api.jsonl'} and the lines above say why"
+        )
 
     def _publish(self, told: dict[str, Any]) -> dict[str, Any]:
         """Write down where the platform is, and keep the token for the local command line."""

@@ -18,12 +18,12 @@ def read_config(path: Path) -> Config:
     """The configuration in `path`; the defaults where there is no file. All faults at once."""
     if not path.exists():
         return Config()
-    text = path.read_text()
     try:
+        text = path.read_text()
         return Config.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigInvalid(
-            f"{path} is not TOML", faults=[Fault(where=str(path), allowed=str(error))]
+            f"{path} is not TOML in UTF-8", faults=[Fault(where=str(path), allowed=str(error))]
         ) from None
     except ValidationError as error:
         faults = [

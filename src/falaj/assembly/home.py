@@ -98,6 +98,12 @@ def open_home(path: Path | None = None, config_dir: Path | None = None) -> Home:
     return home
 
 
+def find_home(path: Path | None = None, config_dir: Path | None = None) -> Home | None:
+    """The home at `path`, if it is one; to look makes none."""
+    path = (path or default_home()).absolute()
+    return open_home(path, config_dir) if (path / "id").exists() else None
+
+
 def _write_once(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text + "\n")

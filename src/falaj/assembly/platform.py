@@ -23,6 +23,7 @@ from falaj.governance.audit.room import Audit
 from falaj.governance.blobs import Blobs
 from falaj.governance.caller import Caller
 from falaj.governance.catalogue import Objects, ZoneList
+from falaj.governance.directory import BuiltInDirectory, Reception
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.keyring import Keyring
 from falaj.governance.encryption.room import Keys
@@ -56,6 +57,8 @@ class Platform:
     audit: AuditLog
     gate: Gate
     rooms: Rooms
+    reception: Reception
+    intents: Intents
     close_books: Callable[[], None]
 
     def close(self) -> None:
@@ -83,10 +86,9 @@ def assemble(
         database, keys=keys, input_key=lambda: keyring.derived("audit input"), log_id=log_id, witness=witness
     )
     _record_founding_once(database, audit, clock())
-    operations = all_operations()
     gate = Gate(
         database,
-        authorizer=Authorizer(operations.values(), files=_policy_texts(home, config)),
+        authorizer=Authorizer(all_operations().values(), files=_policy_texts(home, config)),
         audit=audit,
         zones=Zones(_zones(config)),
         seal=keyring,
@@ -94,27 +96,52 @@ def assemble(
         owner=local_caller(database) if as_owner else None,
         clock=clock,
     )
-    stores = {
-        name: EncryptedBlobs(drivers.open_blobs(home, name, zone), keyring)
-        for name, zone in config.zones.items()
-    }
-    rooms = Rooms(
+    intents = Intents()
+    return Platform(
+        home=home,
+        config=config,
+        database=database,
+        keys=keys,
+        audit=audit,
+        gate=gate,
+        rooms=_rooms(
+            gate,
+            keyring,
+            stores=_stores(home, config, keyring),
+            intents=intents,
+            audit=Audit(gate, audit, keys, witness=witness),
+        ),
+        reception=Reception([BuiltInDirectory(database, clock)], database),
+        intents=intents,
+        close_books=_keep_books(gate, every_s=config.audit.sign_every.total_seconds()),
+    )
+
+
+def _rooms(
+    gate: Gate, keyring: Keyring, *, stores: dict[str, EncryptedBlobs], intents: Intents, audit: Audit
+) -> Rooms:
+    return Rooms(
         workspace=Workspaces(gate, keyring),
         user=Users(gate),
         group=Groups(gate),
         token=Tokens(gate),
-        policy=Policies(gate, operations),
+        policy=Policies(gate, all_operations()),
         object=Objects(gate),
         zone=ZoneList(gate),
         keys=Keys(gate, keyring),
-        blob=Blobs(gate, stores, Intents()),
+        blob=Blobs(gate, stores, intents),
         lineage=Lineage(gate),
-        audit=Audit(gate, audit, keys, witness=witness),
+        audit=audit,
         work=Works(gate),
         platform=Overview(gate),
     )
-    stop = _keep_books(gate, every_s=config.audit.sign_every.total_seconds())
-    return Platform(home, config, database, keys, audit, gate, rooms, stop)
+
+
+def _stores(home: Home, config: Config, keyring: Keyring) -> dict[str, EncryptedBlobs]:
+    return {
+        name: EncryptedBlobs(drivers.open_blobs(home, name, zone), keyring)
+        for name, zone in config.zones.items()
+    }
 
 
 def local_user() -> str:

@@ -32,7 +32,7 @@ LOST = 75
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the lease lasts, how often it is renewed and work looked for, and how often the house is swept."""
+    """How long the lease lasts (it is renewed at a third), how often work is looked for and the house swept."""
 
     lease: timedelta = timedelta(seconds=5)
     every_s: float = 0.25
@@ -104,7 +104,7 @@ class Controller:
     def _keep_lease(self, stop: threading.Event) -> None:
         """Renew well before the lease ends; a lease that could not be renewed in time is lost."""
         good_until = self._gate.clock() + self._pace.lease
-        while not stop.wait(min(self._pace.every_s, self._pace.lease.total_seconds() / 4)):
+        while not stop.wait(self._pace.lease.total_seconds() / 3):
             now = self._gate.clock()
             with suppress(Unavailable):
                 if not lease.renew(self._gate.database, self._fence, now=now, lasts=self._pace.lease):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from sqlalchemy import bindparam, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from falaj.control.tables import leases
+from falaj.errors import Conflict
 from falaj.ports.metadata import Database, Transaction
 
 NAME = "controller"
@@ -40,7 +40,7 @@ def acquire(database: Database, holder: str, *, now: datetime, lasts: timedelta)
             else:
                 tx.execute(update(leases).where(leases.c.name == NAME).values(**values))
             return int(fence)
-    except IntegrityError:
+    except Conflict:
         return None
 
 

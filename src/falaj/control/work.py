@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -83,7 +84,13 @@ class Works:
 
 
 class Intents:
-    """Writes down what is wanted, in the transaction of the operation that wants it; the controller takes it up."""
+    """Writes down what is wanted, in the transaction of the operation that wants it; the controller takes it up.
+
+    `wanted` is set when there may be work to do: an embedded platform starts its controller then.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = threading.Event()
 
     def request(self, call: Call, workflow: str, given: dict[str, Any]) -> Work:
         home = (
@@ -103,6 +110,7 @@ class Intents:
             "cancelling": False,
         }
         call.tx.execute(insert(work), row)
+        self.wanted.set()
         return work_record(call.tx, new)
 
 

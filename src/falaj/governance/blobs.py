@@ -101,6 +101,8 @@ class Blobs:
         staged = call.tx.execute(select(blobs.c.staged_until).where(blobs.c.id == call.target.id)).scalar()
         if staged is None:
             raise Conflict(f"blob {call.target.name} is committed already")
+        if staged <= call.now:
+            raise Conflict(f"blob {call.target.name} was staged too long and has expired; upload it again")
         objects.rename(call.tx, call.target.id, name=name)
         call.tx.execute(update(blobs).where(blobs.c.id == call.target.id).values(staged_until=None))
         return blob_record(call.tx, call.target.model_copy(update={"name": name}))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
-
 from falaj.governance import lineage_store, objects
 from falaj.governance.call import current_call
+from falaj.governance.epochs import advance_epoch
 from falaj.governance.gate import Gate
 from falaj.governance.listing import page
 from falaj.governance.operations import Mode, operation
 from falaj.records.identity import Role
-from falaj.records.names import AnyRef, DataClass, Jurisdiction, WorkspaceRef, ZoneName
+from falaj.records.names import AnyRef, DataClass, Jurisdiction, Spelled, WorkspaceRef, ZoneName
 from falaj.records.objects import Cursor, Labelled, Page, PageSize, StoredObject
 from falaj.records.residency import UNRESTRICTED, Label, Zone, union
 
-Kind = Annotated[str, Field(max_length=64, pattern=r"^[a-z_]+$")]
+Kind = Annotated[str, Spelled("[a-z_]+", "a kind is a-z and '_', like blob", limit=64)]
 
 
 class Objects:
@@ -63,6 +62,7 @@ class Objects:
         inherited = lineage_store.inherited_label(call.tx, call.target)
         changed = call.target.model_copy(update={"own_label": own, "label": union([own, inherited])})
         objects.relabel(call.tx, changed.id, label=changed.label, own=own)
+        advance_epoch(call.tx)
         reached = lineage_store.reflow(call.tx, changed)
         misplaced = [each for each in [changed, *reached] if self._is_misplaced(each)]
         return Labelled(object=changed, reached=len(reached), misplaced=tuple(misplaced[:100]))

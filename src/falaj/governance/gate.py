@@ -95,7 +95,7 @@ class Gate:
         with self.database.write() as tx:
             call._tx = tx
             try:
-                if (answer := idempotency.recall(call, tx, self._seal)) is not None:
+                if (answer := idempotency.claim(call, tx, self._seal)) is not None:
                     self.audit.append(tx, [self._draft(call, rule="replayed")])
                     return cast(R, answer.value)
                 self._hold_fence(call)

@@ -5,16 +5,21 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy import bindparam, delete, select
 
 from falaj.errors import Fenced, KeyReused
 from falaj.governance.call import Call
 from falaj.governance.tables import idempotency
-from falaj.ports.metadata import Transaction
+from falaj.ports.metadata import Transaction, to_micros
 
 _recall = select(idempotency).where(
     idempotency.c.caller == bindparam("caller"), idempotency.c.key == bindparam("key")
 )
+_CLAIM = (
+    "INSERT INTO governance_idempotency (caller, key, action, input, result, at) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT DO NOTHING RETURNING key"
+)
+_REMEMBER = "UPDATE governance_idempotency SET result = ? WHERE caller = ? AND key = ?"
 
 
 class Seal(Protocol):
@@ -27,6 +32,17 @@ class Seal(Protocol):
 
 class Answer(NamedTuple):
     value: Any
+
+
+def claim(call: Call, tx: Transaction, seal: Seal) -> Answer | None:
+    """Take the key for this call, or the answer that was given under it.
+
+    Taken first, so that a second call with the same key at the same time waits for the first and then repeats it.
+    """
+    if call.terms.key is None:
+        return None
+    row = (call.caller.id, call.terms.key, call.operation.name, _input(call), b"", to_micros(call.now))
+    return None if tx.quick(_CLAIM, row) else recall(call, tx, seal)
 
 
 def recall(call: Call, tx: Transaction, seal: Seal) -> Answer | None:
@@ -43,18 +59,12 @@ def recall(call: Call, tx: Transaction, seal: Seal) -> Answer | None:
 
 
 def remember(call: Call, tx: Transaction, seal: Seal, result: Any) -> None:
+    """Keep the answer under the key that was claimed."""
     if call.terms.key is None:
         return
     answer = call.operation.output.dump_json(result)
-    values = {
-        "caller": call.caller.id,
-        "key": call.terms.key,
-        "action": call.operation.name,
-        "input": _input(call),
-        "result": seal.seal(answer, context=_context(call)),
-        "at": call.now,
-    }
-    tx.execute(insert(idempotency), values)
+    sealed = seal.seal(answer, context=_context(call))
+    tx.quick(_REMEMBER, (sealed, call.caller.id, call.terms.key))
 
 
 def forget(tx: Transaction, *, before: datetime) -> int:

@@ -38,7 +38,7 @@ def record(call: Call) -> None:
 def walk(
     tx: Transaction, start: ObjectId, *, up: bool, depth: int | None
 ) -> dict[ObjectId, tuple[int, list[ObjectId]]]:
-    """Every node that `start` reaches, with its distance and the neighbours one step nearer, nearest first."""
+    """Every node that `start` reaches, with its distance and the nodes it was reached from, nearest first."""
     near, far = ("target", "source") if up else ("source", "target")
     reached: dict[ObjectId, tuple[int, list[ObjectId]]] = {start: (0, [])}
     frontier, distance = [start], 0
@@ -46,8 +46,8 @@ def walk(
         distance += 1
         following: dict[ObjectId, list[ObjectId]] = defaultdict(list)
         for here, there in _edges(tx, frontier, near, far):
-            if there not in reached:
-                following[there].append(here)
+            known = reached.get(there)
+            (following[there] if known is None else known[1]).append(here)
         reached |= {node: (distance, nearer) for node, nearer in following.items()}
         frontier = list(following)
     return reached

@@ -22,13 +22,13 @@ from falaj.governance.tables import objects as objects_table
 from falaj.governance.tables import policies, principals
 from falaj.ports.metadata import Transaction
 from falaj.records.identity import Role
-from falaj.records.names import ROOT, AnyRef, Name, PolicyRef, WorkspaceRef
+from falaj.records.names import ROOT, AnyRef, Name, PolicyRef, Spelled, WorkspaceRef
 from falaj.records.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.policy import Allowed, Policy
 from falaj.records.record import Record
 
 CedarText = Annotated[str, Field(min_length=1, max_length=200_000)]
-ActionName = Annotated[str, Field(max_length=96, pattern=r"^[a-z]+\.[a-z_]+$")]
+ActionName = Annotated[str, Spelled(r"[a-z]+\.[a-z_]+", "an action is room.verb, like blob.read", limit=96)]
 
 
 class CheckedPolicy(Record):

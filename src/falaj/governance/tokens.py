@@ -21,7 +21,9 @@ from falaj.governance.gate import Gate
 from falaj.governance.listing import visible_objects
 from falaj.governance.operations import Mode, operation
 from falaj.governance.tables import objects as objects_table
-from falaj.governance.tables import principals, sign_in_codes, tokens
+from falaj.governance.tables import sign_in_codes, tokens
+from falaj.governance.users import is_disabled
+from falaj.ports.directory import Recognized
 from falaj.ports.metadata import Transaction
 from falaj.records.identity import IssuedToken, PrincipalKind, Role, SignInLink, Token
 from falaj.records.names import (
@@ -29,6 +31,7 @@ from falaj.records.names import (
     ActionPattern,
     ObjectId,
     PrincipalId,
+    Spelled,
     TokenRef,
     UserRef,
     WorkspaceRef,
@@ -40,13 +43,12 @@ PREFIX = "fj_"
 SECRET_BYTES = 32
 LINK_LIFETIME = timedelta(minutes=5)
 
-Purpose = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Purpose = Annotated[str, Spelled(r"[^\x00-\x1f\x7f]+", "a purpose is a few printable words", limit=200)]
 Lifetime = Annotated[timedelta, Field(gt=timedelta(0), le=timedelta(days=366))]
 
 _by_id = (
-    select(tokens, objects_table.c.name, objects_table.c.kind, principals.c.disabled_at)
+    select(tokens, objects_table.c.name, objects_table.c.kind)
     .join(objects_table, objects_table.c.id == tokens.c.principal)
-    .join(principals, principals.c.id == tokens.c.principal)
     .where(tokens.c.id == bindparam("id"))
 )
 
@@ -110,6 +112,8 @@ class Tokens:
     def link(self, *, user: UserRef | None = None) -> SignInLink:
         """A code that signs a user in once, within five minutes."""
         call = current_call()
+        if (call.caller.workspace, call.caller.actions) != (None, None):
+            raise Denied("this token is limited, and signing in would give more than it has")
         return make_link(call.tx, call.target.id, now=call.now)
 
 
@@ -129,7 +133,7 @@ def redeem_link(tx: Transaction, code: str, *, now: datetime, origin: str) -> Ca
         .returning(sign_in_codes.c.principal, sign_in_codes.c.expires_at)
     ).first()
     person = found and objects.by_id(tx, found.principal)
-    if not found or not person or found.expires_at < now:
+    if not found or not person or found.expires_at < now or is_disabled(tx, person.id):
         raise Unauthenticated("this sign-in link was used or has expired; 'falaj token link' makes a new one")
     return caller_for(person, origin=origin)
 
@@ -140,28 +144,22 @@ def caller_for(person: StoredObject, *, origin: str) -> Caller:
     return Caller(PrincipalId(person.id), person.name, kind, origin)
 
 
-def recognize(tx: Transaction, credential: str, *, now: datetime, origin: str) -> Caller:
-    """The caller whom a token belongs to; Unauthenticated, always in the same words, if it does not hold."""
+def recognize(tx: Transaction, credential: str, *, now: datetime) -> Recognized | None:
+    """Whom a token belongs to; none if it does not hold. Takes as long whether its id or its secret is wrong."""
     ident, _, text = credential.removeprefix(PREFIX).rpartition(".")
-    row = tx.execute(_by_id, {"id": ident}).mappings().first() if credential.startswith(PREFIX) else None
+    row = tx.execute(_by_id, {"id": ident}).mappings().first()
     expected = bytes(row["secret_hash"]) if row else bytes(32)
     holds = hmac.compare_digest(_hash(text), expected)
-    if not row or not holds or row["revoked_at"] or row["disabled_at"] or row["expires_at"] <= now:
-        raise Unauthenticated("the token is unknown, expired or revoked; 'falaj token issue' makes a new one")
-    return Caller(
-        id=PrincipalId(row["principal"]),
+    if not row or not holds or row["revoked_at"] or row["expires_at"] <= now:
+        return None
+    return Recognized(
         name=row["name"],
         kind=row["kind"],
-        origin=origin,
+        until=row["expires_at"],
         workspace=row["scope"],
         actions=None if row["actions"] is None else tuple(row["actions"]),
         token=ident,
     )
-
-
-def expiry(tx: Transaction, ident: str) -> datetime:
-    found: datetime = tx.execute(select(tokens.c.expires_at).where(tokens.c.id == ident)).scalar_one()
-    return found
 
 
 def is_revoked(tx: Transaction, ident: str) -> bool:

@@ -60,12 +60,12 @@ class Workspaces:
         call = current_call()
         taken = Grant(workspace=call.target.name, subject=call.object("subject").name, role=role)
         keys = (call.target.id, call.object("subject").id, role)
+        advance_epoch(call.tx)  # first: it makes two administrators who leave at once wait for each other
         gone = call.tx.execute(delete(grants).where(*_same(*keys)))
         if gone.rowcount == 0:
             raise Conflict(f"{taken.subject} does not hold the role {role} in {taken.workspace}")
         if call.target.id == ROOT and role is Role.ADMIN and not _holders(call.tx, ROOT, Role.ADMIN):
             raise Conflict(f"{taken.subject} is the last administrator of the platform")
-        advance_epoch(call.tx)
         return taken
 
     @operation("workspace.roles", resource="workspace", mode=Mode.READ)

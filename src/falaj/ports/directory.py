@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from falaj.records.identity import PrincipalKind
+from falaj.records.names import ObjectId
 
 
 class Recognized(NamedTuple):
-    """A principal that the directory vouches for, and the scope of what was presented."""
+    """A principal that the directory vouches for until `until`, and how far what was presented reaches."""
 
     name: str
     kind: PrincipalKind
-    workspace: str | None = None
+    until: datetime
+    workspace: ObjectId | None = None
     actions: tuple[str, ...] | None = None
     token: str | None = None
 

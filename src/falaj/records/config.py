@@ -7,12 +7,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from falaj.records.names import Jurisdiction, Name
+from falaj.records.names import Jurisdiction, Name, Spelled
 from falaj.records.record import Record
 
-Secret = Annotated[str, StringConstraints(pattern=r"^(env|file):.+$")]
+Secret = Annotated[str, Spelled("(env|file):.+", "a secret is named by env:NAME or file:PATH", limit=1000)]
 """Where a secret is to be had: env:NAME or file:PATH. Secrets themselves do not stand in falaj.toml."""
 
 
@@ -74,12 +74,17 @@ class S3(Record):
     secret_key: Secret | None = None
 
 
+def _driver(default: str) -> BeforeValidator:
+    """Whoever names no driver means the default one."""
+    return BeforeValidator(lambda given: {"driver": default} | given if isinstance(given, dict) else given)
+
+
 class ZoneConfig(Record):
     """A zone: its jurisdiction, and where its blobs lie."""
 
     jurisdiction: Jurisdiction
     default: bool = False
-    blobs: Annotated[Files | S3, Field(discriminator="driver")] = Files()
+    blobs: Annotated[Files | S3, Field(discriminator="driver"), _driver("files")] = Files()
 
 
 class KeyFileConfig(Record):
@@ -105,7 +110,9 @@ class Config(Record):
     server: Server = Server()
     metadata: Metadata = Metadata()
     zones: Annotated[dict[Name, ZoneConfig], Field(min_length=1)] = {"local": ZoneConfig(jurisdiction="AE")}
-    keys: Annotated[KeyFileConfig | Pkcs11Config, Field(discriminator="driver")] = KeyFileConfig()
+    keys: Annotated[KeyFileConfig | Pkcs11Config, Field(discriminator="driver"), _driver("keyfile")] = (
+        KeyFileConfig()
+    )
     audit: AuditConfig = AuditConfig()
     policies: tuple[str, ...] = ()
     isolation: Literal["auto", "bubblewrap", "uid", "same-uid"] = "auto"

@@ -19,7 +19,7 @@ class Direction(StrEnum):
 class LineageNode(Record):
     """An object or an operation in the graph; `depth` is negative upstream, positive downstream of the start.
 
-    `next_to` are the nodes one step nearer to the start.
+    `next_to` are the nodes through which it leads to the start, the nearest first.
     """
 
     id: ObjectId

@@ -6,9 +6,11 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import Annotated, NewType
+from typing import Annotated, Any, NewType
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 ObjectId = NewType("ObjectId", str)
 PrincipalId = NewType("PrincipalId", str)
@@ -19,8 +21,6 @@ NAME_RULE = "1 to 128 of a-z, 0-9, '-', '_' and '.', starting and ending with a 
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _WORD = r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?"
-_NAME = re.compile(_WORD)
-_REFERENCE = re.compile(rf"({_WORD}/)?([a-z]+:)?{_WORD}(@[a-z0-9.]{{1,64}})?")
 
 
 def new_id(prefix: str) -> ObjectId:
@@ -29,27 +29,45 @@ def new_id(prefix: str) -> ObjectId:
     return ObjectId(f"{prefix}_" + "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5)))
 
 
-def _check_name(text: str) -> str:
-    if ".." in text or not _NAME.fullmatch(text):
-        raise ValueError(f"a name is {NAME_RULE}")
-    return text
+class Spelled:
+    """Marks a text of at most `limit` characters that matches `pattern` as a whole; the error says it in `words`."""
+
+    def __init__(self, pattern: str, words: str, *, limit: int) -> None:
+        self._pattern = pattern
+        self._compiled = re.compile(pattern)
+        self._words = words
+        self._limit = limit
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        text = core_schema.str_schema(max_length=self._limit)
+        return core_schema.no_info_after_validator_function(self._check, text)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(schema) | {"pattern": f"^(?:{self._pattern})$"}
+
+    def _check(self, text: str) -> str:
+        if not self._compiled.fullmatch(text):
+            raise ValueError(self._words)
+        return text
 
 
-def _check_reference(text: str) -> str:
-    if ".." in text or not _REFERENCE.fullmatch(text):
-        raise ValueError(f"a reference is an id, a name or workspace/name; a name is {NAME_RULE}")
-    return text
-
-
-Name = Annotated[
-    str,
-    StringConstraints(max_length=128),
-    AfterValidator(_check_name),
-    Field(json_schema_extra={"pattern": f"^{_WORD}$"}),
+Name = Annotated[str, Spelled(rf"(?!.*\.\.){_WORD}", f"a name is {NAME_RULE}", limit=128)]
+Jurisdiction = Annotated[str, Spelled("[A-Z]{2}", "a jurisdiction is two capital letters, like AE", limit=2)]
+DataClass = Annotated[str, Spelled("[a-z][a-z0-9-]*", "a class is a-z, 0-9 and '-', like personal", limit=64)]
+ActionPattern = Annotated[
+    str, Spelled(r"\*|[a-z]+\.(\*|[a-z_]+)", "an action is room.verb, room.* or *, like blob.read", limit=96)
 ]
-Jurisdiction = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2}$"), Field(examples=["AE"])]
-DataClass = Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z][a-z0-9-]*$")]
-ActionPattern = Annotated[str, StringConstraints(max_length=96, pattern=r"^(\*|[a-z]+\.(\*|[a-z_]+))$")]
+Reference = Annotated[
+    str,
+    Spelled(
+        rf"(?!.*\.\.)({_WORD}/)?([a-z]+:)?{_WORD}(@[a-z0-9.]{{1,64}})?",
+        f"a reference is an id, a name or workspace/name; a name is {NAME_RULE}",
+        limit=320,
+    ),
+]
+"""An id, a name, or `workspace/name`; with a kind in front (`blob:name`) where any kind may stand."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +81,6 @@ class RefersTo:
 class PlacedIn:
     """Marks a parameter as the zone in which the operation places bytes of what it refers to."""
 
-
-Reference = Annotated[
-    str,
-    StringConstraints(max_length=320),
-    AfterValidator(_check_reference),
-    Field(json_schema_extra={"pattern": f"^{_REFERENCE.pattern}$"}),
-]
-"""An id, a name, or `workspace/name`; with a kind in front (`blob:name`) where any kind may stand."""
 
 WorkspaceRef = Annotated[Reference, RefersTo("workspace")]
 UserRef = Annotated[Reference, RefersTo("user")]

@@ -19,8 +19,10 @@ def credentials_file() -> Path:
 
 
 def token_for(url: str) -> str:
-    """The token for the platform at `url`: FALAJ_TOKEN, or what was saved for this address."""
-    token = os.environ.get("FALAJ_TOKEN") or _read().get(_address(url))
+    """The token for the platform at `url`: FALAJ_TOKEN, unless FALAJ_URL says it is another's, or the saved one."""
+    belongs_to = os.environ.get("FALAJ_URL") or url
+    given = os.environ.get("FALAJ_TOKEN") if _address(belongs_to) == _address(url) else None
+    token = given or _read().get(_address(url))
     if not token:
         raise Unauthenticated(
             f"there is no token for {url}; set FALAJ_TOKEN, or run 'falaj login {url}#code=…' with a sign-in link"

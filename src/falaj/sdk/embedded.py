@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from pathlib import Path
 
+from falaj.assembly import drivers
 from falaj.assembly.home import open_home
+from falaj.assembly.platform import Platform as Assembled
 from falaj.assembly.platform import assemble
+from falaj.control import work
+from falaj.control.controller import Controller
 from falaj.sdk.platform import Platform
+
+log = logging.getLogger("falaj.embedded")
 
 
 def open_platform(path: str | Path | None = None) -> Platform:
@@ -18,9 +26,49 @@ def open_platform(path: str | Path | None = None) -> Platform:
     except BaseException:
         lock.close()
         raise
+    controller = EmbeddedController(assembled)
 
     def close() -> None:
+        controller.close()
         assembled.close()
         lock.close()
 
     return Platform(assembled.rooms, where=str(home.path), on_close=close)
+
+
+class EmbeddedController:
+    """A controller in this process, which comes to life when there is work; what is unfinished at the end goes on at
+    the next start. Only on SQLite, where this process is alone: on PostgreSQL the servers' controllers do the work."""
+
+    def __init__(self, platform: Assembled) -> None:
+        self._platform = platform
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if platform.config.metadata.driver == "sqlite":
+            with platform.database.read() as tx:
+                if work.unfinished(tx):
+                    platform.intents.wanted.set()
+            self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._platform.intents.wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._platform.intents.wanted.wait()
+        if self._stop.is_set():
+            return
+        home, config = self._platform.home, self._platform.config
+        controller = Controller(
+            self._platform.gate,
+            self._platform.rooms,
+            lambda: drivers.open_workflows(home, config),
+            holder="embedded",
+        )
+        try:
+            controller.run(self._stop)
+        except Exception:
+            log.exception("the embedded controller ended; work waits until the next start")

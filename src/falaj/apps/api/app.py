@@ -79,7 +79,7 @@ class Door:
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
-        self._keeper = Doorkeeper(platform.database, platform.gate.clock)
+        self._keeper = Doorkeeper(platform.reception, platform.database, platform.gate.clock)
         self._limit = platform.config.server.body_limit_bytes
         self._threads = platform.config.server.threads
         self._limiter: anyio.CapacityLimiter | None = None

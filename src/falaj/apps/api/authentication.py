@@ -10,18 +10,18 @@ from starlette.requests import Request
 
 from falaj.errors import Unauthenticated
 from falaj.governance.caller import Caller
+from falaj.governance.directory import Reception
 from falaj.governance.epochs import RecentEpoch
-from falaj.governance.tokens import expiry, recognize
 from falaj.ports.metadata import Database
 
 REMEMBERED = 10_000
 
 
 class Doorkeeper:
-    """Recognizes callers by their tokens. A revoked token is refused within a second, in every process."""
+    """Remembers whom the reception let in. A revoked token is refused within a second, in every process."""
 
-    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
-        self._database = database
+    def __init__(self, reception: Reception, database: Database, clock: Callable[[], datetime]) -> None:
+        self._reception = reception
         self._clock = clock
         self._epoch = RecentEpoch(database)
         self._known: dict[bytes, tuple[int, datetime, Caller]] = {}
@@ -39,9 +39,7 @@ class Doorkeeper:
         known = self._known.get(digest)
         if known is not None and known[0] == epoch and now < known[1]:
             return known[2]
-        with self._database.read() as tx:
-            caller = recognize(tx, credential, now=now, origin=origin)
-            until = expiry(tx, str(caller.token))
+        caller, until = self._reception.receive(credential, origin=origin)
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         self._known[digest] = (epoch, until, caller)

@@ -25,10 +25,13 @@ async def read_body(request: Request, *, limit: int) -> bytes:
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(declared, limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise _too_large(f"more than {limit}", limit)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise _too_large(f"more than {limit}", limit)
+    except ClientDisconnect:
+        raise Interrupted("the request broke off; nothing was done, send it again") from None
     return bytes(body)
 
 

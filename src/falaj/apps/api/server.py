@@ -13,8 +13,8 @@ from pathlib import Path
 import uvicorn
 
 from falaj.apps.api.app import make_app
-from falaj.apps.api.telemetry import log_to
 from falaj.apps.lifeline import stop_with_parent
+from falaj.apps.logs import log_to
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import Platform, assemble, local_caller
 from falaj.governance.caller import acting_as

@@ -1,55 +1,8 @@
-"""Metrics of the HTTP door, and logs as JSON lines without secrets."""
+"""Metrics of the HTTP door."""
 
 from __future__ import annotations
-
-import json
-import logging
-import logging.handlers
-import re
-import sys
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 from prometheus_client import Counter, Histogram
 
 REQUESTS = Counter("falaj_requests_total", "Requests by operation and status", ["operation", "status"])
 SECONDS = Histogram("falaj_request_seconds", "Seconds until the answer begins", ["operation"])
-
-SECRET = re.compile(
-    r"fj_[A-Za-z0-9_]+\.[A-Za-z0-9_-]+|(?<=[Bb]earer )\S+|(?<=code=)[\w-]+|(?<=://)[^/@\s:]+:[^/@\s]+(?=@)"
-)
-STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-LOG_BYTES = 20 * 2**20
-
-
-class JsonLines(logging.Formatter):
-    """A record as one JSON object; anything that looks like a secret is blotted out."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {key: value for key, value in vars(record).items() if key not in STANDARD}
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return blot(json.dumps(line, default=str))
-
-
-def blot(text: str) -> str:
-    """`text` with its secrets made unreadable."""
-    return SECRET.sub("***", text)
-
-
-def log_to(path: Path | None) -> None:
-    """Send every log of this process to a file that is turned over as it grows, or to standard error."""
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if path is not None:
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=5)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for chatty in ("uvicorn.access", "httpx", "alembic", "dbos"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -8,8 +8,8 @@ import socket
 import threading
 from collections.abc import Mapping
 
-from falaj.apps.api.telemetry import log_to
 from falaj.apps.lifeline import stop_with_parent
+from falaj.apps.logs import log_to
 from falaj.assembly import drivers
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble

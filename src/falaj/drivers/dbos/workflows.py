@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 from dbos import DBOS, DBOSConfig, Serializer, SetWorkflowID
 
-from falaj.errors import FalajError, Unavailable
+from falaj.errors import FalajError, rebuild
 from falaj.ports.workflows import Body, Ended, Json
+
+log = logging.getLogger("falaj.workflows")
 
 EXECUTOR = "controller"
 VERSION = "1"
@@ -29,7 +32,7 @@ class DbosWorkflows:
             "executor_id": EXECUTOR,
             "dbos_system_schema": schema,
             "serializer": JsonSerializer(),
-            "log_level": "WARNING",
+            "log_level": "CRITICAL",  # what fails is logged here, and told by `ended`
             "notification_listener_polling_interval_sec": 0.2,
             "system_database_url": url,
             "use_listen_notify": False,
@@ -58,7 +61,8 @@ class DbosWorkflows:
         if status is None:
             return None
         if status.status == "SUCCESS":
-            return Ended(result=status.output)
+            told: Json = status.output or {}
+            return Ended(result=told.get("result"), error=told.get("error"))
         if status.status == "CANCELLED":
             return Ended(result=None, error="cancelled", cancelled=True)
         if status.status in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):
@@ -72,10 +76,17 @@ class DbosWorkflows:
         DBOS.destroy(destroy_registry=True)
 
     def _run(self, name: str, given: Json) -> Json:
+        """How the workflow ended; a refusal is one of the ways, and not a failure of the engine."""
         body = self._bodies.get(name)
         if body is None:
-            raise Unavailable(f"this controller has no workflow {name!r}")
-        return body(_DbosSteps(str(DBOS.workflow_id)), given)
+            return {"result": None, "error": f"this controller has no workflow {name!r}"}
+        try:
+            return {"result": body(_DbosSteps(str(DBOS.workflow_id)), given), "error": None}
+        except FalajError as error:
+            return {"result": None, "error": error.message}
+        except Exception:
+            log.exception("a workflow failed", extra={"workflow": name})
+            raise
 
 
 class _DbosSteps:
@@ -114,8 +125,6 @@ def _exception(value: Any) -> Any:
 
 def _revive(value: dict[str, Any]) -> Any:
     if set(value) == {"__error__"}:
-        from falaj.errors import rebuild
-
         return rebuild(*value["__error__"])
     return value
 

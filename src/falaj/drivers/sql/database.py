@@ -9,11 +9,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import CursorResult
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import Executable
 
-from falaj.errors import Unavailable
+from falaj.errors import Conflict, Unavailable
 from falaj.ports.metadata import Database, Transaction
 
 BUSY_S = 15.0
@@ -151,24 +151,23 @@ def _sqlite_engine(url: str, *, begin: str) -> sa.Engine:
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """A database that is gone or too busy is Unavailable, whoever noticed it: SQLAlchemy, its pool or the driver."""
+    """A database that is gone or busy is Unavailable, a row that another made first a Conflict, whoever noticed it."""
     try:
         yield
-    except (OperationalError, DBAPIError) as error:
-        if not _is_outage(error.orig):
-            raise
-        raise Unavailable(f"the metadata database does not answer: {error.orig}") from error
     except sa.exc.TimeoutError as error:
         raise Unavailable("the metadata database is busy: no connection came free in time") from error
     except Exception as error:
-        if not _is_outage(error):
-            raise
-        raise Unavailable(f"the metadata database does not answer: {error}") from error
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if _is(cause, "OperationalError"):
+            raise Unavailable(f"the metadata database does not answer: {cause}") from error
+        if _is(cause, "IntegrityError"):
+            raise Conflict("another change was made at the same time; try again") from error
+        raise
 
 
-def _is_outage(error: BaseException | None) -> bool:
-    """Both drivers call it OperationalError."""
+def _is(error: BaseException | None, name: str) -> bool:
+    """Whether a driver raised it; both drivers use the same names."""
     return any(
-        kind.__name__ == "OperationalError" and kind.__module__.partition(".")[0] in ("sqlite3", "psycopg")
+        kind.__name__ == name and kind.__module__.partition(".")[0] in ("sqlite3", "psycopg")
         for kind in type(error).__mro__
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert, select
-from sqlalchemy.exc import IntegrityError
 
+from falaj.errors import Conflict
 from falaj.governance.audit.merkle import Frontier
 from falaj.governance.audit.verify import canonical, head_message, key_id, leaf_hash
 from falaj.governance.tables import audit_heads, audit_state
@@ -92,7 +92,7 @@ class AuditLog:
             try:
                 with self._database.write() as tx:
                     tx.execute(insert(audit_heads), head.model_dump(exclude={"log_id"}))
-            except IntegrityError:
+            except Conflict:
                 return None
             if self._witness is not None:
                 _append_line(self._witness, head.model_dump_json())

@@ -295,7 +295,8 @@ class _Walk:
         if self.parted == {"witness"} and self.matched["export"] > self.first:
             self._say(self.next, "The heads in the export fit it: it was rewritten and signed again.")
         if self.known[0] > self.next:
-            self._say(self.next, f"The log ends at size {self.next}, but {self.known[1]}: truncated.")
+            cut = "truncated unless the export is older" if "witness" in self.known[1] else "truncated"
+            self._say(self.next, f"The log ends at size {self.next}, but {self.known[1]}: {cut}.")
         if self.entries and self.covered == self.first:
             self._say(self.first, "No signed head covers any of these entries: nothing is proved.")
         tail = self.next - self.covered

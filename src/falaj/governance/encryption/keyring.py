@@ -80,7 +80,8 @@ class Keyring:
     def rotate(self, tx: Transaction) -> tuple[str, int]:
         """Make a new root key and wrap every data key with it; no blob is rewritten. Its name, and how many."""
         root = self._keys.rotate()
-        rows = tx.execute(select(data_keys).where(data_keys.c.wrapped.is_not(None))).mappings().all()
+        living = select(data_keys).where(data_keys.c.wrapped.is_not(None))
+        rows = tx.execute(living.with_for_update()).mappings().all()  # one destroyed meanwhile must stay so
         for row in rows:
             context = _context(row["workspace"], row["version"])
             secret = self._keys.unwrap(WrappedKey(row["root"], bytes(row["wrapped"])), context=context)

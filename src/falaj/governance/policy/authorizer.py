@@ -30,7 +30,7 @@ class _State:
     engine: PolicyEngine
     facts: dict[str, PrincipalFacts] = field(default_factory=dict)
     subjects: dict[str, Any] = field(default_factory=dict)
-    decisions: dict[tuple[str, str, str, str], Decision] = field(default_factory=dict)
+    decisions: dict[tuple[str, ...], Decision] = field(default_factory=dict)
 
 
 class Authorizer:
@@ -38,6 +38,7 @@ class Authorizer:
 
     def __init__(self, operations: Iterable[Operation], *, files: Sequence[PolicyText] = ()) -> None:
         self._operations = list(operations)
+        self._personal = {op.name for op in self._operations if {"anyone", "owner"} & op.allow}
         self._files = tuple(files)
         self._state: _State | None = None
 
@@ -45,13 +46,6 @@ class Authorizer:
         """The decision for `caller`, the scope of its token included."""
         outside = self._outside_scope(caller, action, resource)
         return outside or self._decide(self.state(tx), tx, caller, action, resource)
-
-    def remembered(self, caller: Caller, action: str, resource: str, *, epoch: int) -> Decision | None:
-        """A decision made earlier at `epoch`, for hot doors; none if it must be asked for."""
-        state = self._state
-        if state is None or state.epoch != epoch or not caller.may_name(action):
-            return None
-        return state.decisions.get((caller.id, action, resource, caller.origin.partition(":")[0]))
 
     def state(self, tx: Transaction) -> _State:
         epoch = current_epoch(tx)
@@ -74,7 +68,7 @@ class Authorizer:
         self, state: _State, tx: Transaction, caller: Caller, action: str, resource: StoredObject
     ) -> Decision:
         origin = caller.origin.partition(":")[0]
-        key = (caller.id, action, resource.id, origin)
+        key = (caller.id, action, resource.id, resource.name, origin)
         known = state.decisions.get(key)
         if known is not None:
             return known
@@ -98,7 +92,7 @@ class Authorizer:
                 reason=f"this token is limited to {', '.join(caller.actions or ())}",
             )
         home = resource.id if resource.kind == "workspace" else resource.workspace
-        if caller.workspace is None or home in (caller.workspace, ROOT):
+        if caller.workspace in (None, home) or (home == ROOT and action in self._personal):
             return None
         return Decision(
             allowed=False, rule="token.workspace", reason="this token is limited to another workspace"

@@ -1,0 +1,52 @@
+"""Logs as JSON lines, without secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+SECRET = re.compile(
+    r"fj_[A-Za-z0-9_]+\.[A-Za-z0-9_-]+|(?<=[Bb]earer )[^\s\"\\]+|(?<=code=)[\w-]+"
+    r"|(?<=password=)[^\s\"\\]+|(?<=://)[^/@\s:\"]*:[^/@\s\"]+(?=@)"
+)
+"""Stops at quotes and backslashes: a line must be JSON still when its secrets are gone."""
+STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+LOG_BYTES = 20 * 2**20
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object; anything that looks like a secret is blotted out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in STANDARD}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return blot(json.dumps(line, default=str))
+
+
+def blot(text: str) -> str:
+    """`text` with its secrets made unreadable."""
+    return SECRET.sub("***", text)
+
+
+def log_to(path: Path | None) -> None:
+    """Send every log of this process to a file that is turned over as it grows, or to standard error."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if path is not None:
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=5)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for chatty in ("uvicorn.access", "httpx", "alembic", "dbos"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,0 +1,65 @@
+"""The built-in directory, which knows the platform's own tokens, and how any directory's word is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from falaj.errors import Unauthenticated
+from falaj.governance import objects, tokens
+from falaj.governance.caller import Caller
+from falaj.governance.users import is_disabled
+from falaj.ports.directory import Directory, Recognized
+from falaj.ports.metadata import Database
+from falaj.records.names import ROOT, PrincipalId
+
+REFUSED = "the token is unknown, expired or revoked; 'falaj token issue' makes a new one"
+"""The same words whatever is wrong with it."""
+
+
+class BuiltInDirectory:
+    """Recognizes the platform's own tokens."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def recognize(self, credential: str) -> Recognized | None:
+        if not credential.startswith(tokens.PREFIX):
+            return None
+        with self._database.read() as tx:
+            found = tokens.recognize(tx, credential, now=self._clock())
+        if found is None:
+            raise Unauthenticated(REFUSED)
+        return found
+
+
+class Reception:
+    """Asks one directory after another, and makes the caller of whom the first one recognizes."""
+
+    def __init__(self, directories: Sequence[Directory], database: Database) -> None:
+        self._directories = tuple(directories)
+        self._database = database
+
+    def receive(self, credential: str, *, origin: str) -> tuple[Caller, datetime]:
+        """The caller, and until when the directory vouches for it; Unauthenticated if none does."""
+        answers = (directory.recognize(credential) for directory in self._directories)
+        found = next((answer for answer in answers if answer is not None), None)
+        if found is None:
+            raise Unauthenticated(REFUSED)
+        return self._caller(found, origin), found.until
+
+    def _caller(self, found: Recognized, origin: str) -> Caller:
+        with self._database.read() as tx:
+            person = objects.by_name(tx, workspace=ROOT, kind=found.kind, name=found.name)
+            if person is None or is_disabled(tx, person.id):
+                raise Unauthenticated(REFUSED)
+        return Caller(
+            id=PrincipalId(person.id),
+            name=person.name,
+            kind=found.kind,
+            origin=origin,
+            workspace=found.workspace,
+            actions=found.actions,
+            token=found.token,
+        )
