@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from falaj.errors import ConfigInvalid, Fault, shorten
 from falaj.records.config import Config
 
+SECRETS = {"url", "pin", "access_key", "secret_key"}
+
 
 def read_config(path: Path) -> Config:
     """The configuration in `path`; the defaults where there is no file. All faults at once."""
@@ -29,13 +31,18 @@ def read_config(path: Path) -> Config:
         faults = [
             Fault(
                 where=f"{path}:{_line(text, fault['loc'])} {'.'.join(str(part) for part in fault['loc'])}",
-                given=None if fault["type"] == "missing" else shorten(fault["input"]),
+                given=_given(fault["loc"], fault["input"]) if fault["type"] != "missing" else None,
                 allowed=fault["msg"].removeprefix("Value error, "),
                 fix="remove this line" if fault["type"] == "extra_forbidden" else None,
             )
             for fault in error.errors(include_url=False, include_context=False)
         ]
         raise ConfigInvalid(f"{path} has {len(faults)} faults", faults=faults) from None
+
+
+def _given(location: tuple[int | str, ...], value: object) -> str:
+    """What stands in the file, unless somebody wrote a secret there."""
+    return "(not shown: it may be a secret)" if SECRETS & {str(part) for part in location} else shorten(value)
 
 
 def reveal(secret: str, *, field: str) -> str:

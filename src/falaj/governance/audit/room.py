@@ -53,14 +53,14 @@ class Audit:
     def list(
         self,
         *,
-        workspace: WorkspaceRef | None = None,
+        workspace: WorkspaceRef = ROOT,
         caller: Text | None = None,
         action: Text | None = None,
         outcome: Outcome | None = None,
         before: Position | None = None,
         limit: PageSize = 50,
     ) -> Page[AuditEntry]:
-        """Entries of a workspace (`platform`: of all), newest first."""
+        """Entries of all workspaces, or of one, newest first."""
         call = current_call()
         query = select(audit_entries.c.seq, audit_entries.c.entry).order_by(audit_entries.c.seq.desc())
         wanted = {"caller": caller, "action": action, "outcome": outcome}
