@@ -8,7 +8,7 @@ from falaj.version import VERSION
 
 if TYPE_CHECKING:
     from falaj.errors import FalajError
-    from falaj.governance.caller import on_terms as once
+    from falaj.governance.caller import once
     from falaj.sdk.embedded import open_platform as open  # noqa: A004 - fj.open is the public name
     from falaj.sdk.platform import Platform
     from falaj.sdk.remote import connect
@@ -19,7 +19,7 @@ _HOMES = {
     "FalajError": ("falaj.errors", "FalajError"),
     "Platform": ("falaj.sdk.platform", "Platform"),
     "connect": ("falaj.sdk.remote", "connect"),
-    "once": ("falaj.governance.caller", "on_terms"),
+    "once": ("falaj.governance.caller", "once"),
     "open": ("falaj.sdk.embedded", "open_platform"),
 }
 

@@ -47,7 +47,7 @@ def test_every_fault_names_its_line_and_field(tmp_path: Path) -> None:
     assert [line.split(":")[1].split(" ")[0] for line in found] == ["2", "3", "6"]
     assert "server.port" in found[0]
     assert "server.colour" in found[1]
-    assert "String should have at most 2 characters" in found[2]
+    assert "two capital letters" in found[2]
 
 
 @pytest.mark.parametrize(

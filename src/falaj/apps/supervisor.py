@@ -26,6 +26,8 @@ from falaj.sdk import credentials
 START_S = 60.0
 STOP_S = 10.0
 BACKOFF_S = (0.1, 1.0, 5.0)
+STEADY_S = 60.0
+"""A child that ran this long had recovered."""
 
 
 def up(home_path: Path | None = None, *, port: int | None = None, bind: str | None = None) -> int:
@@ -83,9 +85,12 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     start_at: float = 0.0
+    started_at: float = 0.0
 
     def start(self, *, ready: int | None = None) -> None:
         extra = {} if ready is None else {"FALAJ_READY_FD": str(ready)}
+        extra |= {"FALAJ_RESTART": "1"} if self.failures else {}
+        self.started_at = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", *self.command],
             env=self.environment | extra,
@@ -161,7 +166,8 @@ class Supervisor:
 
     def _publish(self, told: dict[str, Any]) -> dict[str, Any]:
         """Write down where the platform is, and keep the token for the local command line."""
-        credentials.save(told["url"], told.pop("token"))
+        if "token" in told:
+            credentials.save(told["url"], told.pop("token"))
         draft = self.home.running.with_suffix(".new")
         draft.write_text(json.dumps({"url": told["url"], "pid": os.getpid()}))
         draft.rename(self.home.running)
@@ -188,6 +194,8 @@ class Supervisor:
     def _mourn(self, child: Child, now: float) -> None:
         code = child.process.returncode if child.process else None
         child.process = None
+        if now - child.started_at > STEADY_S:
+            child.failures = 0
         child.start_at = now + BACKOFF_S[min(child.failures, len(BACKOFF_S) - 1)]
         child.failures += 1
         print(f"warning: {child.name} ended (code {code}); it is started again", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from falaj.assembly.config import reveal
 from falaj.assembly.home import Home
+from falaj.errors import ConfigInvalid
 from falaj.ports.blobs import BlobStore
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Database
@@ -71,5 +72,13 @@ def open_workflows(home: Home, config: Config) -> Workflows:
 
 
 def policy_files(home: Home, config: Config) -> list[Path]:
-    """The policy files that falaj.toml names, relative to the home."""
-    return [path for pattern in config.policies for path in sorted(home.path.glob(pattern))]
+    """The policy files that falaj.toml names, relative to the home; a name that fits no file is a fault."""
+    found: list[Path] = []
+    for pattern in config.policies:
+        fitting = sorted(home.path.glob(pattern))
+        if not fitting:
+            raise ConfigInvalid.at(
+                "policies", given=pattern, allowed=f"a file in {home.path}, or a pattern that fits one"
+            )
+        found += fitting
+    return found

@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -23,7 +24,7 @@ from falaj.governance.audit.room import Audit
 from falaj.governance.blobs import Blobs
 from falaj.governance.caller import Caller
 from falaj.governance.catalogue import Objects, ZoneList
-from falaj.governance.directory import BuiltInDirectory, Reception
+from falaj.governance.directory import BuiltInDirectory, Reception, holds
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.keyring import Keyring
 from falaj.governance.encryption.room import Keys
@@ -77,8 +78,25 @@ def assemble(
 ) -> Platform:
     """The platform of `home`. `as_owner`: the local user acts where no door has set a caller."""
     config = config or read_config(home.toml)
-    database = drivers.open_metadata(home, config)
-    keys = drivers.open_keys(home, config)
+    with ExitStack() as undo:
+        database = drivers.open_metadata(home, config)
+        undo.callback(database.close)
+        keys = drivers.open_keys(home, config)
+        undo.callback(keys.close)
+        made = _assemble(home, config, database, keys, as_owner=as_owner, clock=clock)
+        undo.pop_all()
+    return made
+
+
+def _assemble(
+    home: Home,
+    config: Config,
+    database: Database,
+    keys: KeyService,
+    *,
+    as_owner: bool,
+    clock: Callable[[], datetime],
+) -> Platform:
     keyring = Keyring(database, keys)
     log_id = _found_once(database, keyring, clock())
     witness = config.audit.witness or home.witness
@@ -94,6 +112,7 @@ def assemble(
         seal=keyring,
         fence=current_fence,
         owner=local_caller(database) if as_owner else None,
+        holds=holds,
         clock=clock,
     )
     intents = Intents()
@@ -129,7 +148,7 @@ def _rooms(
         object=Objects(gate),
         zone=ZoneList(gate),
         keys=Keys(gate, keyring),
-        blob=Blobs(gate, stores, intents),
+        blob=Blobs(gate, stores, intents, platform=gate.audit.log_id),
         lineage=Lineage(gate),
         audit=audit,
         work=Works(gate),

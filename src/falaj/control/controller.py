@@ -17,9 +17,9 @@ from falaj.control.workflows import WORKFLOWS, Workflow
 from falaj.errors import Conflict, Denied, Fenced, Unavailable
 from falaj.governance import objects
 from falaj.governance.caller import Caller, acting_as, on_terms
+from falaj.governance.directory import holds
 from falaj.governance.gate import Gate
-from falaj.governance.tokens import caller_for, is_revoked
-from falaj.governance.users import is_disabled
+from falaj.governance.tokens import caller_for
 from falaj.ports.workflows import Ended, Json, Steps, Workflows
 from falaj.records.names import ROOT
 from falaj.records.work import WorkState
@@ -34,7 +34,7 @@ LOST = 75
 class Pace:
     """How long the lease lasts (it is renewed at a third), how often work is looked for and the house swept."""
 
-    lease: timedelta = timedelta(seconds=5)
+    lease: timedelta = timedelta(seconds=10)
     every_s: float = 0.25
     sweep: timedelta = timedelta(hours=1)
 
@@ -202,12 +202,14 @@ class _AuthorizedSteps:
             if row["cancelling"]:
                 raise Conflict("cancelled before its next step")
             person = objects.by_id(tx, row["behalf"])
-            revoked = row["token"] is not None and is_revoked(tx, row["token"])
-            if person is None or is_disabled(tx, person.id) or revoked:
+            if person is None:
+                raise Denied("whoever asked for this work is gone")
+            caller = replace(
+                caller_for(person, origin=f"workflow:{self.workflow}"),
+                workspace=row["scope"],
+                actions=None if row["actions"] is None else tuple(row["actions"]),
+                token=row["token"],
+            )
+            if not holds(tx, caller):
                 raise Denied("whoever asked for this work may no longer act")
-        return replace(
-            caller_for(person, origin=f"workflow:{self.workflow}"),
-            workspace=row["scope"],
-            actions=None if row["actions"] is None else tuple(row["actions"]),
-            token=row["token"],
-        )
+        return caller

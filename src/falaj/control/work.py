@@ -25,6 +25,8 @@ from falaj.records.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.work import Work, WorkState
 
 WATCH_EVERY_S = 0.1
+ALIVE_EVERY_S = 2.0
+"""So often a watcher hears something: one that is gone is noticed by then."""
 
 _row = select(work).where(work.c.id == bindparam("id"))
 _unfinished = select(work).where(work.c.state.in_([WorkState.WAITING, WorkState.RUNNING])).order_by(work.c.id)
@@ -58,7 +60,7 @@ class Works:
 
     @operation("work.watch", resource="work", mode=Mode.READ)
     def watch(self, work: WorkRef) -> Iterator[Work]:
-        """Every change until it ends; the last record says how."""
+        """Every change until it ends, and a sign of life now and then; the last record says how it ended."""
         return self._changes(current_call().target)
 
     @operation("work.cancel", resource="work")
@@ -72,11 +74,12 @@ class Works:
         return found
 
     def _changes(self, target: StoredObject) -> Iterator[Work]:
-        last: Work | None = None
+        last, said_at = None, 0.0
         while last is None or not last.state.ended:
             with self.gate.database.read() as tx:
                 now = work_record(tx, target)
-            if now != last:
+            if now != last or time.monotonic() - said_at >= ALIVE_EVERY_S:
+                said_at = time.monotonic()
                 yield now
             else:
                 time.sleep(WATCH_EVERY_S)

@@ -31,7 +31,7 @@ from falaj.records.work import Work
 
 STAGED_FOR = timedelta(days=1)
 
-Age = Annotated[timedelta, Field(ge=timedelta(0))]
+Age = Annotated[timedelta, Field(ge=timedelta(0), le=timedelta(days=36_500))]
 Offset = Annotated[int, Field(ge=0, le=2**62)]
 
 
@@ -48,8 +48,12 @@ class Swept(Record):
 class Blobs:
     """Store bytes, read them, delete them."""
 
-    def __init__(self, gate: Gate, stores: Mapping[str, EncryptedBlobs], intents: Intents) -> None:
+    def __init__(
+        self, gate: Gate, stores: Mapping[str, EncryptedBlobs], intents: Intents, *, platform: str
+    ) -> None:
+        """`platform` keeps the keys of several platforms apart that share a bucket."""
         self.gate = gate
+        self._prefix = f"{platform}/"
         self._intents = intents
         self._stores = stores
 
@@ -61,7 +65,7 @@ class Blobs:
         workspace: WorkspaceRef | None = None,
         zone: ZoneName | None = None,
         sources: tuple[AnyRef, ...] = (),
-        only: tuple[Jurisdiction, ...] | None = None,
+        only: Annotated[tuple[Jurisdiction, ...], Field(min_length=1)] | None = None,
         classes: tuple[DataClass, ...] = (),
     ) -> Blob:
         """Store bytes, encrypted, in a zone. The blob is staged: it has no name until blob.commit gives it one.
@@ -76,9 +80,10 @@ class Blobs:
                 f"bytes labelled {own.describe()} may not lie in zone {place.name} ({place.jurisdiction})"
             )
         ident = new_id("blob")
-        key = BlobKey(f"{call.target.id}/{ident}")
+        key = BlobKey(f"{self._prefix}{call.target.id}/{ident}")
         digest = RunningDigest()
         self._stores[place.name].write(call.target.id, key, digest.follow(data))
+        call.content = digest.hexdigest()
 
         def publish() -> Blob:
             new = call.create("blob", workspace=call.target, zone=place.name, own=own, ident=ident)
@@ -92,7 +97,10 @@ class Blobs:
             call.tx.execute(insert(blobs), row)
             return blob_record(call.tx, new)
 
-        return self.gate.commit(call, publish)
+        blob = self.gate.commit(call, publish)
+        if blob.id != ident:  # the same upload was sent before, under the same idempotency key
+            self._stores[place.name].delete(key)
+        return blob
 
     @operation("blob.commit", resource="blob")
     def commit(self, blob: BlobRef, *, name: Name) -> Blob:
@@ -156,10 +164,11 @@ class Blobs:
         call = current_call()
         before = call.now - older_than
         removed = sum(1 for store in self._stores.values() for _ in self._orphans(store, before))
+        removed += sum(store.remove_leftovers(before=before) for store in self._stores.values())
         return self.gate.commit(call, lambda: Swept(removed=removed))
 
     def _orphans(self, store: EncryptedBlobs, before: datetime) -> Iterator[BlobKey]:
-        for stored in store.list():
+        for stored in store.list(self._prefix):
             if stored.modified_at < before:
                 with self.gate.database.read() as tx:
                     living = _is_living(tx, stored.key, now=before)

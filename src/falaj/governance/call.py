@@ -8,7 +8,6 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
-from falaj.errors import NotFound
 from falaj.governance import objects
 from falaj.governance.caller import Caller, Terms
 from falaj.governance.operations import Operation
@@ -21,7 +20,10 @@ from falaj.records.residency import UNRESTRICTED, Label, union
 
 @dataclass
 class Call:
-    """What an operation's body may ask of the gate. Bodies get it by `current_call()`."""
+    """What an operation's body may ask of the gate. Bodies get it by `current_call()`.
+
+    `digest` is the HMAC of the input; `content` the digest of uploaded bytes, which the body sets when it knows it.
+    """
 
     operation: Operation
     caller: Caller
@@ -31,10 +33,10 @@ class Call:
     resource: StoredObject | None = None
     decision: Decision | None = None
     referred: dict[str, list[StoredObject]] = field(default_factory=dict)
-    asked: dict[ObjectId, NotFound] = field(default_factory=dict)
     created: list[StoredObject] = field(default_factory=list)
     zone: str | None = None
     digest: str | None = None
+    content: str | None = None
     _tx: Transaction | None = None
 
     @property

@@ -76,6 +76,13 @@ def on_terms(
         _terms.reset(token)
 
 
+@contextmanager
+def once(key: str) -> Iterator[None]:
+    """The one operation inside takes effect once, however often it is tried under this key."""
+    with on_terms(key=key):
+        yield
+
+
 def start_thread(target: Callable[..., Any], *args: Any, name: str, daemon: bool = True) -> threading.Thread:
     """Start a thread that acts for the caller who started it."""
     context = contextvars.copy_context()

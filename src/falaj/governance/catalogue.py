@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from pydantic import Field
+
 from falaj.governance import lineage_store, objects
 from falaj.governance.call import current_call
 from falaj.governance.epochs import advance_epoch
@@ -42,7 +44,7 @@ class Objects:
         self,
         object: AnyRef,
         *,
-        only: tuple[Jurisdiction, ...] | None = None,
+        only: Annotated[tuple[Jurisdiction, ...], Field(min_length=1)] | None = None,
         classes: tuple[DataClass, ...] = (),
     ) -> Labelled:
         """Restrict an object, and all that comes from it, to jurisdictions; name the classes of its data.
@@ -65,7 +67,8 @@ class Objects:
         advance_epoch(call.tx)
         reached = lineage_store.reflow(call.tx, changed)
         misplaced = [each for each in [changed, *reached] if self._is_misplaced(each)]
-        return Labelled(object=changed, reached=len(reached), misplaced=tuple(misplaced[:100]))
+        shown = self.gate.visible(misplaced[:100])
+        return Labelled(object=changed, reached=len(reached), misplaced=tuple(shown))
 
     def _is_misplaced(self, found: StoredObject) -> bool:
         return found.zone is not None and not found.label.permits(

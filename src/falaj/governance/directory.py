@@ -10,11 +10,17 @@ from falaj.governance import objects, tokens
 from falaj.governance.caller import Caller
 from falaj.governance.users import is_disabled
 from falaj.ports.directory import Directory, Recognized
-from falaj.ports.metadata import Database
+from falaj.ports.metadata import Database, Transaction
 from falaj.records.names import ROOT, PrincipalId
 
 REFUSED = "the token is unknown, expired or revoked; 'falaj token issue' makes a new one"
 """The same words whatever is wrong with it."""
+
+
+def holds(tx: Transaction, caller: Caller) -> bool:
+    """Whether a caller that was recognized earlier may still act: not disabled, its token not revoked."""
+    revoked = caller.token is not None and tokens.is_revoked(tx, caller.token)
+    return not revoked and not is_disabled(tx, caller.id)
 
 
 class BuiltInDirectory:

@@ -19,14 +19,18 @@ from falaj.records.identity import Role
 from falaj.records.names import DEFAULT_WORKSPACE, ROOT, ObjectId, PrincipalId, new_id
 from falaj.records.objects import StoredObject
 
+_FIRST = "INSERT INTO governance_epochs (id, epoch) VALUES (1, 1) ON CONFLICT DO NOTHING RETURNING id"
+"""Whoever inserts this row founds the platform; another who starts at the same time waits for it here."""
+
 
 def is_founded(tx: Transaction) -> bool:
     return tx.execute(select(epochs.c.id)).first() is not None
 
 
 def found(tx: Transaction, keyring: Keyring, *, administrator: str, now: datetime) -> None:
-    """Everything that must exist before the first operation."""
-    tx.execute(insert(epochs), {"id": 1, "epoch": 1})
+    """Everything that must exist before the first operation; nothing if another start has just made it."""
+    if not tx.quick(_FIRST):
+        return
     tip = {"id": 1, "log_id": new_id("log"), "size": 0, "frontier": Frontier().to_text()}
     tx.execute(insert(audit_state), tip)
     objects.create(tx, _workspace(ROOT, "platform", now))

@@ -6,18 +6,19 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from falaj.errors import Denied, FalajError, Internal, Unauthenticated
+from falaj.errors import Denied, FalajError, Internal, Tampered, Unauthenticated
 from falaj.governance import idempotency, lineage_store, objects, outbox
 from falaj.governance.audit.log import AuditLog, Draft
 from falaj.governance.call import Call, current_call, enter, leave, running_call
 from falaj.governance.caller import Caller, current_caller, current_terms
 from falaj.governance.hot import HotDoor
 from falaj.governance.operations import Mode, Operation, Shape
-from falaj.governance.policy.authorizer import Authorizer
+from falaj.governance.policy.authorizer import SEE, Authorizer
 from falaj.governance.residency import Zones
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.names import DEFAULT_WORKSPACE, ROOT
@@ -28,12 +29,15 @@ from falaj.records.record import utc_now
 log = logging.getLogger("falaj.gate")
 R = TypeVar("R")
 
-SEE = "object.show"
-"""The action that decides whether a caller may know of an object at all."""
+UNSEEN = Decision(allowed=False, rule="hidden", reason="the caller may not see what it refers to")
 
 
 class Gate:
-    """Checks, performs and records operations. `owner` acts where no door set a caller: in an embedded home only."""
+    """Checks, performs and records operations.
+
+    `owner` acts where no door set a caller: in an embedded home only. `fence` is the number of the controller that acts
+    now; `holds` says whether what a caller presented still holds.
+    """
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Gate:
         seal: idempotency.Seal,
         fence: Callable[[Transaction], int] | None = None,
         owner: Caller | None = None,
+        holds: Callable[[Transaction, Caller], bool] = lambda _tx, _caller: True,
         clock: Callable[[], datetime] = utc_now,
         recheck_s: float = 0.5,
     ) -> None:
@@ -56,6 +61,7 @@ class Gate:
         self._seal = seal
         self._fence = fence
         self._owner = owner
+        self._holds = holds
         self._recheck_s = recheck_s
         self.hot = HotDoor(database, authorizer=authorizer, audit=audit, clock=clock)
 
@@ -112,23 +118,22 @@ class Gate:
     def visible(self, found: Sequence[StoredObject], *, action: str = SEE) -> list[StoredObject]:
         """Those of `found` that the caller of the running operation may see."""
         call = current_call()
+        if action == SEE:
+            return [each for each in found if self.authorizer.sees(call.tx, call.caller, each)]
         return [each for each in found if self.authorizer.decide(call.tx, call.caller, action, each).allowed]
 
     def _run(self, call: Call, room: Any) -> Any:
         if call.operation.mode is Mode.READ:
             return self._read(call, room)
+        if call.operation.mode is Mode.FREE:
+            return self._read_freely(call, room)
         if call.operation.mode is Mode.HOT:
             return self._pass_hot(call, room)
         call.digest = self._input_digest(call)
         if call.operation.mode is Mode.WRITE:
             return self.commit(call, lambda: self._body(call, room))
         with self.database.read() as tx:
-            answer = idempotency.recall(call, tx, self._seal)
-            if answer is None:
-                self._admit(call, tx)
-        if answer is not None:
-            self.audit.append_grouped(self._draft(call, rule="replayed"))
-            return answer.value
+            self._admit(call, tx)
         return self._body(call, room)
 
     def _read(self, call: Call, room: Any) -> Any:
@@ -138,6 +143,13 @@ class Gate:
             result = self._body(call, room)
             call._tx = None
         self.audit.append_grouped(self._draft(call))
+        return result if call.operation.shape is Shape.RECORD else self._watched(call, result)
+
+    def _read_freely(self, call: Call, room: Any) -> Any:
+        with self.database.read() as tx:
+            self._admit(call, tx)
+        self.audit.append_grouped(self._draft(call))
+        result = self._body(call, room)
         return result if call.operation.shape is Shape.RECORD else self._watched(call, result)
 
     def _pass_hot(self, call: Call, room: Any) -> Any:
@@ -159,60 +171,86 @@ class Gate:
 
     def _rechecked(self, call: Call, stream: Iterator[Any]) -> Iterator[Any]:
         due = time.monotonic() + self._recheck_s
-        for item in stream:
-            if time.monotonic() >= due:
-                with self.database.read() as tx:
-                    self._authorize(call, tx, call.target, call.operation.name)
-                due = time.monotonic() + self._recheck_s
-            yield item
+        try:
+            for item in stream:
+                if time.monotonic() >= due:
+                    self._recheck(call)
+                    due = time.monotonic() + self._recheck_s
+                yield item
+        except FalajError:
+            raise
+        except Exception as error:
+            log.exception(
+                "a stream broke", extra={"action": call.operation.name, "request": call.terms.request}
+            )
+            raise Internal(f"{call.operation.name} broke; the platform's log says why") from error
+
+    def _recheck(self, call: Call) -> None:
+        with self.database.read() as tx:
+            if not self._holds(tx, call.caller):
+                raise Unauthenticated("the token was revoked while this stream was open")
+            call.decision = self.authorizer.decide(tx, call.caller, call.operation.name, call.target)
+            if not call.decision.allowed:
+                raise self._refusal(call, tx, call.target.name)
 
     def _admit(self, call: Call, tx: Transaction) -> None:
         """Find what the call refers to, and ask policy and residency about it."""
-        self._refer(call, tx)
-        call.decision = self._authorize(call, tx, call.target, call.operation.name)
-        for parameter, group in call.referred.items():
-            if parameter != call.operation.subject:
-                for found in group:
-                    self._authorize(call, tx, found, SEE)
+        call.referred.clear()
+        self._find_target(call, tx)
+        for parameter in call.operation.references:
+            if parameter not in call.referred:
+                self._find_others(call, tx, parameter)
         if call.operation.placements:
             zone = self.zones.named(getattr(call.given, call.operation.placements[0]))
             call.zone = zone.name
             inputs = [found for group in call.referred.values() for found in group]
-            self.zones.require(tx, [*inputs, self._home(tx, call.target)], zone)
+            seen = partial(self.authorizer.sees, tx, call.caller)
+            self.zones.require(tx, [*inputs, self._home(tx, call.target)], zone, seen=seen)
 
-    def _refer(self, call: Call, tx: Transaction) -> None:
-        """Resolve every reference. Unless named, the workspace is the caller's own, and the user is the caller."""
+    def _find_target(self, call: Call, tx: Transaction) -> None:
+        """The object acted on. Unless named, the workspace is the caller's own, and the user is the caller."""
         op = call.operation
-        for parameter, ref in op.references.items():
-            value = getattr(call.given, parameter)
-            if value is None and parameter == op.subject:
-                value = call.caller.id if ref.kind == "user" else self._workspace_name(call, tx)
-            names = () if value is None else (value,) if isinstance(value, str) else value
-            found = [
-                objects.resolve(tx, name, kind=ref.kind, workspace=self._workspace_name(call, tx))
-                for name in names
-            ]
-            call.referred[parameter] = found
-            call.asked |= {
-                each.id: objects.unknown(n, ref.kind) for n, each in zip(names, found, strict=True)
-            }
-        found = call.referred.get(op.subject or "", [])
-        call.resource = found[0] if found else objects.resolve(tx, ROOT, kind="workspace", workspace=ROOT)
+        asked: str = ROOT
+        if op.subject is None:
+            call.resource = objects.resolve(tx, ROOT, kind="workspace", workspace=ROOT)
+        else:
+            kind = op.references[op.subject].kind
+            own = call.caller.id if kind == "user" else self._workspace_name(call, tx)
+            asked = getattr(call.given, op.subject) or own
+            call.resource = self._resolve(call, tx, asked, kind)
+            call.referred[op.subject] = [call.resource]
+        call.decision = self.authorizer.decide(tx, call.caller, op.name, call.resource)
+        if not call.decision.allowed:
+            raise self._refusal(call, tx, asked)
 
-    def _authorize(self, call: Call, tx: Transaction, found: StoredObject, action: str) -> Decision:
-        decision = self.authorizer.decide(tx, call.caller, action, found)
-        if decision.allowed:
-            return decision
-        call.decision = decision
-        known = found.id == ROOT or (
-            action != SEE and self.authorizer.decide(tx, call.caller, SEE, found).allowed
-        )
-        if not known:
-            raise call.asked.get(found.id) or objects.unknown(found.name, found.kind)
-        needs = " or ".join(decision.roles)
-        raise Denied(
-            f"{call.caller.name} may not {action} on {found.address}: {decision.reason}",
-            details={"rule": decision.rule, "roles": list(decision.roles), "action": action, "needs": needs},
+    def _find_others(self, call: Call, tx: Transaction, parameter: str) -> None:
+        """What else the call refers to: the caller must be allowed to see it."""
+        value, kind = getattr(call.given, parameter), call.operation.references[parameter].kind
+        names = () if value is None else (value,) if isinstance(value, str) else value
+        call.referred[parameter] = []
+        for name in names:
+            found = self._resolve(call, tx, name, kind)
+            if not self.authorizer.sees(tx, call.caller, found):
+                call.decision = UNSEEN
+                raise objects.unknown(name, kind)
+            call.referred[parameter].append(found)
+
+    def _resolve(self, call: Call, tx: Transaction, name: str, kind: str | None) -> StoredObject:
+        return objects.resolve(tx, name, kind=kind, workspace=self._workspace_name(call, tx))
+
+    def _refusal(self, call: Call, tx: Transaction, asked: str) -> FalajError:
+        """Denied, or NotFound if the caller may not even know of the object."""
+        found, decision = call.target, cast(Decision, call.decision)
+        if found.id != ROOT and not self.authorizer.sees(tx, call.caller, found):
+            return objects.unknown(asked, call.operation.references[cast(str, call.operation.subject)].kind)
+        return Denied(
+            f"{call.caller.name} may not {call.operation.name} on {found.address}: {decision.reason}",
+            details={
+                "rule": decision.rule,
+                "roles": list(decision.roles),
+                "action": call.operation.name,
+                "needs": " or ".join(decision.roles),
+            },
         )
 
     def _workspace_name(self, call: Call, tx: Transaction) -> str:
@@ -223,11 +261,7 @@ class Gate:
 
     def _home(self, tx: Transaction, found: StoredObject) -> StoredObject:
         """The workspace that `found` is in."""
-        return (
-            found
-            if found.kind == "workspace"
-            else objects.resolve(tx, found.workspace, kind="workspace", workspace=ROOT)
-        )
+        return objects.resolve(tx, found.home, kind="workspace", workspace=ROOT)
 
     def _hold_fence(self, call: Call) -> None:
         if call.terms.fence is not None and self._fence is not None:
@@ -239,33 +273,26 @@ class Gate:
 
     def _draft(self, call: Call, *, outcome: str = "done", rule: str | None = None) -> Draft:
         """The audit entry of `call`."""
-        decision = call.decision
-        referred = [found.id for group in call.referred.values() for found in group]
-        if not referred and call.resource is not None:
-            referred = [call.resource.id]
         target = call.resource
+        referred = [found.id for group in call.referred.values() for found in group]
+        decided = call.decision.rule if call.decision is not None else "none"
         draft: Draft = {
             "at": call.now,
             "caller": call.caller.name,
             "action": call.operation.name,
             "outcome": outcome,
-            "objects": referred,
-            "workspace": None
-            if target is None
-            else target.id
-            if target.kind == "workspace"
-            else target.workspace,
+            "objects": referred or ([] if target is None else [target.id]),
+            "workspace": None if target is None else target.home,
             "origin": call.caller.origin,
-            "rule": rule or (decision.rule if decision is not None else "none"),
+            "rule": rule or decided,
             "input": call.digest or self._input_digest(call),
         }
-        if call.terms.request:
-            draft["request"] = call.terms.request
-        if call.caller.token:
-            draft["token"] = call.caller.token
-        if call.created:
-            draft["created"] = [new.id for new in call.created]
-        return draft
+        optional = {
+            "request": call.terms.request,
+            "token": call.caller.token,
+            "created": [new.id for new in call.created],
+        }
+        return draft | {key: value for key, value in optional.items() if value}
 
     def _record_failure(self, call: Call, error: FalajError) -> None:
         """The entry of a call that was rolled back, in a transaction of its own."""
@@ -276,7 +303,8 @@ class Gate:
             self.audit.append_grouped(draft)
         except Exception:
             log.critical("a failed operation could not be recorded", exc_info=True, extra=_plain(draft))
-            raise
+            if not isinstance(error, Tampered):
+                raise
 
 
 def _hidden(call: Call, error: FalajError) -> bool:

@@ -79,8 +79,8 @@ def hold_fence(given: int, current: int) -> None:
 
 
 def _input(call: Call) -> str:
-    """The scope counts: a narrower token must not get what a wider one got."""
-    return f"{call.digest} {call.caller.workspace} {call.caller.actions}"
+    """Uploaded bytes count, and the scope: a narrower token must not get what a wider one got."""
+    return f"{call.digest} {call.content} {call.caller.workspace} {call.caller.actions}"
 
 
 def _context(call: Call) -> bytes:

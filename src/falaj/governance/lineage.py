@@ -9,14 +9,14 @@ from pydantic import Field
 
 from falaj.governance import lineage_store, objects
 from falaj.governance.call import current_call
-from falaj.governance.gate import SEE, Gate
+from falaj.governance.gate import Gate
 from falaj.governance.operations import Mode, operation
+from falaj.governance.residency import HIDDEN
 from falaj.records.lineage import Direction, LineageNode
 from falaj.records.names import AnyRef
 from falaj.records.objects import StoredObject
 
 Depth = Annotated[int, Field(ge=1, le=1_000_000)]
-HIDDEN = "(another workspace)"
 
 
 class Lineage:
@@ -55,4 +55,4 @@ class Lineage:
 
     def _may_see(self, home: StoredObject) -> bool:
         call = current_call()
-        return self.gate.authorizer.decide(call.tx, call.caller, SEE, home).allowed
+        return self.gate.authorizer.sees(call.tx, call.caller, home)

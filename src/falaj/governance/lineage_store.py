@@ -40,17 +40,48 @@ def walk(
 ) -> dict[ObjectId, tuple[int, list[ObjectId]]]:
     """Every node that `start` reaches, with its distance and the nodes it was reached from, nearest first."""
     near, far = ("target", "source") if up else ("source", "target")
+    beyond: dict[ObjectId, list[ObjectId]] = defaultdict(list)
+    for here, there in _reachable(tx, start, near, far, depth):
+        beyond[here].append(there)
     reached: dict[ObjectId, tuple[int, list[ObjectId]]] = {start: (0, [])}
     frontier, distance = [start], 0
     while frontier and (depth is None or distance < depth):
         distance += 1
         following: dict[ObjectId, list[ObjectId]] = defaultdict(list)
-        for here, there in _edges(tx, frontier, near, far):
-            known = reached.get(there)
-            (following[there] if known is None else known[1]).append(here)
+        for here in frontier:
+            for there in beyond[here]:
+                known = reached.get(there)
+                (following[there] if known is None else known[1]).append(here)
         reached |= {node: (distance, nearer) for node, nearer in following.items()}
         frontier = list(following)
     return reached
+
+
+_REACHABLE = """
+WITH RECURSIVE reach(node) AS (
+  VALUES (CAST(? AS TEXT))
+  UNION SELECT edge.{far} FROM reach JOIN governance_lineage_edges AS edge ON edge.{near} = reach.node
+)
+SELECT edge.{near}, edge.{far} FROM reach JOIN governance_lineage_edges AS edge ON edge.{near} = reach.node
+"""
+FEW_LEVELS = 16
+"""Up to here a query per level is quicker than one that finds everything."""
+
+
+def _reachable(
+    tx: Transaction, start: ObjectId, near: str, far: str, depth: int | None
+) -> Iterator[tuple[ObjectId, ObjectId]]:
+    """The edges on the way from `start`; without a depth in one query, however deep the graph is."""
+    if depth is None or depth > FEW_LEVELS:
+        rows = tx.quick(_REACHABLE.format(near=near, far=far), (start,))
+        yield from ((ObjectId(here), ObjectId(there)) for here, there in rows)
+        return
+    frontier, seen = [start], {start}
+    for _ in range(depth):
+        edges = list(_edges(tx, frontier, near, far))
+        yield from edges
+        frontier = [there for there in dict.fromkeys(there for _, there in edges) if there not in seen]
+        seen.update(frontier)
 
 
 def nodes(
@@ -67,12 +98,12 @@ def path_from_restriction(tx: Transaction, found: StoredObject, jurisdiction: st
     """The shortest path from an object whose own label forbids `jurisdiction` down to `found`."""
     reached = walk(tx, found.id, up=True, depth=None)
     for node in reached:
-        upstream = objects.by_id(tx, node)
+        upstream = objects.ever(tx, node)
         if upstream is None:
             continue
         if not upstream.own_label.permits(jurisdiction):
             return [upstream, *_downwards(tx, reached, node)]
-        home = objects.by_id(tx, upstream.workspace)
+        home = objects.ever(tx, upstream.workspace)
         if home is not None and not home.own_label.permits(jurisdiction):
             return [home, upstream, *_downwards(tx, reached, node)]
     return [found]
@@ -158,7 +189,7 @@ def _downwards(
     path: list[StoredObject] = []
     while reached[node][1]:
         node = reached[node][1][0]
-        below = objects.by_id(tx, node)
+        below = objects.ever(tx, node)
         path += [below] if below is not None else []
     return path
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from falaj.governance import objects
 from falaj.governance.call import current_call
-from falaj.governance.gate import SEE, Gate
+from falaj.governance.gate import Gate
+from falaj.governance.policy.authorizer import SEE
 from falaj.records.objects import Page, StoredObject
 from falaj.records.record import Record
 

@@ -22,6 +22,7 @@ _ID = re.compile(r"^[a-z]+_[0-9a-z]{26}$")
 
 _COLUMNS = "id, workspace, kind, name, owner, zone, label, own_label, created_at"
 _BY_ID = f"SELECT {_COLUMNS} FROM governance_objects WHERE id = ? AND deleted_at IS NULL"  # noqa: S608 - constants
+_EVER = f"SELECT {_COLUMNS} FROM governance_objects WHERE id = ?"  # noqa: S608 - constants
 _BY_NAME = (
     f"SELECT {_COLUMNS} FROM governance_objects "  # noqa: S608 - constants
     "WHERE workspace = ? AND kind = ? AND name = ? AND deleted_at IS NULL"
@@ -36,6 +37,12 @@ KIND_GROUPS = {"user": ("user", "service"), "subject": ("user", "service", "grou
 
 def by_id(tx: Transaction, ident: str) -> StoredObject | None:
     rows = tx.quick(_BY_ID, (ident,))
+    return _from_columns(rows[0]) if rows else None
+
+
+def ever(tx: Transaction, ident: str) -> StoredObject | None:
+    """The object `ident`, even if it was deleted since."""
+    rows = tx.quick(_EVER, (ident,))
     return _from_columns(rows[0]) if rows else None
 
 

@@ -30,12 +30,14 @@ class Mode(Enum):
     WRITE = "write"
     LATE = "late"
     """A write that first moves bytes, and opens its transaction itself, at the commit point."""
+    FREE = "free"
+    """A read that takes long: it opens short transactions of its own."""
     HOT = "hot"
     """A read without a transaction, decided from memory, with one audit entry per caller, object and window."""
 
     @property
     def reads(self) -> bool:
-        return self in (Mode.READ, Mode.HOT)
+        return self in (Mode.READ, Mode.FREE, Mode.HOT)
 
 
 class Shape(Enum):
@@ -246,9 +248,15 @@ def invalid(where: str, error: ValidationError) -> InvalidInput:
             allowed=fault["msg"].removeprefix("Value error, "),
             fix=_remedy(fault["type"]),
         )
-        for fault in error.errors(include_url=False, include_context=False)[:50]
+        for fault in _telling(error.errors(include_url=False, include_context=False))[:50]
     ]
     return InvalidInput(f"{where}: {len(faults)} fault{'s' * (len(faults) != 1)} in the input", faults=faults)
+
+
+def _telling(faults: list[Any]) -> list[Any]:
+    """Without those that only follow from others: a tuple is too short when its items are wrong."""
+    inner = {fault["loc"][:-1] for fault in faults}
+    return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in inner]
 
 
 def _remedy(kind: str) -> str | None:
@@ -258,10 +266,9 @@ def _remedy(kind: str) -> str | None:
 def _is_tuple(annotation: Any) -> bool:
     if typing.get_origin(annotation) is typing.Annotated:
         return _is_tuple(typing.get_args(annotation)[0])
-    options = (
-        typing.get_args(annotation) if typing.get_origin(annotation) is types.UnionType else [annotation]
-    )
-    return any(typing.get_origin(option) is tuple for option in options)
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return any(_is_tuple(option) for option in typing.get_args(annotation))
+    return typing.get_origin(annotation) is tuple
 
 
 M = TypeVar("M")

@@ -9,7 +9,7 @@ import cedarpy
 from pydantic import Field
 from sqlalchemy import func, insert, select, update
 
-from falaj.errors import InvalidInput
+from falaj.errors import Conflict, InvalidInput
 from falaj.governance import objects
 from falaj.governance.call import current_call
 from falaj.governance.epochs import advance_epoch
@@ -62,6 +62,8 @@ class Policies:
         self._withdraw(found)
         row = {"id": found.id, "version": version, "text": text, "published_at": call.now}
         call.tx.execute(insert(policies), row)
+        if not self.gate.authorizer.decide(call.tx, call.caller, "policy.withdraw", found).allowed:
+            raise Conflict(f"policy {name} would lock you out: you could not withdraw it again")
         return policy_record(call.tx, found)
 
     @operation("policy.check", resource="platform", mode=Mode.READ, allow="anyone")
@@ -105,9 +107,12 @@ class Policies:
         call = current_call()
         if action not in self._operations:
             raise InvalidInput.at("action", given=action, allowed=", ".join(sorted(self._operations)))
-        engine = self.gate.authorizer.engine(call.tx)
+        engine, home = self.gate.authorizer.engine(call.tx), objects.by_id(call.tx, call.target.home)
         answers = (
-            (person, engine.decide(self.gate.authorizer.roles(call.tx, person), action, call.target))
+            (
+                person,
+                engine.decide(self.gate.authorizer.roles(call.tx, person), action, call.target, home=home),
+            )
             for person in _everyone(call.tx)
         )
         return tuple(

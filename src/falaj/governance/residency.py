@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from falaj.errors import Fault, InvalidInput, ResidencyDenied
 from falaj.governance import lineage_store
 from falaj.ports.metadata import Transaction
 from falaj.records.objects import StoredObject
 from falaj.records.residency import Zone
+
+HIDDEN = "(another workspace)"
+"""What is said of an object that the caller may not see."""
 
 
 class Zones:
@@ -30,25 +33,35 @@ class Zones:
         except KeyError:
             raise InvalidInput.at("zone", given=name, allowed=", ".join(self._zones)) from None
 
-    def require(self, tx: Transaction, inputs: Iterable[StoredObject], zone: Zone) -> None:
-        """Raise ResidencyDenied, with the path from the labelled source, if an input may not lie in `zone`."""
+    def require(
+        self,
+        tx: Transaction,
+        inputs: Iterable[StoredObject],
+        zone: Zone,
+        *,
+        seen: Callable[[StoredObject], bool],
+    ) -> None:
+        """Raise ResidencyDenied, with the path from the labelled source, if an input may not lie in `zone`.
+
+        What the caller may not see (`seen`) keeps its place in the path, but not its name.
+        """
         for found in inputs:
             if not found.label.permits(zone.jurisdiction):
-                raise refusal(tx, found, zone)
+                path = lineage_store.path_from_restriction(tx, found, zone.jurisdiction)
+                raise refusal(path, zone, names=[each.address if seen(each) else HIDDEN for each in path])
 
 
-def refusal(tx: Transaction, found: StoredObject, zone: Zone) -> ResidencyDenied:
-    path = lineage_store.path_from_restriction(tx, found, zone.jurisdiction)
-    source = path[0]
+def refusal(path: list[StoredObject], zone: Zone, *, names: list[str]) -> ResidencyDenied:
+    source, found = path[0], path[-1]
     allowed = ", ".join(sorted(found.label.only or ())) or "nowhere"
     fault = Fault(
-        where=" → ".join(node.address for node in path),
+        where=" → ".join(names),
         given=f"zone {zone.name} ({zone.jurisdiction})",
-        allowed=f"{source.address} is labelled {source.own_label.describe()}",
+        allowed=f"{names[0]} is labelled {source.own_label.describe()}",
         fix=f"choose a zone in {allowed}",
     )
     return ResidencyDenied(
-        f"{found.address} may not lie in zone {zone.name} ({zone.jurisdiction}): allowed is {allowed}",
+        f"{names[-1]} may not lie in zone {zone.name} ({zone.jurisdiction}): allowed is {allowed}",
         faults=[fault],
-        details={"path": [node.address for node in path], "zone": zone.name},
+        details={"path": names, "zone": zone.name},
     )

@@ -73,6 +73,7 @@ class Tokens:
         call = current_call()
         scope = call.object("workspace").id if workspace else call.caller.workspace
         _within(call.caller, scope, actions)
+        until = _capped(call.tx, call.caller, call.now + expires_in)
         ident, secret = new_id("token"), os.urandom(SECRET_BYTES)
         root = objects.resolve(call.tx, ROOT, kind="workspace", workspace=ROOT)
         call.create("token", ident, workspace=root, ident=ident, owner=call.target.id)
@@ -83,7 +84,7 @@ class Tokens:
             "scope": scope,
             "actions": list(actions) if actions is not None else call.caller.actions,
             "purpose": purpose,
-            "expires_at": call.now + expires_in,
+            "expires_at": until,
         }
         call.tx.execute(insert(tokens), values)
         return IssuedToken(token=token_record(call.tx, ident), secret=spell(ident, secret))
@@ -162,6 +163,14 @@ def recognize(tx: Transaction, credential: str, *, now: datetime) -> Recognized 
     )
 
 
+def in_use(tx: Transaction, principal: str, *, purpose: str) -> list[str]:
+    """The tokens of a principal for one purpose that are not revoked."""
+    query = select(tokens.c.id).where(
+        tokens.c.principal == principal, tokens.c.purpose == purpose, tokens.c.revoked_at.is_(None)
+    )
+    return list(tx.execute(query).scalars())
+
+
 def is_revoked(tx: Transaction, ident: str) -> bool:
     return tx.execute(select(tokens.c.revoked_at).where(tokens.c.id == ident)).scalar() is not None
 
@@ -193,6 +202,14 @@ def _within(caller: Caller, scope: str | None, actions: tuple[str, ...] | None) 
     for pattern in actions or ():
         if not caller.may_name(pattern):
             raise Denied(f"this token does not reach {pattern} and cannot issue one that does")
+
+
+def _capped(tx: Transaction, caller: Caller, until: datetime) -> datetime:
+    """What a limited token issues ends with it at the latest."""
+    if caller.token is None or (caller.workspace is None and caller.actions is None):
+        return until
+    own: datetime = tx.execute(select(tokens.c.expires_at).where(tokens.c.id == caller.token)).scalar_one()
+    return min(own, until)
 
 
 def _text(secret: bytes) -> str:

@@ -80,8 +80,9 @@ class Users:
 
     def _set_disabled(self, at: datetime | None) -> Principal:
         call = current_call()
-        call.tx.execute(update(principals).where(principals.c.id == call.target.id).values(disabled_at=at))
         advance_epoch(call.tx)
+        call.tx.execute(update(principals).where(principals.c.id == call.target.id).values(disabled_at=at))
+        keep_an_administrator(call.tx)
         return principal_record(call.tx, call.target)
 
 
@@ -118,12 +119,13 @@ class Groups:
     def remove(self, group: GroupRef, user: UserRef) -> Group:
         """Take a user or service account out of a group."""
         call = current_call()
+        advance_epoch(call.tx)
         call.tx.execute(
             delete(group_members).where(
                 group_members.c.group_id == call.target.id, group_members.c.member == call.object("user").id
             )
         )
-        advance_epoch(call.tx)
+        keep_an_administrator(call.tx)
         return group_record(call.tx, call.target)
 
 
@@ -136,6 +138,20 @@ def add_principal(tx: Transaction, name: str, *, kind: PrincipalKind, now: datet
     objects.create(tx, new)
     tx.execute(insert(principals), {"id": ident})
     return new
+
+
+def keep_an_administrator(tx: Transaction) -> None:
+    """Refuse a change that leaves the platform without an administrator who can act.
+
+    The change advances the epoch before it looks, so that two who leave at once wait for each other.
+    """
+    held = select(grants.c.subject).where(grants.c.workspace == ROOT, grants.c.role == Role.ADMIN)
+    through_groups = select(group_members.c.member).where(group_members.c.group_id.in_(held))
+    able = select(principals.c.id).where(
+        principals.c.disabled_at.is_(None), principals.c.id.in_(held) | principals.c.id.in_(through_groups)
+    )
+    if tx.execute(able.limit(1)).first() is None:
+        raise Conflict("this would take the last administrator who can act from the platform")
 
 
 def is_disabled(tx: Transaction, ident: str) -> bool:

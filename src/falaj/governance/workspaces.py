@@ -14,6 +14,7 @@ from falaj.governance.listing import page
 from falaj.governance.operations import Mode, operation
 from falaj.governance.tables import grants
 from falaj.governance.tables import objects as objects_table
+from falaj.governance.users import keep_an_administrator
 from falaj.ports.metadata import Transaction
 from falaj.records.identity import Grant, Role, Workspace
 from falaj.records.names import ROOT, Name, SubjectRef, WorkspaceRef
@@ -64,8 +65,7 @@ class Workspaces:
         gone = call.tx.execute(delete(grants).where(*_same(*keys)))
         if gone.rowcount == 0:
             raise Conflict(f"{taken.subject} does not hold the role {role} in {taken.workspace}")
-        if call.target.id == ROOT and role is Role.ADMIN and not _holders(call.tx, ROOT, Role.ADMIN):
-            raise Conflict(f"{taken.subject} is the last administrator of the platform")
+        keep_an_administrator(call.tx)
         return taken
 
     @operation("workspace.roles", resource="workspace", mode=Mode.READ)
@@ -97,8 +97,3 @@ def workspace_record(found: StoredObject) -> Workspace:
 
 def _same(workspace: str, subject: str, role: Role) -> tuple[ColumnElement[bool], ...]:
     return grants.c.workspace == workspace, grants.c.subject == subject, grants.c.role == role
-
-
-def _holders(tx: Transaction, workspace: str, role: Role) -> int:
-    query = select(grants.c.subject).where(grants.c.workspace == workspace, grants.c.role == role)
-    return len(tx.execute(query).all())

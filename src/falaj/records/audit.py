@@ -77,10 +77,12 @@ class PublicKey(Record):
 
 
 class LogCheck(Record):
-    """The verdict on the log as it lies in the database."""
+    """How far the check of the log in the database is, and, once `finished`, its verdict."""
 
-    ok: bool
+    finished: bool
+    ok: bool = False
     entries: int
-    heads: int
-    unsigned_tail: int
+    of: int
+    heads: int = 0
+    unsigned_tail: int = 0
     problems: tuple[str, ...] = ()

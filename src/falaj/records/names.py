@@ -39,15 +39,16 @@ class Spelled:
         self._limit = limit
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        text = core_schema.str_schema(max_length=self._limit)
-        return core_schema.no_info_after_validator_function(self._check, text)
+        return core_schema.no_info_after_validator_function(self._check, core_schema.str_schema())
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return handler(schema) | {"pattern": f"^(?:{self._pattern})$"}
+        return handler(schema) | {"pattern": f"^(?:{self._pattern})$", "maxLength": self._limit}
 
     def _check(self, text: str) -> str:
+        if len(text) > self._limit:
+            raise ValueError(f"{self._words}; at most {self._limit} characters")
         if not self._compiled.fullmatch(text):
             raise ValueError(self._words)
         return text

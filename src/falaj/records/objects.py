@@ -7,7 +7,7 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import Field
 
-from falaj.records.names import ObjectId, PrincipalId
+from falaj.records.names import ObjectId, PrincipalId, Spelled
 from falaj.records.record import Record
 from falaj.records.residency import UNRESTRICTED, Label
 
@@ -26,6 +26,11 @@ class StoredObject(Record):
     created_at: datetime
 
     @property
+    def home(self) -> ObjectId:
+        """The workspace that it is in; a workspace is in itself."""
+        return self.id if self.kind == "workspace" else self.workspace
+
+    @property
     def address(self) -> str:
         return f"{self.kind}:{self.name}"
 
@@ -33,7 +38,7 @@ class StoredObject(Record):
 T = TypeVar("T", bound=Record)
 
 PageSize = Annotated[int, Field(ge=1, le=1000)]
-Cursor = Annotated[str, Field(max_length=200)]
+Cursor = Annotated[str, Spelled("[A-Za-z0-9_.-]*", "a cursor is what `next` of a page says", limit=200)]
 
 
 class Page(Record, Generic[T]):

@@ -19,6 +19,7 @@ from falaj.governance.policies import Policies
 from falaj.governance.tokens import Tokens
 from falaj.governance.users import Groups, Users
 from falaj.governance.workspaces import Workspaces
+from falaj.records.audit import LogCheck
 from falaj.records.blobs import Blob
 
 CHUNK_BYTES = 1 << 20
@@ -55,6 +56,11 @@ class Platform:
     def get(self, blob: str) -> bytes:
         """All the bytes of a blob."""
         return b"".join(self.blob.read(blob))
+
+    def verify_audit(self) -> LogCheck:
+        """The verdict on the audit log: the last word of audit.verify."""
+        *_, verdict = self.audit.verify()
+        return verdict
 
     def close(self) -> None:
         self._on_close()

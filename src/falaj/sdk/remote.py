@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 TRIES = 3
 TIMEOUT = httpx.Timeout(60, connect=5)
+LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=3)
+"""A connection is let go before the server, which waits five seconds, hangs up on it."""
 
 
 def connect(url: str, token: str | None = None) -> Platform:
@@ -237,7 +239,9 @@ def _client(url: str, token: str | None) -> httpx.Client:
 
         verify = ssl.create_default_context(cafile=verify)
     try:
-        return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=verify, trust_env=False)
+        return httpx.Client(
+            base_url=url, headers=headers, timeout=TIMEOUT, limits=LIMITS, verify=verify, trust_env=False
+        )
     except httpx.InvalidURL as error:
         raise InvalidInput.at(
             "url", given=url, allowed=f"an address like http://host:port ({error})"

@@ -4,49 +4,67 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from starlette.concurrency import iterate_in_threadpool
+import anyio
+import anyio.to_thread
 from starlette.responses import Response, StreamingResponse
 
 from falaj.apps.api.problems import problem
-from falaj.errors import FalajError, Internal
+from falaj.errors import FalajError
 from falaj.governance.operations import Operation, Shape
 
-log = logging.getLogger("falaj.api")
+STREAMS = 256
+"""Streams at a time; each may hold a thread while it waits, and none of those that operations run in."""
+
+BATCH_BYTES = 32 * 1024
+BATCH_S = 0.05
 
 
-def answer(operation: Operation, result: Any) -> Response:
-    """The answer to a request. Called in a worker thread: the first part of a stream is fetched here, so that
-    what goes wrong at its beginning is a problem with a status, not a broken stream."""
-    if operation.shape is Shape.RECORD:
-        return Response(operation.output.dump_json(result), media_type=Shape.RECORD.value)
-    pieces = PIECES[operation.shape](operation, result)
-    first = list(itertools.islice(pieces, 1))
-    stream = itertools.chain(first, pieces)
-    return StreamingResponse(iterate_in_threadpool(stream), media_type=operation.shape.value)
+class Answers:
+    """Makes answers, and streams those that are streams."""
+
+    def __init__(self) -> None:
+        self._limiter: anyio.CapacityLimiter | None = None
+
+    def answer(self, operation: Operation, result: Any) -> Response:
+        """The answer to a request. Called in a worker thread: the first part of a stream is fetched here, so that
+        what goes wrong at its beginning is a problem with a status, not a broken stream."""
+        if operation.shape is Shape.RECORD:
+            return Response(operation.output.dump_json(result), media_type=Shape.RECORD.value)
+        pieces = PIECES[operation.shape](operation, result)
+        first = list(itertools.islice(pieces, 1))
+        stream = self._pulled(itertools.chain(first, pieces))
+        return StreamingResponse(stream, media_type=operation.shape.value)
+
+    async def _pulled(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """The pieces, each made in a thread of the streams' own."""
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(STREAMS)
+        while (
+            piece := await anyio.to_thread.run_sync(next, pieces, None, limiter=self._limiter)
+        ) is not None:
+            yield piece
 
 
 def _records(operation: Operation, result: Iterator[Any]) -> Iterator[bytes]:
-    """One JSON per line; if it breaks, the last line is the problem."""
-    sent = False
+    """One JSON per line, the first at once, then those that come quickly together; if it breaks, the last line is the
+    problem."""
+    lines, sent_at = bytearray(), 0.0
     try:
         for record in result:
-            yield operation.output.dump_json(record) + b"\n"
-            sent = True
+            lines += operation.output.dump_json(record) + b"\n"
+            if len(lines) >= BATCH_BYTES or time.monotonic() - sent_at >= BATCH_S:
+                yield bytes(lines)
+                lines, sent_at = bytearray(), time.monotonic()
     except FalajError as error:
-        if not sent:
+        if not sent_at:
             raise
-        yield json.dumps({"problem": problem(error)}, default=str).encode() + b"\n"
-    except Exception:
-        if not sent:
-            raise
-        log.exception("a stream broke", extra={"action": operation.name})
-        yield (
-            json.dumps({"problem": problem(Internal("the stream broke; the log says why"))}).encode() + b"\n"
-        )
+        lines += json.dumps({"problem": problem(error)}, default=str).encode() + b"\n"
+    if lines:
+        yield bytes(lines)
 
 
 def _bytes(_operation: Operation, result: Iterator[bytes]) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from falaj.apps.api.answers import answer
+from falaj.apps.api.answers import Answers
 from falaj.apps.api.authentication import Doorkeeper, origin_of
 from falaj.apps.api.headers import SecurityHeaders
 from falaj.apps.api.openapi import openapi
@@ -83,6 +83,7 @@ class Door:
         self._limit = platform.config.server.body_limit_bytes
         self._threads = platform.config.server.threads
         self._limiter: anyio.CapacityLimiter | None = None
+        self._answers = Answers()
 
     def endpoint(self, operation: Operation) -> Endpoint:
         async def handle(request: Request) -> Response:
@@ -142,7 +143,7 @@ class Door:
                 except InvalidInput as error:
                     self._platform.gate.reject(operation, error)
                     raise
-                return answer(operation, self._platform.gate.perform(operation, room, given))
+                return self._answers.answer(operation, self._platform.gate.perform(operation, room, given))
 
         return await self._in_thread(work)
 
@@ -160,7 +161,7 @@ class Door:
             issue = all_operations()["token.issue"]
             given = issue.check({"purpose": "signed in by link", "expires_in": SIGNED_IN_FOR})
             with acting_as(caller), on_terms(request=ident):
-                return answer(issue, gate.perform(issue, self._platform.rooms.token, given))
+                return self._answers.answer(issue, gate.perform(issue, self._platform.rooms.token, given))
 
         return await self._in_thread(work)
 

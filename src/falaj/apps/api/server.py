@@ -11,16 +11,21 @@ from datetime import timedelta
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from falaj.apps.api.app import make_app
+from falaj.apps.api.headers import HEADERS
+from falaj.apps.api.problems import problem_response
 from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import Platform, assemble, local_caller
+from falaj.errors import InvalidInput
 from falaj.governance.caller import acting_as
-from falaj.governance.tokens import make_link
+from falaj.governance.tokens import in_use
 from falaj.records.config import Config
 
+HEAD_BYTES = 64 * 1024
 LOCAL_TOKEN = "local command line"
 LOCAL_TOKEN_DAYS = 30
 
@@ -41,6 +46,35 @@ def main() -> None:
         platform.close()
 
 
+class LimitedHeaders(HttpToolsProtocol):
+    """Refuses a request whose head grows beyond a limit; the parser itself would gather it without end."""
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(name + value)
+        super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be parsed is answered as a problem too, with the headers of every answer."""
+        body = problem_response(InvalidInput(f"this is not a request that Falaj can read: {msg}"))
+        headers = [*body.headers.items(), *HEADERS.items(), ("Connection", "close")]
+        lines = ["HTTP/1.1 400 Bad Request", *(f"{name}: {value}" for name, value in headers), "", ""]
+        self.transport.write("\r\n".join(lines).encode("latin-1") + bytes(body.body))
+        self.transport.close()
+
+    def _count(self, part: bytes) -> None:
+        self._head_bytes += len(part)
+        if self._head_bytes > HEAD_BYTES:
+            raise ValueError("the head of the request is too large")
+
+
 def _settings(platform: Platform, config: Config) -> uvicorn.Config:
     tls = config.server.tls
     settings = uvicorn.Config(
@@ -50,7 +84,7 @@ def _settings(platform: Platform, config: Config) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # else whoever is on this machine could choose the origin that is audited
         timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=65536,
+        http=LimitedHeaders,
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
     )
@@ -72,21 +106,27 @@ def _listen(bind: str, port: int) -> socket.socket:
 
 
 def _announce(platform: Platform, bind: str, port: int) -> None:
-    """Tell the parent the address, a sign-in code for its owner, and a token for the local command line."""
+    """Tell the parent the address and, at its start, a sign-in code for the owner and a token for the command line."""
     scheme = "http" if platform.config.server.tls is None else "https"
     host = f"[{bind}]" if ":" in bind else bind
-    owner = local_caller(platform.database)
-    with acting_as(owner):
-        tokens = platform.rooms.token
-        for old in tokens.list(limit=1000).items:
-            if old.purpose == LOCAL_TOKEN and old.principal == owner.name and old.revoked_at is None:
-                tokens.revoke(old.id)
-        issued = tokens.issue(purpose=LOCAL_TOKEN, expires_in=timedelta(days=LOCAL_TOKEN_DAYS))
-    with platform.database.write() as tx:
-        link = make_link(tx, owner.id, now=platform.gate.clock())
-    told = {"url": f"{scheme}://{host}:{port}", "code": link.code, "token": issued.secret}
+    told = {"url": f"{scheme}://{host}:{port}"}
+    if "FALAJ_RESTART" not in os.environ:
+        told |= _introduce_owner(platform)
     with os.fdopen(int(os.environ["FALAJ_READY_FD"]), "w") as parent:
         json.dump(told, parent)
+
+
+def _introduce_owner(platform: Platform) -> dict[str, str]:
+    """A new token in place of those of earlier starts, and a sign-in code."""
+    owner = local_caller(platform.database)
+    with platform.database.read() as tx:
+        earlier = in_use(tx, owner.id, purpose=LOCAL_TOKEN)
+    with acting_as(owner):
+        for token in earlier:
+            platform.rooms.token.revoke(token)
+        issued = platform.rooms.token.issue(purpose=LOCAL_TOKEN, expires_in=timedelta(days=LOCAL_TOKEN_DAYS))
+        link = platform.rooms.token.link()
+    return {"code": link.code, "token": issued.secret}
 
 
 if __name__ == "__main__":

@@ -81,9 +81,20 @@ def verify(
             "--public-key and --witness check an export; name its file: falaj audit verify EXPORT"
         )
     with session.platform() as platform:
-        check = platform.audit.verify()
+        check = _followed(platform.audit.verify())
     show(check, as_json=True) if session.json else _say_check(check)
     return 0 if check.ok else FAILED
+
+
+def _followed(checks: Iterable[LogCheck]) -> LogCheck:
+    """The last of `checks`; how far they are is shown on the way."""
+    rest = iter(checks)
+    check, done = next(rest), 0
+    with progress("checking", total=check.of, unit="entries") as advance:
+        for check in rest:
+            advance(check.entries - done)
+            done = check.entries
+    return check
 
 
 def _write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from sqlalchemy.sql import Executable
 
 from falaj.errors import Conflict, Unavailable
 from falaj.ports.metadata import Database, Transaction
+
+log = logging.getLogger("falaj.metadata")
 
 BUSY_S = 15.0
 READERS = 4
@@ -56,8 +59,8 @@ class SqliteDatabase:
     """Readers never wait for a writer; one writer at a time here, and a busy wait against other processes."""
 
     def __init__(self, url: str) -> None:
-        self._readers = _Connections(_sqlite_engine(url, begin="BEGIN"), READERS)
-        self._writer = _Connections(_sqlite_engine(url, begin="BEGIN IMMEDIATE"), 1)
+        self._readers = _Connections(sqlite_engine(url, begin="BEGIN"), READERS)
+        self._writer = _Connections(sqlite_engine(url, begin="BEGIN IMMEDIATE"), 1)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -130,7 +133,7 @@ class PostgresDatabase:
         self._engine.dispose()
 
 
-def _sqlite_engine(url: str, *, begin: str) -> sa.Engine:
+def sqlite_engine(url: str, *, begin: str) -> sa.Engine:
     engine = sa.create_engine(
         url, poolclass=NullPool, connect_args={"check_same_thread": False, "timeout": BUSY_S}
     )
@@ -159,7 +162,8 @@ def _answering() -> Iterator[None]:
     except Exception as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if _is(cause, "OperationalError"):
-            raise Unavailable(f"the metadata database does not answer: {cause}") from error
+            log.warning("the metadata database does not answer", extra={"reason": str(cause)})
+            raise Unavailable("the metadata database does not answer; the log says why") from error
         if _is(cause, "IntegrityError"):
             raise Conflict("another change was made at the same time; try again") from error
         raise

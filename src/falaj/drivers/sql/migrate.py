@@ -6,6 +6,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from falaj.drivers.sql.database import sqlite_engine
+
 HEAD = "0001"
 """The newest migration: a database that is there already starts without loading alembic."""
 
@@ -15,7 +17,9 @@ LOCK = 0x66616C616A
 
 def migrate(url: str) -> None:
     """Run the migrations that `url` lacks, all or none."""
-    engine = sa.create_engine(url)
+    engine = (
+        sqlite_engine(url, begin="BEGIN IMMEDIATE") if url.startswith("sqlite") else sa.create_engine(url)
+    )
     try:
         if current_version(engine) != HEAD:
             _upgrade(engine)

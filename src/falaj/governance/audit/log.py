@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import insert, select
 
-from falaj.errors import Conflict
+from falaj.errors import Conflict, Tampered
 from falaj.governance.audit.merkle import Frontier
 from falaj.governance.audit.verify import canonical, head_message, key_id, leaf_hash
 from falaj.governance.tables import audit_heads, audit_state
@@ -29,7 +29,7 @@ _read_state = select(audit_state.c.size, audit_state.c.frontier).where(audit_sta
 _lock_state = _read_state.with_for_update()
 _INSERT = (
     "INSERT INTO governance_audit_entries (seq, at, caller, action, outcome, workspace, leaf, entry) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq"
 )
 _SWAP = (
     "UPDATE governance_audit_state SET size = ?, frontier = ? "
@@ -112,7 +112,8 @@ class AuditLog:
         if not tx.quick(_SWAP, (new_size, new_text, size, text)):
             return False
         for row in rows:
-            tx.quick(_INSERT, row)
+            if not tx.quick(_INSERT, row):
+                raise Tampered(f"an entry {row[0]} was put behind the end of the audit log, not by Falaj")
         self._tip = (new_size, new_text)
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from sqlalchemy import func, select
 from falaj.errors import NotFound
 from falaj.governance.audit.log import AuditLog, entry_of
 from falaj.governance.audit.merkle import Frontier, inclusion_proof
-from falaj.governance.audit.verify import key_id, verify_export
+from falaj.governance.audit.verify import MAX_PROBLEMS, Verification, key_id
 from falaj.governance.call import current_call
 from falaj.governance.gate import Gate
 from falaj.governance.operations import ArrowStream, Mode, operation
@@ -29,7 +30,7 @@ from falaj.records.audit import (
     SignedHead,
 )
 from falaj.records.identity import Role
-from falaj.records.names import ROOT, WorkspaceRef
+from falaj.records.names import ROOT, Spelled, WorkspaceRef
 from falaj.records.objects import Page, PageSize
 
 BATCH = 2000
@@ -37,7 +38,7 @@ BATCH = 2000
 _last_seq = select(func.max(audit_entries.c.seq)).scalar_subquery()
 
 Position = Annotated[int, Field(ge=0, le=2**62)]
-Text = Annotated[str, Field(max_length=200)]
+Text = Annotated[str, Spelled(r"[^\x00-\x1f\x7f]*", "printable characters", limit=200)]
 
 
 class Audit:
@@ -74,12 +75,13 @@ class Audit:
         items = tuple(AuditEntry.model_validate(entry_of(row.entry)) for row in rows[:limit])
         return Page(items=items, next=str(items[-1].seq) if len(rows) > limit else None)
 
-    @operation("audit.export", resource="platform", mode=Mode.READ, allow=Role.AUDITOR)
+    @operation("audit.export", resource="platform", mode=Mode.FREE, allow=Role.AUDITOR)
     def export(self, *, first: Position = 0) -> Iterator[ExportLine]:
         """The log from entry `first` on, with its signed heads, as lines for the offline verifier."""
-        return self._lines(first)
+        for line, _row in self._lines(first):
+            yield line
 
-    @operation("audit.prove", resource="platform", mode=Mode.READ, allow=Role.AUDITOR)
+    @operation("audit.prove", resource="platform", mode=Mode.FREE, allow=Role.AUDITOR)
     def prove(self, seq: Position) -> InclusionProof:
         """The proof that an entry is in the log, against the newest signed head."""
         self._log.sign_head()
@@ -98,18 +100,30 @@ class Audit:
             head=head[0],
         )
 
-    @operation("audit.verify", resource="platform", mode=Mode.READ, allow=Role.AUDITOR)
-    def verify(self) -> LogCheck:
-        """Check the log in the database against its heads and the witness."""
-        lines = (line.model_dump_json(exclude_none=True) for line in self._lines(0))
-        known = self._witness.read_text().splitlines() if self._witness and self._witness.exists() else ()
-        report = verify_export(lines, self._keys.public_key(), known)
-        return LogCheck(
-            ok=report.ok,
+    @operation("audit.verify", resource="platform", mode=Mode.FREE, allow=Role.AUDITOR)
+    def verify(self) -> Iterator[LogCheck]:
+        """Check the log in the database against its heads and the witness: how far it is, and at last the verdict."""
+        known = self._witness.read_text().splitlines() if self._witness and self._witness.exists() else []
+        lines = self._lines(0)
+        header, _row = next(lines)
+        walk, edited = Verification(_text(header), self._keys.public_key()), list[str]()
+        for number, text in enumerate(known, 1):
+            walk.read("witness", number, text)
+        for number, (line, row) in enumerate(lines, 2):
+            walk.read("export", number, _text(line))
+            edited += _edited_columns(line, row)
+            if number % BATCH == 0:
+                yield LogCheck(finished=False, entries=number, of=header.size or 0)
+        report = walk.report()
+        problems = (*report.problems, *edited[:MAX_PROBLEMS])
+        yield LogCheck(
+            finished=True,
+            ok=not problems,
             entries=report.entries,
+            of=header.size or 0,
             heads=report.heads,
             unsigned_tail=report.unsigned_tail,
-            problems=tuple(report.problems),
+            problems=problems,
         )
 
     @operation("audit.key", resource="platform", mode=Mode.READ, allow="anyone")
@@ -118,7 +132,7 @@ class Audit:
         public = self._keys.public_key()
         return PublicKey(log_id=self._log.log_id, key=key_id(public), ed25519=public.hex())
 
-    @operation("audit.table", resource="platform", mode=Mode.READ, allow=Role.AUDITOR)
+    @operation("audit.table", resource="platform", mode=Mode.FREE, allow=Role.AUDITOR)
     def table(self, *, first: Position = 0) -> ArrowStream:
         """The log from entry `first` on as an Arrow table, for analysis."""
         import pyarrow as pa
@@ -138,19 +152,22 @@ class Audit:
         reader: ArrowStream = pa.RecordBatchReader.from_batches(schema, batches)
         return reader
 
-    def _lines(self, first: int) -> Iterator[ExportLine]:
-        """Reads in short transactions of its own, up to the size that the log has at the start."""
+    def _lines(self, first: int) -> Iterator[tuple[ExportLine, Any]]:
+        """An export's lines, entries with their rows; read in short transactions, up to the size at the start."""
         self._log.sign_head()
-        with self.gate.database.read() as tx:
-            heads = _heads(tx)  # before the size: one that reaches beyond it then proves a truncation
         size, end = self._extent()
         first = min(first, size)
         frontier = self._frontier(first)
-        yield ExportLine(falaj_audit=1, log_id=self._log.log_id, first=first, size=size, frontier=frontier)
-        yield from (ExportLine(head=head) for head in heads if head.size >= first)
-        columns = [audit_entries.c.seq, audit_entries.c.entry, audit_entries.c.leaf]
-        for rows in self._batches(columns, first, end):
-            yield from (ExportLine(entry=entry_of(r["entry"]), leaf=bytes(r["leaf"]).hex()) for r in rows)
+        yield (
+            ExportLine(falaj_audit=1, log_id=self._log.log_id, first=first, size=size, frontier=frontier),
+            None,
+        )
+        with self.gate.database.read() as tx:
+            heads = [head for head in _heads(tx) if first <= head.size]
+        yield from ((ExportLine(head=head), None) for head in heads)
+        for rows in self._batches(audit_entries.c, first, end):
+            for row in rows:
+                yield ExportLine(entry=entry_of(row["entry"]), leaf=bytes(row["leaf"]).hex()), row
 
     def _batches(self, columns: Any, first: int, end: int) -> Iterator[Any]:
         """Rows in order of seq; it does not trust that seqs are contiguous."""
@@ -177,6 +194,20 @@ class Audit:
         with self.gate.database.read() as tx:
             leaves = tx.execute(_leaves(first)).scalars().all()
         return tuple(root.hex() for root in Frontier().extend(bytes(leaf) for leaf in leaves).roots)
+
+
+def _edited_columns(line: ExportLine, row: Any) -> Iterator[str]:
+    """What stands beside an entry for lists to filter by must be what the entry says."""
+    if line.entry is None:
+        return
+    told = line.entry | {"at": datetime.fromisoformat(line.entry["at"])}
+    for column in ("seq", "at", "caller", "action", "outcome", "workspace"):
+        if row[column] != told.get(column):
+            yield f"Beside entry {row['seq']}, the column {column} was edited."
+
+
+def _text(line: ExportLine) -> str:
+    return line.model_dump_json(exclude_none=True)
 
 
 def _leaves(size: int) -> Any:

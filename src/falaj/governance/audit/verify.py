@@ -67,7 +67,7 @@ class Report(NamedTuple):
 def verify_export(lines: Iterable[str], public_key: bytes, witness: Iterable[str] = ()) -> Report:
     """Hold an export against its signed heads and the witness's, in one pass. Unreadable without a header."""
     rest = filter(str.strip, lines)
-    walk = _Walk(next(rest, ""), public_key)
+    walk = Verification(next(rest, ""), public_key)
     for number, line in enumerate(filter(str.strip, witness), 1):
         walk.read("witness", number, line)
     for number, line in enumerate(rest, 2):
@@ -208,7 +208,7 @@ def _read_entry(entry: Any) -> tuple[int, bytes]:
         raise Unreadable("its entry has no canonical form") from None
 
 
-class _Walk:
+class Verification:
     """One pass over an export: the tree so far, the heads not reached yet, and what is wrong."""
 
     def __init__(self, header: str, public_key: bytes) -> None:

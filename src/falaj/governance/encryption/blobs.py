@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from datetime import datetime
 from itertools import islice
 from typing import Protocol
 
@@ -59,6 +60,10 @@ class EncryptedBlobs:
 
     def delete(self, key: BlobKey) -> None:
         self._store.delete(key)
+
+    def remove_leftovers(self, *, before: datetime) -> int:
+        """Remove what writes that were interrupted before `before` left; how many."""
+        return self._store.remove_leftovers(before=before)
 
     def list(self, prefix: str = "") -> Iterator[StoredBlob]:
         """What lies in the store, with the sizes that it takes there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from cryptography.exceptions import InvalidTag
@@ -31,26 +32,19 @@ class Keyring:
         self._database = database
         self._keys = keys
         self._epoch = RecentEpoch(database)
-        self._known_at = -1
-        self._known: dict[tuple[str, int], bytes] = {}
-        self._newest: dict[str, int] = {}
+        self._known = _Known(-1)
         self._derived: dict[str, bytes] = {}
 
     def current(self, workspace: str) -> DataKey:
         """The key that encrypts now."""
-        self._forget_if_stale()
-        if workspace not in self._newest:
-            self._load(workspace)
-        version = self._newest[workspace]
-        return DataKey(version, self._known[workspace, version])
+        keys = self._keys_of(workspace)
+        version = max(keys)
+        return DataKey(version, keys[version])
 
     def version(self, workspace: str, version: int) -> bytes:
         """The key that encrypted under `version`."""
-        self._forget_if_stale()
-        if (workspace, version) not in self._known:
-            self._load(workspace)
         try:
-            return self._known[workspace, version]
+            return self._keys_of(workspace)[version]
         except KeyError:
             raise KeyUnavailable(f"workspace {workspace} has no data key {version}") from None
 
@@ -102,12 +96,17 @@ class Keyring:
         advance_epoch(tx)
         return list(versions)
 
-    def _forget_if_stale(self) -> None:
-        epoch = self._epoch.value()
-        if epoch != self._known_at:
-            self._known, self._newest, self._known_at = {}, {}, epoch
+    def _keys_of(self, workspace: str) -> dict[int, bytes]:
+        """The data keys of a workspace by version, as they were when the epoch last moved."""
+        epoch, known = self._epoch.value(), self._known
+        if epoch != known.epoch:
+            known = self._known = _Known(epoch)
+        keys = known.keys.get(workspace)
+        if keys is None:
+            keys = known.keys[workspace] = self._unwrapped(workspace)
+        return keys
 
-    def _load(self, workspace: str) -> None:
+    def _unwrapped(self, workspace: str) -> dict[int, bytes]:
         query = select(data_keys).where(data_keys.c.workspace == workspace).order_by(data_keys.c.version)
         with self._database.read() as tx:
             rows = tx.execute(query).mappings().all()
@@ -116,11 +115,20 @@ class Keyring:
                 f"the data keys of workspace {workspace} {'were destroyed' if rows else 'do not exist'}: "
                 "its blobs cannot be read or written"
             )
-        for row in _living(rows):
-            wrapped = WrappedKey(row["root"], bytes(row["wrapped"]))
-            secret = self._keys.unwrap(wrapped, context=_context(workspace, row["version"]))
-            self._known[workspace, row["version"]] = secret
-            self._newest[workspace] = row["version"]
+        return {
+            row["version"]: self._keys.unwrap(
+                WrappedKey(row["root"], bytes(row["wrapped"])), context=_context(workspace, row["version"])
+            )
+            for row in _living(rows)
+        }
+
+
+@dataclass
+class _Known:
+    """The keys that were unwrapped at one epoch."""
+
+    epoch: int
+    keys: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
 
 def _living(rows: Sequence[RowMapping]) -> list[RowMapping]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import select
 
 from falaj.governance.caller import Caller
 from falaj.governance.epochs import current_epoch
+from falaj.governance.objects import by_id
 from falaj.governance.operations import Operation
 from falaj.governance.policy.engine import PolicyEngine, PolicyText, PrincipalFacts
 from falaj.governance.tables import grants, group_members, objects, policies
@@ -20,6 +21,8 @@ from falaj.records.objects import StoredObject
 from falaj.records.policy import Decision
 
 CACHE_LIMIT = 100_000
+SEE = "object.show"
+"""The action that decides whether a caller may know of an object."""
 
 
 @dataclass
@@ -40,12 +43,17 @@ class Authorizer:
         self._operations = list(operations)
         self._personal = {op.name for op in self._operations if {"anyone", "owner"} & op.allow}
         self._files = tuple(files)
+        PolicyEngine(self._operations, self._files)  # a file that cannot be used stops the start
         self._state: _State | None = None
 
     def decide(self, tx: Transaction, caller: Caller, action: str, resource: StoredObject) -> Decision:
         """The decision for `caller`, the scope of its token included."""
         outside = self._outside_scope(caller, action, resource)
         return outside or self._decide(self.state(tx), tx, caller, action, resource)
+
+    def sees(self, tx: Transaction, caller: Caller, resource: StoredObject) -> bool:
+        """Whether `caller` may know of `resource`; a token's actions do not matter for that, its workspace does."""
+        return self.decide(tx, replace(caller, actions=None), SEE, resource).allowed
 
     def state(self, tx: Transaction) -> _State:
         epoch = current_epoch(tx)
@@ -78,7 +86,8 @@ class Authorizer:
         subject = state.subjects.get(caller.id)
         if subject is None:
             subject = state.subjects[caller.id] = state.engine.subject(facts)
-        decision = state.engine.decide(facts, action, resource, origin=origin, subject=subject)
+        home = resource if resource.kind == "workspace" else by_id(tx, resource.workspace)
+        decision = state.engine.decide(facts, action, resource, home=home, origin=origin, subject=subject)
         if len(state.decisions) >= CACHE_LIMIT:
             state.decisions.clear()
         state.decisions[key] = decision
@@ -91,7 +100,7 @@ class Authorizer:
                 rule="token.actions",
                 reason=f"this token is limited to {', '.join(caller.actions or ())}",
             )
-        home = resource.id if resource.kind == "workspace" else resource.workspace
+        home = resource.home
         if caller.workspace in (None, home) or (home == ROOT and action in self._personal):
             return None
         return Decision(

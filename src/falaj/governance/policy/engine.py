@@ -17,6 +17,7 @@ from falaj.records.identity import Role
 from falaj.records.names import ROOT
 from falaj.records.objects import StoredObject
 from falaj.records.policy import Decision
+from falaj.records.residency import UNRESTRICTED
 
 NO_RULE = "default"
 """The name of the rule that denies when no other speaks."""
@@ -94,10 +95,11 @@ class PolicyEngine:
         action: str,
         resource: StoredObject,
         *,
+        home: StoredObject | None = None,
         origin: str = "local",
         subject: cedarpy.Entities | None = None,
     ) -> Decision:
-        """What the rules say of `principal` doing `action` to `resource`."""
+        """What the rules say of `principal` doing `action` to `resource`, which lies in the workspace `home`."""
         operation = self._operations.get(action)
         if operation is None:
             return Decision(allowed=False, rule=NO_RULE, reason=f"there is no action {action!r}")
@@ -108,7 +110,7 @@ class PolicyEngine:
             "context": {"origin": origin},
         }
         entities = (subject or self.subject(principal)).with_added_json_str(
-            json.dumps(_resource_entities(resource, besides=principal.id))
+            json.dumps(_resource_entities(resource, home, besides=principal.id))
         )
         answer = cedarpy.is_authorized(request, self._policies, entities)
         return _decision(answer, operation)
@@ -150,32 +152,37 @@ def _decision(answer: cedarpy.AuthzResult, operation: Operation) -> Decision:
     return Decision(allowed=False, rule=NO_RULE, reason=reason, roles=roles)
 
 
-def _resource_entities(resource: StoredObject, *, besides: str) -> list[dict[str, Any]]:
+def _resource_entities(
+    resource: StoredObject, home: StoredObject | None, *, besides: str
+) -> list[dict[str, Any]]:
     """The resource and its workspace; the principal, where it is the resource itself, is there already."""
-    home = resource.id if resource.kind == "workspace" else resource.workspace
-    attributes = _attributes(resource, home)
-    roles = {str(role): _ref("Role", role_entity(home, role)) for role in Role}
-    if resource.kind == "workspace":
-        parents = [] if home == ROOT else [_uid("Workspace", ROOT)]
-        return [{"uid": _uid("Workspace", home), "attrs": attributes | roles, "parents": parents}]
+    roles = {str(role): _ref("Role", role_entity(resource.home, role)) for role in Role}
     container = {
-        "uid": _uid("Workspace", home),
-        "attrs": {"workspace": _ref("Workspace", home), "name": home, "owner": "", "classes": [], **roles},
-        "parents": [] if home == ROOT else [_uid("Workspace", ROOT)],
+        "uid": _uid("Workspace", resource.home),
+        "attrs": _attributes(home or _nameless(resource)) | roles,
+        "parents": [] if resource.home == ROOT else [_uid("Workspace", ROOT)],
     }
+    if resource.kind == "workspace":
+        return [container | {"attrs": _attributes(resource) | roles}]
     if resource.id == besides:
         return [container]
     entity = {
         "uid": _uid(entity_type(resource.kind), resource.id),
-        "attrs": attributes,
-        "parents": [_uid("Workspace", home)],
+        "attrs": _attributes(resource),
+        "parents": [_uid("Workspace", resource.home)],
     }
     return [container, entity]
 
 
-def _attributes(resource: StoredObject, home: str) -> dict[str, Any]:
+def _nameless(resource: StoredObject) -> StoredObject:
+    """A workspace of which nothing is known but its id: an example decision may leave it out."""
+    unknown = {"id": resource.home, "kind": "workspace", "name": resource.home, "owner": "", "zone": None}
+    return resource.model_copy(update=unknown | {"label": UNRESTRICTED})
+
+
+def _attributes(resource: StoredObject) -> dict[str, Any]:
     attributes: dict[str, Any] = {
-        "workspace": _ref("Workspace", home),
+        "workspace": _ref("Workspace", resource.home),
         "name": resource.name,
         "owner": resource.owner,
         "classes": sorted(resource.label.classes),

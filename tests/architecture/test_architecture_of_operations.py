@@ -1,0 +1,203 @@
+"""An operation is declared once, and no surface forgets it: gate, route, document, client, policy, command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import httpx
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.applications import Starlette
+
+from falaj.apps.api.app import make_app
+from falaj.apps.api.openapi import _documented, openapi
+from falaj.apps.cli.app import ROOMS
+from falaj.apps.cli.rooms import room_commands
+from falaj.assembly.home import open_home
+from falaj.assembly.platform import assemble
+from falaj.control.platform import all_operations, room_types
+from falaj.errors import Conflict, FalajError
+from falaj.governance.operations import Operation, Shape, operations_of
+from falaj.governance.policy.roles import action_groups
+from falaj.governance.policy.schema import cedar_schema
+from falaj.records.identity import Role
+from falaj.sdk.platform import Platform
+from falaj.sdk.remote import RemoteGate, far
+
+OPERATIONS = all_operations()
+DOCUMENT = openapi(OPERATIONS.values(), version="1")
+CEDAR = cedar_schema(OPERATIONS.values())[""]
+EVERY = pytest.mark.parametrize("op", OPERATIONS.values(), ids=lambda op: op.name)
+
+BESIDE = {
+    # a route beside those of the operations: the operation that it is a door to, or none
+    "/healthz": None,
+    "/readyz": None,
+    "/": None,
+    "/signin.js": None,
+    "/api/v1/openapi.json": None,
+    "/metrics": "platform.metrics",
+    "/signin": "token.issue",
+}
+
+VALUES: list[Any] = ["sample", "AE", "blob.read", 1, Role.VIEWER, ("sample",)]
+"""Something for every type of parameter; an operation with a new type adds its own."""
+
+
+class Recorder:
+    """A gate that writes down what comes to it, and lets nothing through."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Operation, Any, BaseModel]] = []
+
+    def perform(self, operation: Operation, room: Any, given: BaseModel) -> Any:
+        self.seen.append((operation, room, given))
+        return "what the gate answers"
+
+    def reject(self, operation: Operation, error: FalajError) -> None:
+        raise AssertionError(f"{operation.name} does not take its sample: {error}")
+
+
+def sample(op: Operation) -> dict[str, Any]:
+    """Valid arguments for the parameters of `op` that have no default."""
+    needed = {n: p.annotation for n, p in op.parameters.items() if p.default is p.empty}
+    return {n: iter(()) if n == op.upload else valid(annotation) for n, annotation in needed.items()}
+
+
+def valid(annotation: Any) -> Any:
+    for value in VALUES:
+        try:
+            TypeAdapter(annotation).validate_python(value)
+        except ValidationError:
+            continue
+        return value
+    raise AssertionError(f"VALUES has nothing for {annotation}")
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starlette]:
+    folder: Path = tmp_path_factory.mktemp("app")
+    platform = assemble(open_home(folder / "home", folder / "config"))
+    yield make_app(platform)
+    platform.close()
+
+
+# -------------------------------------------------------------------------------------------- declared once
+
+
+def test_there_are_operations() -> None:
+    assert len(OPERATIONS) >= 57
+
+
+@pytest.mark.parametrize(("name", "room"), room_types().items(), ids=room_types().keys())
+def test_operations_are_named_after_their_room_and_method(name: str, room: type) -> None:
+    for verb, op in operations_of(room).items():
+        assert op.name == f"{name}.{verb}"
+        assert getattr(room, verb).operation is op
+
+
+@pytest.mark.parametrize("room", room_types().values(), ids=room_types().keys())
+def test_a_room_has_no_public_method_that_is_not_an_operation(room: type) -> None:
+    public = {name for name, _ in inspect.getmembers(room) if not name.startswith("_")}
+
+    assert public == operations_of(room).keys()
+
+
+def test_the_client_is_typed_with_every_room() -> None:
+    hints = get_type_hints(Platform)
+
+    assert {name: hints.get(name) for name in room_types()} == room_types()
+
+
+@EVERY
+def test_it_says_what_it_does(op: Operation) -> None:
+    assert op.summary
+    assert op.summary.endswith((".", "`"))
+    assert op.summary[0].isupper()
+
+
+@EVERY
+def test_options_are_keyword_only(op: Operation) -> None:
+    optional = [p for p in op.parameters.values() if p.default is not p.empty]
+
+    assert [p.name for p in optional if p.kind is not p.KEYWORD_ONLY] == []
+
+
+@EVERY
+def test_its_types_have_a_json_schema(op: Operation) -> None:
+    assert TypeAdapter(_documented(op)).json_schema()["additionalProperties"] is False
+    if op.shape in (Shape.RECORD, Shape.RECORDS):
+        assert op.output.json_schema(mode="serialization")
+
+
+# ------------------------------------------------------------------------------------------- every surface
+
+
+@EVERY
+def test_it_passes_the_gate(op: Operation) -> None:
+    room = object.__new__(room_types()[op.room])
+    room.gate = gate = Recorder()
+
+    answer = getattr(room, op.verb)(**sample(op))
+
+    assert answer == "what the gate answers"  # and not what the body would give: it was not run
+    assert [(seen, where) for seen, where, _ in gate.seen] == [(op, room)]
+
+
+@EVERY
+def test_it_has_a_route(op: Operation, app: Starlette) -> None:
+    (route,) = [route for route in app.routes if route.path == f"/api/v1/{op.room}/{op.verb}"]
+
+    assert "POST" in route.methods
+    assert ("GET" in route.methods) is op.mode.reads
+
+
+def test_every_other_route_is_a_door_to_an_operation_or_known(app: Starlette) -> None:
+    paths = {op.path for op in OPERATIONS.values()}
+
+    assert {route.path for route in app.routes} - paths == BESIDE.keys()
+    assert {name for name in BESIDE.values() if name} <= OPERATIONS.keys()
+    assert len({route.path for route in app.routes}) == len(app.routes)
+
+
+@EVERY
+def test_it_stands_in_the_openapi_document(op: Operation) -> None:
+    methods = DOCUMENT["paths"][op.path]
+
+    assert methods["post"]["operationId"] == op.name
+    assert ("get" in methods) is op.mode.reads
+
+
+@EVERY
+def test_the_client_sends_it(op: Operation) -> None:
+    sent: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(409, json={"code": "object.conflict", "detail": "no"})
+
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://falaj") as client:
+        room = far(room_types()[op.room], RemoteGate(client))
+        with pytest.raises(Conflict):
+            getattr(room, op.verb)(**sample(op))
+
+    assert [(request.method, request.url.path) for request in sent] == [("POST", op.path)]
+    assert ("idempotency-key" in sent[0].headers) is not op.mode.reads
+
+
+@EVERY
+def test_policies_can_name_it_and_somebody_may_do_it(op: Operation) -> None:
+    action = CEDAR["actions"][op.name]
+
+    assert action["memberOf"] == [{"id": group} for group in action_groups(op.allow)] != []
+    assert set(action["appliesTo"]["resourceTypes"]) <= CEDAR["entityTypes"].keys()
+    assert action["appliesTo"]["resourceTypes"]
+
+
+@EVERY
+def test_it_has_a_command(op: Operation) -> None:
+    assert op.verb.replace("_", "-") in room_commands(op.room)
+    assert op.room in ROOMS

@@ -1,0 +1,241 @@
+"""No caller, no action: every path but health and the sign-in page takes a token, and a token ends when it is ended."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from doors import Served
+from falaj.assembly.platform import assemble, local_user
+from falaj.errors import Denied, Interrupted, NotFound, Unauthenticated
+from falaj.records.identity import Role
+from polling import eventually
+
+OPEN_TO_ALL = {"/healthz", "/readyz", "/", "/signin.js", "/signin"}
+FELT_WITHIN_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def spent(served: Served) -> dict[str, str]:
+    """Credentials that do not hold, by what is wrong with them."""
+    tokens = served.platform.token
+    expired = tokens.issue(purpose="expires", expires_in=timedelta(seconds=1))
+    served.clock.advance(timedelta(seconds=2))
+    revoked = tokens.issue(purpose="revoked")
+    tokens.revoke(revoked.token.id)
+    served.platform.user.create("gone")
+    gone = tokens.issue(purpose="of a disabled user", user="gone")
+    served.platform.user.disable("gone")
+    ident, _, secret = served.admin.rpartition(".")
+    return {
+        "expired": f"Bearer {expired.secret}",
+        "revoked": f"Bearer {revoked.secret}",
+        "disabled": f"Bearer {gone.secret}",
+        "unknown id": f"Bearer fj_token_00000000000000000000000000.{secret}",
+        "forged secret": f"Bearer {ident}.{secret[::-1]}",
+        "no secret": f"Bearer {ident}.",
+        "no prefix": f"Bearer {served.admin.removeprefix('fj_')}",
+        "another scheme": f"Basic {served.admin}",
+        "no scheme": served.admin,
+        "nothing": "Bearer",
+        "latin-1": "Bearer fj_é.ü",
+        "long": "Bearer fj_" + "x" * 20_000,
+    }
+
+
+def methods_and_paths(served: Served) -> Iterator[tuple[str, str]]:
+    for route in served.app.routes:
+        for method in sorted(route.methods):
+            if route.path not in OPEN_TO_ALL:
+                yield method, route.path
+
+
+def test_every_path_takes_a_token(served: Served, spent: dict[str, str]) -> None:
+    for method, path in methods_and_paths(served):
+        bare = served.as_nobody.request(method, path)
+        forged = served.as_nobody.request(method, path, headers={"Authorization": spent["forged secret"]})
+
+        for answer in (bare, forged):
+            assert answer.status_code == 401, (method, path)
+            assert answer.headers["www-authenticate"] == "Bearer"
+            if method != "HEAD":
+                assert answer.json()["code"] == "caller.unknown"
+
+
+@pytest.mark.parametrize("what", ["expired", "revoked", "disabled", "unknown id", "no secret", "no prefix"])
+def test_a_token_that_does_not_hold_is_refused_everywhere_in_the_same_words(
+    served: Served, spent: dict[str, str], what: str
+) -> None:
+    answers = [
+        served.as_nobody.request(method, path, headers={"Authorization": spent[what]})
+        for method, path in methods_and_paths(served)
+        if method != "HEAD"
+    ]
+
+    assert {answer.status_code for answer in answers} == {401}
+    assert {answer.json()["detail"].partition(";")[0] for answer in answers} == {
+        "the token is unknown, expired or revoked"
+    }
+
+
+@pytest.mark.parametrize("what", ["another scheme", "no scheme", "nothing", "latin-1", "long"])
+def test_what_is_no_token_is_refused(served: Served, spent: dict[str, str], what: str) -> None:
+    headers = {"Authorization": spent[what].encode("latin-1")}
+
+    answer = served.as_nobody.get("/api/v1/user/whoami", headers=headers)
+
+    assert answer.status_code == 401
+
+
+def test_strangers_learn_only_whether_it_lives(served: Served) -> None:
+    nobody = served.as_nobody
+
+    assert nobody.get("/healthz").json() == {"alive": True}
+    assert nobody.get("/readyz").json() == {"ready": False}  # no controller runs here
+    assert nobody.get("/readyz").status_code == 503
+
+
+def test_input_is_not_looked_at_before_the_caller_is_known(served: Served) -> None:
+    answer = served.as_nobody.post("/api/v1/workspace/create", content=b"not json" * 1_000_000)
+
+    assert answer.status_code == 401
+
+
+def test_a_scoped_token_reaches_no_further_than_its_scope(served: Served) -> None:
+    narrow = served.http(served.issue(workspace="risk", actions=("blob.*", "user.whoami")))
+
+    assert narrow.get("/api/v1/user/whoami").json()["workspace"] == "risk"
+    assert narrow.get("/api/v1/blob/list").status_code == 200
+    assert narrow.get("/api/v1/blob/list?workspace=default").status_code == 404
+    assert narrow.post("/api/v1/workspace/create", json={"name": "further"}).status_code == 403
+
+
+def test_a_scoped_token_cannot_sign_in_to_more_than_its_scope(served: Served) -> None:
+    narrow = served.connect(served.issue(workspace="risk", actions=("token.link", "user.whoami")))
+
+    with pytest.raises(Denied, match="this token is limited"):
+        narrow.token.link()
+
+
+# ------------------------------------------------------------------------------------------- revocation
+
+
+def refused(client: httpx.Client) -> bool:
+    return client.get("/api/v1/user/whoami").status_code == 401
+
+
+def test_a_revoked_token_is_refused_within_a_second(served_on_each: Served) -> None:
+    tokens = served_on_each.platform.token
+    issued = tokens.issue(purpose="to be revoked")
+    client = served_on_each.http(issued.secret)
+    assert client.get("/api/v1/user/whoami").status_code == 200  # so that it is remembered
+
+    tokens.revoke(issued.token.id)
+
+    eventually(lambda: refused(client), within=FELT_WITHIN_S)
+
+
+def test_a_token_revoked_by_another_process_is_refused_within_a_second(served_on_each: Served) -> None:
+    issued = served_on_each.platform.token.issue(purpose="to be revoked elsewhere")
+    client = served_on_each.http(issued.secret)
+    assert client.get("/api/v1/user/whoami").status_code == 200
+    parts = served_on_each.parts
+    elsewhere = assemble(parts.home, config=parts.config, as_owner=True)
+
+    elsewhere.rooms.token.revoke(issued.token.id)
+
+    eventually(lambda: refused(client), within=FELT_WITHIN_S)
+    elsewhere.close()
+
+
+def test_a_disabled_user_is_refused_within_a_second_and_let_in_again(served_on_each: Served) -> None:
+    users = served_on_each.platform.user
+    client = served_on_each.http(served_on_each.developer)
+    assert client.get("/api/v1/user/whoami").status_code == 200
+
+    users.disable("dana")
+    eventually(lambda: refused(client), within=FELT_WITHIN_S)
+    users.enable("dana")
+
+    eventually(lambda: not refused(client), within=FELT_WITHIN_S)
+
+
+def test_a_role_that_was_taken_away_is_felt_at_once(served_on_each: Served) -> None:
+    platform = served_on_each.platform
+    platform.user.create("vera")
+    platform.workspace.grant("risk", "vera", role=Role.VIEWER)
+    vera = served_on_each.connect(served_on_each.issue(user="vera"))
+    assert vera.workspace.show("risk").name == "risk"
+
+    platform.workspace.revoke("risk", "vera", role=Role.VIEWER)
+
+    with pytest.raises(NotFound):
+        vera.workspace.show("risk")
+
+
+def test_a_stream_ends_when_its_token_is_revoked(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.parts.gate, "_recheck_s", 0.0)
+    served.platform.put("long", bytes(30_000_000))
+    issued = served.platform.token.issue(purpose="reads")
+    stream = served.connect(issued.secret).blob.read("long")
+    next(stream)
+    served.platform.token.revoke(issued.token.id)
+    client = served.http(issued.secret)
+    eventually(lambda: refused(client), within=FELT_WITHIN_S)
+
+    with pytest.raises((Unauthenticated, Interrupted)):
+        list(stream)
+
+
+# ------------------------------------------------------------------------------- one connection, many callers
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_each_request_on_a_connection_runs_as_its_own_caller(served: Served, pipelined: bool) -> None:
+    """Also behind an upload, whose body is read while its operation runs as another caller."""
+    requests = [
+        request("POST", "/api/v1/blob/upload?workspace=risk", served.developer, bytes(2_000_000)),
+        request("GET", "/api/v1/user/whoami", served.stranger),
+        request("GET", "/api/v1/user/whoami", None),
+        request("GET", "/api/v1/user/whoami", served.admin),
+        request("GET", "/api/v1/user/whoami", served.developer),
+    ]
+
+    with socket.create_connection((urlsplit(served.url).hostname, urlsplit(served.url).port)) as connection:
+        if pipelined:
+            connection.sendall(b"".join(requests))
+            answers = [answer(connection) for _ in requests]
+        else:
+            answers = [(connection.sendall(each), answer(connection))[1] for each in requests]
+
+    assert [status for status, _ in answers] == [200, 200, 401, 200, 200]
+    assert '"name":"sam"' in answers[1][1]
+    assert f'"name":"{local_user()}"' in answers[3][1]
+    assert '"name":"dana"' in answers[4][1]
+
+
+def request(method: str, path: str, token: str | None, body: bytes = b"") -> bytes:
+    """A request as it stands on the wire; a body is sent in chunks."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: falaj"]
+    lines += [f"Authorization: Bearer {token}"] if token else []
+    lines += ["Transfer-Encoding: chunked"] if body else []
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if body else b""
+    return "\r\n".join([*lines, "", ""]).encode() + chunks
+
+
+def answer(connection: socket.socket) -> tuple[int, str]:
+    """The status and body of the next answer."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += connection.recv(1)
+    size = int(re.search(rb"content-length: (\d+)", head)[1])
+    body = b""
+    while len(body) < size:
+        body += connection.recv(size - len(body))
+    return int(head.split()[1]), body.decode()

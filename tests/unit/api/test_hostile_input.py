@@ -1,0 +1,222 @@
+"""Input that is wrong, broken or too much: refused with the field's name, never a fault of ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from doors import Served
+from falaj.control.platform import all_operations
+
+CREATE = "/api/v1/workspace/create"
+LIST = "/api/v1/workspace/list"
+LIMIT = 2**20
+
+WRONG = {
+    # what is wrong: (path, body, the fault's field)
+    "no JSON": (CREATE, b"name=risk", "body"),
+    "half a JSON": (CREATE, b'{"name": "ri', "body"),
+    "two JSONs": (CREATE, b'{"name": "a"} {"name": "b"}', "body"),
+    "a list": (CREATE, b"[]", "body"),
+    "null": (CREATE, b"null", "body"),
+    "a number": (CREATE, b"5", "body"),
+    "nothing": (CREATE, b"", "name"),
+    "invalid UTF-8": (CREATE, b'{"name": "\xff\xfe"}', "body"),
+    "UTF-16": (CREATE, '{"name": "a"}'.encode("utf-16"), "body"),
+    "a byte order mark": (CREATE, b'\xef\xbb\xbf{"name": "a"}', "body"),
+    "deep lists": (CREATE, b'{"name": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body"),
+    "deep objects": (CREATE, b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "body"),
+    "a lone surrogate": (CREATE, rb'{"name": "\ud800"}', "body"),
+    "a reversed pair": (LIST, rb'{"after": "\udc00\ud800"}', "body"),
+    "NUL in a name": (CREATE, rb'{"name": "a\u0000b"}', "name"),
+    "dots": (CREATE, b'{"name": ".."}', "name"),
+    "dots inside": (CREATE, b'{"name": "a..b"}', "name"),
+    "a slash": (CREATE, b'{"name": "a/b"}', "name"),
+    "a newline": (CREATE, rb'{"name": "a\n"}', "name"),
+    "upper case": (CREATE, b'{"name": "Risk"}', "name"),
+    "another script": (CREATE, '{"name": "مخاطر"}'.encode(), "name"),
+    "a long name": (CREATE, b'{"name": "%s"}' % (b"a" * 129), "name"),
+    "a megabyte of name": (CREATE, b'{"name": "%s"}' % (b"a" * 1_000_000), "name"),
+    "a number for text": (CREATE, b'{"name": 5}', "name"),
+    "text for a number": (LIST, b'{"limit": "5"}', "limit"),
+    "true for a number": (LIST, b'{"limit": true}', "limit"),
+    "half a number": (LIST, b'{"limit": 5.5}', "limit"),
+    "NaN": (LIST, b'{"limit": NaN}', "limit"),
+    "infinity": (LIST, b'{"limit": 1e400}', "limit"),
+    "a huge number": (LIST, b'{"limit": %s}' % (b"9" * 4000), "limit"),
+    "a number below": (LIST, b'{"limit": 0}', "limit"),
+    "an unknown field": (LIST, b'{"limit": 5, "offset": 3}', "offset"),
+    "a field twice": (CREATE, b'{"name": "../x", "name": "../y"}', "name"),
+    "an upload's body as a field": ("/api/v1/blob/upload?data=x", b"", "query data"),
+    "a strange role": ("/api/v1/workspace/grant", b'{"workspace":"a","subject":"b","role":"god"}', "role"),
+    "a strange zone": ("/api/v1/blob/upload?zone=../x", b"bytes", "zone"),
+    "a zone that is not there": ("/api/v1/blob/upload?zone=moon", b"bytes", "zone"),
+    "a strange jurisdiction": ("/api/v1/blob/upload?only=AE&only=ae", b"bytes", "only.1"),
+    "NaN seconds": ("/api/v1/token/issue", b'{"purpose": "x", "expires_in": NaN}', "expires_in"),
+    "no time at all": ("/api/v1/token/issue", b'{"purpose": "x", "expires_in": "PT0S"}', "expires_in"),
+    "a control character": ("/api/v1/token/issue", rb'{"purpose": "a\u001b[31m"}', "purpose"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_input_is_refused_by_its_field(served: Served, what: str) -> None:
+    path, body, field = WRONG[what]
+
+    answer = served.as_admin.post(path, content=body)
+
+    assert answer.status_code == 422, answer.text
+    assert field in [fault["where"] for fault in answer.json()["faults"]]
+    assert len(answer.content) < 2000
+
+
+def test_all_faults_come_at_once(served: Served) -> None:
+    body = {"workspace": "../a", "subject": 7, "role": "god", "more": True}
+
+    faults = served.as_admin.post("/api/v1/workspace/grant", json=body).json()["faults"]
+
+    assert {fault["where"] for fault in faults} == {"workspace", "subject", "role", "more"}
+    assert all(fault["allowed"] and fault["given"] for fault in faults)
+    assert next(fault["fix"] for fault in faults if fault["where"] == "more") == "remove this field"
+
+
+def test_thousands_of_faults_are_not_all_listed(served: Served) -> None:
+    body = {f"field_{n}": n for n in range(5000)}
+
+    answer = served.as_admin.post(LIST, json=body)
+
+    assert answer.status_code == 422
+    assert len(answer.json()["faults"]) == 50
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ";"]
+)
+def test_another_content_type_is_refused(served: Served, kind: str) -> None:
+    answer = served.as_admin.post(CREATE, content=b'{"name": "x"}', headers={"Content-Type": kind})
+
+    assert answer.status_code == 422
+    assert answer.json()["faults"][0]["where"] == "Content-Type"
+
+
+def test_a_content_type_may_have_parameters_and_capitals(served: Served) -> None:
+    headers = {"Content-Type": "Application/JSON; charset=utf-8"}
+
+    assert served.as_admin.post(LIST, content=b'{"limit": 1}', headers=headers).status_code == 200
+
+
+def test_a_fault_shows_only_the_beginning_of_what_was_given(served: Served) -> None:
+    answer = served.as_admin.post(CREATE, json={"name": "A" * 500_000})
+
+    assert len(answer.json()["faults"][0]["given"]) < 200
+
+
+# ---------------------------------------------------------------------------------- text that databases mind
+
+
+TEXTS = ["\x00", "a\x00b", "😀", "'; DROP TABLE objects; --", "%", "\\", "\u2028", "\ufeff", "٣", "x" * 200]
+FREE_TEXT = [
+    (LIST, "after"),
+    ("/api/v1/token/list", "after"),
+    ("/api/v1/audit/list", "caller"),
+    ("/api/v1/audit/list", "action"),
+    ("/api/v1/policy/check", "text"),
+]
+
+
+@pytest.mark.parametrize(("path", "field"), FREE_TEXT)
+def test_free_text_is_taken_or_refused_but_breaks_nothing(
+    served_on_each: Served, path: str, field: str
+) -> None:
+    for text in TEXTS:
+        by_post = served_on_each.as_admin.post(path, json={field: text})
+        by_get = served_on_each.as_admin.get(path, params={field: text})
+
+        assert by_post.status_code in (200, 422), (text, by_post.text)
+        assert by_get.status_code == by_post.status_code, text
+
+
+@pytest.mark.parametrize("age", ["P3000000D", "P999999999D"])
+def test_an_age_without_end_is_taken_or_refused(served: Served, age: str) -> None:
+    answer = served.as_admin.post("/api/v1/blob/sweep", json={"older_than": age})
+
+    assert answer.status_code in (200, 422)
+
+
+@pytest.mark.parametrize(
+    "query", ["after=%ff%fe", "after=%00", "after=%ed%a0%80", "limit=%35", "&&=&", "after"]
+)
+def test_a_strange_query_is_taken_or_refused(served: Served, query: str) -> None:
+    assert served.as_admin.get(f"{LIST}?{query}").status_code in (200, 422)
+
+
+# ------------------------------------------------------------------------------------------------- sizes
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_unread(served: Served) -> None:
+    answer = served.as_admin.post(CREATE, content=b'{"name": "%s"}' % (b"a" * 10_000_000))
+
+    assert answer.status_code == 413
+    assert answer.json()["code"] == "input.too_large"
+    assert answer.json()["faults"][0]["fix"] == "use blob.upload"
+
+
+def test_a_body_in_chunks_is_refused_when_it_gets_too_large(served: Served) -> None:
+    answer = served.as_admin.post(CREATE, content=(b" " * 65536 for _ in range(64)))
+
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(("size", "status"), [(LIMIT, 422), (LIMIT + 1, 413)])
+@pytest.mark.parametrize("in_chunks", [True, False])
+def test_the_limit_is_exact(served: Served, size: int, status: int, in_chunks: bool) -> None:
+    body = b'{"name": "%s"}' % (b"a" * (size - 12))
+    assert len(body) == size
+
+    answer = served.as_admin.post(CREATE, content=iter([body]) if in_chunks else body)
+
+    assert answer.status_code == status
+
+
+def test_the_limit_is_the_configured_one_and_holds_for_strangers_too(served: Served) -> None:
+    answer = served.as_nobody.post("/signin", json={"code": "a" * LIMIT})
+
+    assert answer.status_code == 413
+
+
+def test_the_connection_serves_on_after_a_body_that_was_too_large(served: Served) -> None:
+    client = served.http(served.admin)
+    client.post(CREATE, content=bytes(5_000_000))
+
+    assert client.get(LIST).status_code == 200
+
+
+def test_endless_headers_are_refused(served: Served) -> None:
+    with pytest.raises(httpx.HTTPError):
+        served.as_nobody.get("/healthz", headers={"X-Endless": "x" * 5_000_000}).raise_for_status()
+
+
+def test_an_upload_may_be_larger_than_the_limit(served: Served) -> None:
+    answer = served.as_admin.post("/api/v1/blob/upload", content=(bytes(65536) for _ in range(80)))
+
+    assert answer.json()["size_bytes"] == 80 * 65536
+
+
+# ------------------------------------------------------------------------------------------ every operation
+
+
+JUNK: list[Any] = [[], "x", 5, {"": {}}, {"a": [None]}, {"\x00": 1}]
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in all_operations().values() if not op.upload], ids=lambda op: op.name
+)
+def test_junk_is_never_a_fault_of_ours(served: Served, op: Any) -> None:
+    fields = {name: {"deep": ["junk"]} for name in op.parameters}
+
+    for junk in [*JUNK, *([fields] if fields else [])]:
+        answer = served.as_admin.post(op.path, content=json.dumps(junk))
+
+        assert answer.status_code == 422, answer.text

@@ -1,0 +1,68 @@
+"""A metadata database that goes away and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doors import Served, serve
+from falaj.errors import Unavailable
+from polling import eventually
+
+
+@pytest.fixture
+def database(postgres_server: Any) -> Iterator[str]:
+    name = postgres_server.create_database()
+    yield name
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def served(postgres_server: Any, database: str, tmp_path: Path) -> Iterator[Served]:
+    with serve(tmp_path, url=postgres_server.url(database)) as door:
+        yield door
+
+
+@contextmanager
+def away(server: Any, database: str) -> Iterator[None]:
+    """The database takes no connections, and those that there were are cut."""
+    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+    server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false", cut)
+    try:
+        yield
+    finally:
+        server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
+
+
+def test_an_outage_is_told_and_over_when_it_is_over(
+    postgres_server: Any, database: str, served: Served
+) -> None:
+    platform = served.platform
+    platform.workspace.create("before")
+
+    with away(postgres_server, database):
+        with pytest.raises(Unavailable):
+            platform.workspace.create("meanwhile")
+        assert served.as_nobody.get("/healthz").status_code == 200
+        assert served.as_nobody.get("/readyz").status_code == 503
+    eventually(lambda: platform.workspace.create("after"))
+
+    names = {each.name for each in platform.workspace.list().items}
+    assert {"before", "after"} <= names
+    assert "meanwhile" not in names
+
+
+def test_an_outage_does_not_tell_strangers_where_the_database_is(
+    postgres_server: Any, database: str, served: Served
+) -> None:
+    with away(postgres_server, database):
+        answer = served.http("fj_unknown.token").get("/api/v1/user/whoami")
+
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    assert database not in answer.text
+    assert str(postgres_server.socket_dir) not in answer.text

@@ -1,0 +1,263 @@
+"""`fj.open` and `fj.connect` are the same: signatures, records, errors. Each call is made on both sides."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import falaj as fj
+from doors import serve, settle, with_probe_known
+from falaj.control.platform import all_operations
+from falaj.errors import FalajError
+from falaj.governance.caller import Caller, acting_as
+from falaj.records.identity import Role
+from falaj.records.names import PrincipalId
+from falaj.sdk.embedded import open_platform
+from falaj.sdk.remote import far as far_room
+from platforms import TWO_ZONES, configuration
+from probe import Probe
+
+ID = re.compile(r"\b[a-z]+_[0-9a-z]{26}\b|(?<=the log has )\d+")
+OWN = {"secret", "code", "root", "key", "ed25519", "signature", "log_id"}
+OWN |= {"seq", "origin", "request", "token", "input"}
+"""Fields whose values differ from home to home, or from door to door."""
+
+PLAIN = 'permit (principal, action == Action::"blob.read", resource);'
+
+
+@dataclass
+class Side:
+    """A platform as its administrator has it, and how to act there as someone else."""
+
+    platform: Any
+    blobs: Path
+    acting: Callable[[str], AbstractContextManager[Any]]
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
+    folder = tmp_path_factory.mktemp("near")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FALAJ_CONFIG_DIR", str(folder / "config"))
+        (folder / "home").mkdir()
+        (folder / "home" / "falaj.toml").write_text(configuration("sqlite", TWO_ZONES))
+        platform = open_platform(folder / "home")
+    with platform:
+        settle(platform)
+        with_probe_known(platform.workspace.gate)
+        platform.probe = Probe(platform.workspace.gate)
+        ids = {name: platform.user.show(name).id for name in ("dana", "sam")}
+
+        def acting(name: str) -> AbstractContextManager[Any]:
+            if name == "admin":
+                return nullcontext()
+            return acting_as(Caller(PrincipalId(ids[name]), name, "user", "test"))
+
+        yield Side(platform, folder / "home" / "blobs", acting)
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
+    with serve(tmp_path_factory.mktemp("far"), toml=TWO_ZONES) as served:
+        platforms = {
+            "admin": served.platform,
+            "dana": served.connect(served.developer),
+            "sam": served.connect(served.stranger),
+        }
+        side = Side(None, served.parts.home.blobs, lambda name: taking(side, platforms[name]))
+        for platform in platforms.values():
+            platform.probe = far_room(Probe, platform.workspace.gate)
+        yield side
+
+
+def taking(side: Side, platform: Any) -> AbstractContextManager[Any]:
+    side.platform = platform
+    return nullcontext()
+
+
+def outcome(side: Side, who: str, call: Callable[[Any], Any]) -> Any:
+    """What `call` gives, or the error that it raises, without what must differ."""
+    with side.acting(who):
+        try:
+            return plain(call(side.platform))
+        except FalajError as error:
+            return (
+                type(error),
+                error.code,
+                plain(error.message),
+                plain(error.faults),
+                {name: plain(json.loads(json.dumps(value))) for name, value in error.details.items()},
+                plain(str(error)),
+            )
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        fields = {name: getattr(value, name) for name in type(value).model_fields}
+        kind = type(value).__pydantic_generic_metadata__["origin"] or type(value)
+        return kind, {n: n if n in OWN else plain(v) for n, v in fields.items()}
+    if isinstance(value, tuple | list):
+        return type(value), [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, datetime):
+        return type(value), value.utcoffset()
+    if isinstance(value, str):
+        return (Role if isinstance(value, Role) else str), ID.sub("…", value)
+    return type(value), value
+
+
+def twice(call: Callable[[Any], Any], other: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
+    """The second of two calls under one idempotency key."""
+
+    def both(platform: Any) -> Any:
+        with fj.once(key=f"key-{id(call)}"):
+            call(platform)
+            return (other or call)(platform)
+
+    return both
+
+
+def after(*steps: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What the last of several calls gives."""
+    return lambda p: [step(p) for step in steps][-1]
+
+
+CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    # what: (who, call)
+    "make a workspace": ("admin", lambda p: p.workspace.create("near-and-far")),
+    "list workspaces": ("admin", lambda p: p.workspace.list()),
+    "list what dana sees": ("dana", lambda p: p.workspace.list()),
+    "page": ("admin", lambda p: p.workspace.list(limit=1).items),
+    "grant with an enum": ("admin", lambda p: p.workspace.grant("risk", "sam", role=Role.VIEWER)),
+    "grant with text": ("admin", lambda p: p.workspace.grant("risk", "sam", role="auditor")),
+    "roles": ("admin", lambda p: p.workspace.roles("risk")),
+    "who am I": ("dana", lambda p: p.user.whoami()),
+    "a service": ("admin", lambda p: p.user.create("robot", kind="service")),
+    "a group": (
+        "admin",
+        lambda p: after(lambda q: q.group.create("g"), lambda q: q.group.add("g", "dana"))(p),
+    ),
+    "a token": ("dana", lambda p: p.token.issue(purpose="x", actions=("blob.*",), workspace="risk")),
+    "a link": ("dana", lambda p: p.token.link()),
+    "a policy": ("admin", lambda p: p.policy.publish("readers", text=PLAIN, workspace="risk")),
+    "a checked policy": ("sam", lambda p: p.policy.check(text=PLAIN)),
+    "who can": ("admin", lambda p: p.policy.who_can("blob.read", "workspace:risk")),
+    "schema": ("sam", lambda p: p.policy.schema()),
+    "zones": ("sam", lambda p: p.zone.list()),
+    "an upload": ("dana", lambda p: p.blob.upload(iter([b"a", b"bc"]), workspace="risk", classes=("pii",))),
+    "put": ("admin", lambda p: p.put("put", b"bytes", workspace="risk", zone="frankfurt")),
+    "get": ("admin", lambda p: p.get("risk/put")),
+    "show a blob": ("admin", lambda p: p.blob.show("risk/put")),
+    "label": ("admin", lambda p: p.object.label("risk/blob:put", only=("DE", "AE"), classes=("pii",))),
+    "lineage": ("admin", lambda p: [node.kind for node in p.lineage.graph("risk/blob:put")]),
+    "long work": ("admin", lambda p: p.blob.copy("risk/put", "local", name="copied")),
+    "keys": ("admin", lambda p: len(p.keys.list()) > 2),
+    "rotate": ("admin", lambda p: p.keys.rotate().rewrapped > 2),
+    "audit": ("admin", lambda p: p.audit.list(action="group.create", workspace="platform").items),
+    "verify": ("admin", lambda p: p.verify_audit().ok),
+    "public key": ("sam", lambda p: p.audit.key()),
+    "status": ("sam", lambda p: p.platform.status().model_copy(update={"controller": None})),
+    "the first answer again": ("admin", twice(lambda p: p.workspace.create("only-once"))),
+    # errors
+    "no such workspace": ("admin", lambda p: p.workspace.show("nowhere")),
+    "hidden from dana": ("dana", lambda p: p.workspace.show("default")),
+    "no such blob": ("admin", lambda p: p.blob.read("nowhere")),
+    "no such work": ("admin", lambda p: p.work.watch("nowhere")),
+    "no such entry": ("admin", lambda p: p.audit.prove(2**40).index),
+    "a bad name": ("admin", lambda p: p.workspace.create("../etc")),
+    "several faults": ("admin", lambda p: p.workspace.list(after=5, limit="many")),
+    "too few arguments": ("admin", lambda p: p.workspace.create()),
+    "too many arguments": ("admin", lambda p: p.workspace.create("a", "b")),
+    "an unknown argument": ("admin", lambda p: p.workspace.create("a", color="red")),
+    "no such zone": ("admin", lambda p: p.blob.upload(iter([b"x"]), zone="moon")),
+    "a reference without a kind": ("admin", lambda p: p.object.show("put")),
+    "a policy that does not parse": ("admin", lambda p: p.policy.check(text="permit everything")),
+    "a policy beside the schema": (
+        "admin",
+        lambda p: p.policy.publish("x", text=PLAIN.replace("read", "fly")),
+    ),
+    "the name is taken": ("admin", lambda p: p.workspace.create("risk")),
+    "another kind has the name": ("admin", lambda p: p.user.create("dana", kind="service")),
+    "a role not held": ("admin", lambda p: p.workspace.revoke("risk", "dana", role="admin")),
+    "disable oneself": ("admin", lambda p: p.user.disable(p.user.whoami().principal.name)),
+    "committed already": ("admin", lambda p: p.blob.commit("risk/put", name="again")),
+    "destroy the platform's key": ("admin", lambda p: p.keys.destroy("platform")),
+    "a key with another input": (
+        "admin",
+        twice(lambda p: p.workspace.create("k1"), lambda p: p.workspace.create("k2")),
+    ),
+    "not allowed": ("dana", lambda p: p.workspace.create("mine")),
+    "not an auditor": ("dana", lambda p: p.audit.export()),
+    "not in that place": ("admin", lambda p: p.blob.upload(iter([b"x"]), only=("DE",), zone="local")),
+    "not to that place": (
+        "admin",
+        after(
+            lambda p: p.put("kept", b"x", only=("AE",)),
+            lambda p: p.zone.check("blob:kept", "frankfurt"),
+        ),
+    ),
+    "keys are gone": (
+        "admin",
+        after(
+            lambda p: p.workspace.create("doomed"),
+            lambda p: p.keys.destroy("doomed"),
+            lambda p: p.blob.upload(iter([b"x"]), workspace="doomed"),
+        ),
+    ),
+    "a crash": ("sam", lambda p: p.probe.crash()),
+} | {f"raises {code}": ("sam", lambda p, code=code: p.probe.fail(code)) for code in sorted(FalajError.types)}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_comes_out_the_same(near: Side, far: Side, what: str) -> None:
+    who, call = CALLS[what]
+
+    assert outcome(near, who, call) == outcome(far, who, call)
+
+
+def test_the_calls_reach_every_room() -> None:
+    source = Path(__file__).read_text()
+
+    assert [room for room in {op.room for op in all_operations().values()} if f".{room}." not in source] == []
+
+
+def test_damaged_bytes_are_damaged_on_both_sides(near: Side, far: Side) -> None:
+    found = []
+    for side in (near, far):
+        with side.acting("admin"):
+            side.platform.put("spoiled", b"these bytes will be changed")
+            newest = max(
+                (p for p in side.blobs.rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns
+            )
+            stored = bytearray(newest.read_bytes())
+            stored[-1] ^= 1
+            newest.write_bytes(stored)
+
+        found.append(outcome(side, "admin", lambda p: p.get("spoiled")))
+
+    assert found[0] == found[1]
+    assert found[0][1] == "data.damaged"
+
+
+def test_bytes_that_may_lie_nowhere_are_refused_on_both_sides(near: Side, far: Side) -> None:
+    found = [outcome(side, "admin", lambda p: p.blob.upload(iter([b"x"]), only=())) for side in (near, far)]
+
+    assert found[0] == found[1]
+
+
+def test_rooms_are_of_the_same_type(near: Side, far: Side) -> None:
+    for op in all_operations().values():
+        near_room, far_room = getattr(near.platform, op.room), getattr(far.platform, op.room)
+
+        assert type(near_room) is type(far_room)
+        assert callable(getattr(far_room, op.verb))

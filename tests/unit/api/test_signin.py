@@ -1,0 +1,122 @@
+"""Signing in by link: the code works once, for five minutes, and the page around it gives nothing away."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+
+import pytest
+
+from doors import Served
+from falaj.errors import Unauthenticated
+from falaj.governance.tables import sign_in_codes
+from falaj.sdk.remote import redeem
+
+
+def test_a_code_signs_its_user_in(served_on_each: Served) -> None:
+    code = served_on_each.platform.token.link(user="dana").code
+
+    answer = served_on_each.as_nobody.post("/signin", json={"code": code})
+
+    issued = answer.json()
+    assert answer.status_code == 200
+    assert issued["token"]["principal"] == "dana"
+    assert served_on_each.connect(issued["secret"]).user.whoami().principal.name == "dana"
+
+
+def test_a_code_works_once(served_on_each: Served) -> None:
+    code = served_on_each.platform.token.link().code
+    redeem(served_on_each.url, code)
+
+    with pytest.raises(Unauthenticated, match="was used or has expired"):
+        redeem(served_on_each.url, code)
+
+
+def test_a_code_expires(served_on_each: Served) -> None:
+    code = served_on_each.platform.token.link().code
+    served_on_each.clock.advance(timedelta(minutes=5, seconds=1))
+
+    with pytest.raises(Unauthenticated, match="was used or has expired"):
+        redeem(served_on_each.url, code)
+
+
+def test_a_token_from_a_link_lasts_for_half_a_day(served: Served) -> None:
+    token = redeem(served.url, served.platform.token.link(user="sam").code)
+    assert served.http(token).get("/api/v1/user/whoami").status_code == 200
+
+    served.clock.advance(timedelta(hours=12, seconds=1))
+
+    assert served.http(token).get("/api/v1/user/whoami").status_code == 401
+
+
+def test_a_code_is_kept_as_a_hash(served: Served) -> None:
+    code = served.platform.token.link().code
+
+    with served.parts.database.read() as tx:
+        rows = tx.execute(sign_in_codes.select()).all()
+
+    assert code not in str(rows)
+    assert all(len(row.code_hash) == 32 for row in rows)
+
+
+def test_signing_in_is_audited(served: Served) -> None:
+    code = served.connect(served.developer).token.link().code
+    headers = {"X-Request-ID": "req-signin"}
+
+    served.as_nobody.post("/signin", json={"code": code}, headers=headers)
+
+    newest = served.platform.audit.list(workspace="platform", action="token.issue", limit=1).items[0]
+    assert (newest.caller, newest.outcome, newest.request) == ("dana", "done", "req-signin")
+
+
+JUNK = [
+    *(b"", b"{}", b"[]", b"null", b'"code"', b"5", b'{"code": null}', b'{"code": 5}', b'{"code": ["x"]}'),
+    *(b"\xff\xfe", rb'{"code": "\ud800"}', b'{"code":' + b"[" * 100_000, b'{"code": NaN}', b"code=x"),
+]
+
+
+@pytest.mark.parametrize("body", JUNK, ids=lambda body: repr(body[:20]))
+def test_junk_is_refused(served: Served, body: bytes) -> None:
+    answer = served.as_nobody.post("/signin", content=body)
+
+    assert answer.status_code == 422
+    assert answer.json()["faults"][0]["where"] == "body"
+
+
+@pytest.mark.parametrize("code", ["", "x", "\x00", "é😀", "'; --", "x" * 100_000, "fj_x.y"])
+def test_a_code_that_is_none_is_refused(served_on_each: Served, code: str) -> None:
+    answer = served_on_each.as_nobody.post("/signin", content=json.dumps({"code": code}))
+
+    assert answer.status_code == 401
+    assert "x" * 100 not in answer.text
+
+
+def test_a_token_is_no_code_and_a_code_is_no_token(served: Served) -> None:
+    code = served.platform.token.link().code
+
+    assert served.as_nobody.post("/signin", json={"code": served.admin}).status_code == 401
+    assert served.http(code).get("/api/v1/user/whoami").status_code == 401
+
+
+def test_only_a_post_signs_in(served: Served) -> None:
+    code = served.platform.token.link().code
+
+    assert served.as_nobody.get("/signin", params={"code": code}).status_code == 405
+    assert redeem(served.url, code)
+
+
+def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:
+    page, script = served.as_nobody.get("/"), served.as_nobody.get("/signin.js")
+
+    assert page.headers["content-type"].startswith("text/html")
+    assert "javascript" in script.headers["content-type"]
+    assert re.findall(r'(?:src|href|action)="([^"]*)"', page.text) == ["/signin.js"]
+    assert "<script>" not in page.text  # the policy forbids scripts in the page
+    assert "http" not in script.text
+    assert "innerHTML" not in script.text
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert page.headers["cache-control"] == "no-store"
+    assert page.headers["referrer-policy"] == "no-referrer"

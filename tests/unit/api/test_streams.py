@@ -1,0 +1,289 @@
+"""Streams over HTTP: whole, in ranges, broken in the middle, cut on the way, and taken up again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import update
+
+from cutting_proxy import cutting_proxy
+from doors import Served
+from falaj.control.tables import work as work_table
+from falaj.errors import Conflict, Internal, Interrupted, NotFound, Unavailable
+from falaj.sdk.platform import Platform
+from falaj.sdk.remote import connect, far
+from probe import SECRET, Note, Probe
+
+MIB = 2**20
+DATA = bytes(n * 7 % 251 for n in range(100_000)) * 53  # a little over 5 MiB, and no frame like another
+PLACES = [
+    (0, None),
+    (0, 0),
+    (0, 1),
+    (1, 65536),
+    (65535, 2),
+    (4 * MIB - 1, 2),
+    (len(DATA) - 1, None),
+    (len(DATA), None),
+    (len(DATA) - 5, 100),
+    (3, len(DATA)),
+]
+
+
+@pytest.fixture(scope="module")
+def platform(served: Served) -> Platform:
+    served.platform.put("data", DATA)
+    served.platform.put("empty", b"")
+    return served.platform
+
+
+@pytest.fixture(scope="module")
+def probe(platform: Platform) -> Any:
+    """The probe, far away."""
+    return far(Probe, platform.workspace.gate)
+
+
+# --------------------------------------------------------------------------------------------------- bytes
+
+
+def test_bytes_come_back_as_they_were_sent(served_on_each: Served) -> None:
+    sent = served_on_each.platform.put("five-mib", DATA)
+
+    assert sent.size_bytes == len(DATA)
+    assert served_on_each.platform.get("five-mib") == DATA
+
+
+def test_an_upload_may_come_in_any_pieces(served_on_each: Served) -> None:
+    pieces = [b"", DATA[:1], DATA[1:100_001], b"", DATA[100_001:]]
+
+    staged = served_on_each.platform.blob.upload(iter(pieces))
+
+    assert served_on_each.platform.get(staged.id) == DATA
+
+
+@pytest.mark.parametrize(("offset", "length"), PLACES)
+def test_a_range_is_a_slice(platform: Platform, offset: int, length: int | None) -> None:
+    read = b"".join(platform.blob.read("data", offset=offset, length=length))
+
+    assert read == (DATA[offset:] if length is None else DATA[offset : offset + length])
+
+
+def test_nothing_is_a_blob_too(platform: Platform) -> None:
+    assert platform.blob.show("empty").size_bytes == 0
+    assert list(platform.blob.read("empty")) == []
+
+
+def test_an_upload_that_breaks_off_stores_nothing(platform: Platform) -> None:
+    def half() -> Iterator[bytes]:
+        yield DATA
+        raise RuntimeError("the disk was pulled out")
+
+    before = len(platform.blob.list().items)
+    with pytest.raises(RuntimeError, match="pulled out"):
+        platform.blob.upload(half())
+
+    assert len(platform.blob.list().items) == before
+    assert platform.get("data") == DATA  # and the client goes on
+
+
+# -------------------------------------------------------------------------------------- records and tables
+
+
+def test_records_come_one_by_one(probe: Any) -> None:
+    notes = list(probe.notes(count=500, text="x" * 50))
+
+    assert notes == [Note(number=n, text="x" * 50) for n in range(500)]
+    assert list(probe.notes(count=0)) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["\u2028", "\x85", "a\x0bb\x0cc\x1dd", '{"problem":', "\n\r\n", "😀" * 40_000]
+)
+def test_a_record_may_hold_any_text(probe: Any, text: str) -> None:
+    assert list(probe.notes(count=2, text=text)) == [Note(number=n, text=text) for n in range(2)]
+
+
+def test_a_table_comes_in_batches(probe: Any) -> None:
+    table = probe.table(count=5)
+
+    assert table.schema.names == ["n"]
+    assert table.read_all().column("n").to_pylist()[-1] == 10_003
+
+
+def test_the_audit_log_is_a_table_and_an_export(served_on_each: Served) -> None:
+    platform = served_on_each.platform
+
+    table = platform.audit.table().read_all()
+    lines = list(platform.audit.export())
+
+    entries = [line.entry for line in lines if line.entry]
+    assert lines[0].falaj_audit == 1
+    assert table.column("action").to_pylist() == [entry["action"] for entry in entries][: table.num_rows]
+    assert table.column("at").to_pylist()[0].tzinfo is not None
+
+
+# --------------------------------------------------------------------------------------- errors in the middle
+
+
+@pytest.mark.parametrize("count", [0, 3, 200])
+def test_an_error_among_records_arrives_with_its_type(probe: Any, count: int) -> None:
+    with pytest.raises(Conflict) as caught:
+        list(probe.notes(count=count, end="conflict"))
+
+    assert caught.value.message == "the stream met a conflict"
+    assert caught.value.details == {"at": "the end"}
+
+
+def test_what_came_before_an_error_was_received(probe: Any) -> None:
+    stream = probe.notes(count=3, end="conflict")
+
+    assert [next(stream).number for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(Conflict):
+        next(stream)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_crash_among_records_says_nothing_of_our_insides(probe: Any, count: int) -> None:
+    with pytest.raises(Internal) as caught:
+        list(probe.notes(count=count, end="crash"))
+
+    assert SECRET not in str(caught.value)
+
+
+def test_an_error_before_the_first_byte_arrives_with_its_type(probe: Any) -> None:
+    with pytest.raises(Conflict, match="the stream met a conflict"):
+        list(probe.pieces(count=0, end="conflict"))
+
+
+@pytest.mark.parametrize("end", ["conflict", "crash"])
+def test_an_error_among_bytes_is_an_interruption(probe: Any, end: str) -> None:
+    with pytest.raises(Interrupted):
+        list(probe.pieces(count=3, end=end))
+
+
+def test_an_error_among_batches_is_an_interruption(probe: Any) -> None:
+    with pytest.raises(Interrupted):
+        probe.table(count=3, end="crash").read_all()
+
+
+def test_a_role_taken_away_in_the_middle_ends_the_stream(served: Served, platform: Platform) -> None:
+    platform.user.create("reader")
+    platform.workspace.grant("default", "reader", role="viewer")
+    platform.put("long", bytes(30 * MIB))
+    reader = served.connect(served.issue(user="reader"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(served.parts.gate, "_recheck_s", 0.0)
+        stream = reader.blob.read("long")
+        next(stream)
+        platform.workspace.revoke("default", "reader", role="viewer")
+
+        with pytest.raises(NotFound):
+            list(stream)
+
+
+# ----------------------------------------------------------------------------------------- cut on the way
+
+
+@pytest.mark.parametrize("cut", [1000, 500_000, 3_000_000])
+def test_a_read_that_is_cut_goes_on_from_its_offset(served: Served, platform: Platform, cut: int) -> None:
+    with cutting_proxy(served.url, [cut]) as proxy, connect(proxy.url, served.admin) as away:
+        read = b"".join(away.blob.read("data", offset=10, length=5_000_000))
+
+        assert read == DATA[10:5_000_010]
+        assert proxy.connections == 2
+        assert b'"offset":10,' in proxy.sent
+        assert proxy.sent.count(b'"offset":') == 2
+
+
+def test_a_read_that_is_cut_again_and_again_is_given_up(served: Served, platform: Platform) -> None:
+    with cutting_proxy(served.url, [100_000] * 9) as proxy, connect(proxy.url, served.admin) as away:
+        with pytest.raises(Interrupted):
+            list(away.blob.read("data"))
+
+        assert proxy.connections == 3
+
+
+def test_records_that_are_cut_are_an_interruption(served: Served, platform: Platform) -> None:
+    with cutting_proxy(served.url, [20_000]) as proxy, connect(proxy.url, served.admin) as away:
+        stream = far(Probe, away.workspace.gate).notes(count=1000, text="x" * 100)
+
+        with pytest.raises(Interrupted):
+            list(stream)
+
+
+@pytest.mark.parametrize("cut", [0, 40])
+def test_a_write_whose_answer_is_lost_is_sent_again_and_done_once(served_on_each: Served, cut: int) -> None:
+    with cutting_proxy(served_on_each.url, [cut]) as proxy, connect(proxy.url, served_on_each.admin) as away:
+        made = away.workspace.create(f"lost-{cut}")
+
+        keys = {
+            line for line in bytes(proxy.sent).split(b"\r\n") if line.lower().startswith(b"idempotency-key")
+        }
+        assert proxy.connections == 2
+        assert len(keys) == 1
+    assert served_on_each.platform.workspace.show(f"lost-{cut}") == made
+
+
+def test_an_upload_whose_answer_is_lost_is_not_sent_again(served: Served) -> None:
+    with cutting_proxy(served.url, [0]) as proxy, connect(proxy.url, served.admin) as away:
+        with pytest.raises(Unavailable):
+            away.blob.upload(iter([b"once"]))
+
+        assert proxy.connections == 1
+
+
+# ------------------------------------------------------------------------------------------- one connection
+
+
+def test_a_client_keeps_its_connection(served: Served, platform: Platform) -> None:
+    with cutting_proxy(served.url, []) as proxy, connect(proxy.url, served.admin) as away:
+        for number in range(5):
+            away.put(f"kept-{number}", DATA[: number * 300_000])
+            assert away.get(f"kept-{number}") == DATA[: number * 300_000]
+            assert away.user.whoami().principal.kind == "user"
+            assert list(away.lineage.graph(f"blob:kept-{number}"))
+            away.audit.table().read_all()
+
+        assert (
+            proxy.connections <= 1 + 5
+        )  # Arrow ends before its stream does: its connection is not used again
+
+
+def test_streams_that_nobody_reads_let_go_of_their_connections(served: Served, platform: Platform) -> None:
+    with connect(served.url, served.admin) as away:
+        pool = away.workspace.gate._client._transport._pool
+        for read in (away.blob.read, away.lineage.graph, away.audit.table):
+            held = [read("blob:data") if read != away.audit.table else read() for _ in range(3)]
+            assert len(pool.connections) >= 3
+            del held
+            gc.collect()
+
+            assert [each for each in pool.connections if not each.is_idle()] == []
+
+
+def test_many_who_wait_for_news_do_not_stop_the_door(served: Served, platform: Platform) -> None:
+    work = platform.blob.copy(
+        "data", "local", name="copied"
+    )  # nobody carries it out: no controller runs here
+    headers = {"Authorization": f"Bearer {served.admin}"}
+    watch = httpx.Request("GET", f"{served.url}/api/v1/work/watch?work={work.id}", headers=headers)
+    clients = [httpx.Client() for _ in range(41)]
+    try:
+        for client in clients:
+            client.send(watch, stream=True)
+
+        httpx.get(f"{served.url}/", timeout=1)
+    finally:
+        for client in clients:
+            client.close()
+        end(served, work.id)
+
+
+def end(served: Served, work: str) -> None:
+    """Let the watchers go."""
+    with served.parts.database.write() as tx:
+        tx.execute(update(work_table).where(work_table.c.id == work).values(state="cancelled"))
