@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 ARGS ?=
 NAME ?=
+WORKERS ?= 2
 QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
 
 .PHONY: help setup demo test check format bench clean
@@ -19,8 +20,8 @@ setup: $(READY)  ## create .venv and install into it; nothing to do if it is up 
 demo: $(READY)  ## run the demonstration
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(READY)  ## run the tests; ARGS="-k gate" is handed to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(READY)  ## run the tests; ARGS="-k gate" is handed to pytest, WORKERS=0 runs them one by one
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(READY)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .
