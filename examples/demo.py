@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def people(platform: fj.Platform, url: str) -> None:
-    step("A second person, with a role in one workspace", 'falaj workspace grant risk sara --role viewer')
+    step("A second person, with a role in one workspace", "falaj workspace grant risk sara --role viewer")
     platform.workspace.create("risk")
     platform.user.create("sara")
     platform.workspace.grant("risk", "sara", role="viewer")
@@ -66,7 +66,10 @@ def people(platform: fj.Platform, url: str) -> None:
 
 
 def residency(platform: fj.Platform) -> None:
-    step("Data that may not leave the country", 'falaj blob put patients.csv patients --only AE --class personal')
+    step(
+        "Data that may not leave the country",
+        "falaj blob put patients.csv patients --only AE --class personal",
+    )
     platform.put("patients", b"name,age\nA,31\n", workspace="risk", only=("AE",), classes=("personal",))
     platform.put("features", b"31\n", workspace="risk", sources=("risk/blob:patients",))
     platform.put("weights", b"\x00" * 1000, workspace="risk", sources=("risk/blob:features",))
@@ -81,7 +84,10 @@ def lineage(platform: fj.Platform) -> None:
 
 
 def work(platform: fj.Platform) -> None:
-    step("Long work is durable: a copy, done by the controller", "falaj blob copy risk/weights local --name twin")
+    step(
+        "Long work is durable: a copy, done by the controller",
+        "falaj blob copy risk/weights local --name twin",
+    )
     asked = platform.blob.copy("risk/weights", "local", name="twin")
     for now in platform.work.watch(asked.id):
         say(f"{now.state}{f', {now.doing}' if now.doing else ''}")
@@ -93,7 +99,9 @@ def evidence(platform: fj.Platform, folder: Path) -> None:
     public = bytes.fromhex(platform.audit.key().ed25519)
     began = time.perf_counter()
     report = verify_export(lines, public)
-    figure("audit entries checked offline", f"{report.entries} in {(time.perf_counter() - began) * 1000:.0f} ms")
+    figure(
+        "audit entries checked offline", f"{report.entries} in {(time.perf_counter() - began) * 1000:.0f} ms"
+    )
     say(f"sound: {report.ok}, {report.entries} entries under {report.heads} signed heads")
     place, entry = next((n, json.loads(t)) for n, t in enumerate(lines) if '"outcome":"denied"' in t)
     entry["entry"]["outcome"] = "done"

