@@ -59,6 +59,23 @@ def test_quick_statements_are_part_of_the_transaction(database: Database) -> Non
     assert epoch_of(database) == 7
 
 
+def test_many_rows_are_inserted_at_once_and_with_the_rest(database: Database) -> None:
+    with database.write() as tx:
+        tx.execute(insert(epochs), {"id": 1, "epoch": 7})
+        count = tx.bulk("governance_epochs", ("id", "epoch"), ((n, n * n) for n in range(2, 1000)))
+
+    with database.read() as tx:
+        assert count == 998
+        assert tx.quick("SELECT COUNT(*), MAX(epoch) FROM governance_epochs") == [(999, 999 * 999)]
+
+
+def test_rows_that_do_not_fit_leave_nothing(database: Database) -> None:
+    with pytest.raises(Conflict), database.write() as tx:
+        tx.bulk("governance_epochs", ("id", "epoch"), [(1, 1), (2, 2), (1, 3)])
+
+    assert epoch_of(database) is None
+
+
 def test_types_are_the_same_on_both(database: Database) -> None:
     moment = datetime(2026, 2, 3, 4, 5, 6, 789012, tzinfo=UTC)
     row = {"id": "e", "type": "t", "subject": "s", "data": {"b": [1, None], "a": "é"}, "at": moment}

@@ -35,6 +35,7 @@ class Call:
     referred: dict[str, list[StoredObject]] = field(default_factory=dict)
     created: list[StoredObject] = field(default_factory=list)
     zone: str | None = None
+    hot_id: ObjectId | None = None
     digest: str | None = None
     content: str | None = None
     _tx: Transaction | None = None

@@ -21,7 +21,7 @@ from falaj.governance.operations import Mode, Operation, Shape
 from falaj.governance.policy.authorizer import SEE, Authorizer
 from falaj.governance.residency import Zones
 from falaj.ports.metadata import Database, Transaction
-from falaj.records.names import DEFAULT_WORKSPACE, ROOT
+from falaj.records.names import DEFAULT_WORKSPACE, ROOT, ObjectId
 from falaj.records.objects import StoredObject
 from falaj.records.policy import Decision
 from falaj.records.record import utc_now
@@ -153,9 +153,19 @@ class Gate:
         return result if call.operation.shape is Shape.RECORD else self._watched(call, result)
 
     def _pass_hot(self, call: Call, room: Any) -> Any:
-        """A hot operation is on the platform itself, or its door calls `hot.admit` with the object's id."""
-        self.hot.admit(call.caller, call.operation.name, ROOT, call.given.model_dump_json().encode())
+        """Named by id, the object of a hot operation is not even looked up; the body gets `call.hot_id`."""
+        subject, ident = call.operation.subject, str(ROOT)
+        if subject is not None:
+            asked = getattr(call.given, subject)
+            ident = asked if objects.is_id(asked) else self._hot_id(call, asked)
+        call.hot_id = ObjectId(ident)
+        self.hot.admit(call.caller, call.operation.name, ident, call.given.model_dump_json().encode())
         return self._body(call, room)
+
+    def _hot_id(self, call: Call, asked: str) -> ObjectId:
+        kind = call.operation.references[cast(str, call.operation.subject)].kind
+        with self.database.read() as tx:
+            return self._resolve(call, tx, asked, kind).id
 
     def _body(self, call: Call, room: Any) -> Any:
         given = {name: getattr(call.given, name) for name in call.operation.parameters}

@@ -40,6 +40,10 @@ def by_id(tx: Transaction, ident: str) -> StoredObject | None:
     return _from_columns(rows[0]) if rows else None
 
 
+def is_id(text: str) -> bool:
+    return _ID.match(text) is not None
+
+
 def ever(tx: Transaction, ident: str) -> StoredObject | None:
     """The object `ident`, even if it was deleted since."""
     rows = tx.quick(_EVER, (ident,))
@@ -142,7 +146,7 @@ def _label(value: dict[str, Any] | None) -> Label:
 
 
 def _lookup(tx: Transaction, reference: str, kind: str | None, workspace: str) -> StoredObject | None:
-    if reference == ROOT or _ID.match(reference):
+    if reference == ROOT or is_id(reference):
         return by_id(tx, reference)
     place, _, rest = reference.rpartition("/")
     prefix, _, name = rest.rpartition(":")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,6 +55,23 @@ class SqlTransaction:
         cursor = self._raw.execute(sql.replace("?", "%s") if self._percent else sql, values)
         rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
         return rows
+
+    def bulk(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], /) -> int:
+        names = ", ".join(columns)
+        if self._percent:
+            return self._copy(f"COPY {table} ({names}) FROM STDIN", rows)
+        marks = ", ".join("?" * len(columns))
+        statement = f"INSERT INTO {table} ({names}) VALUES ({marks})"  # noqa: S608 - names from our own code
+        cursor = self._raw.executemany(statement, rows)
+        return int(cursor.rowcount)
+
+    def _copy(self, statement: str, rows: Iterable[Sequence[Any]]) -> int:
+        count = 0
+        with self._raw.cursor() as cursor, cursor.copy(statement) as copy:
+            for row in rows:
+                copy.write_row(row)
+                count += 1
+        return count
 
 
 class SqliteDatabase:
