@@ -17,7 +17,7 @@ from falaj.governance import objects
 from falaj.governance.call import Call, current_call
 from falaj.governance.gate import Gate
 from falaj.governance.idempotency import hold_fence
-from falaj.governance.listing import page
+from falaj.governance.listing import page_in_target
 from falaj.governance.operations import Mode, operation
 from falaj.ports.metadata import Transaction
 from falaj.records.names import WorkRef, WorkspaceRef
@@ -48,15 +48,7 @@ class Works:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Work]:
         """The work of a workspace, oldest first."""
-        call = current_call()
-        return page(
-            self.gate,
-            ["work"],
-            lambda found: work_record(call.tx, found),
-            after=after,
-            limit=limit,
-            workspace=call.target.id,
-        )
+        return page_in_target(self.gate, "work", work_record, after=after, limit=limit)
 
     @operation("work.watch", resource="work", mode=Mode.READ)
     def watch(self, work: WorkRef) -> Iterator[Work]:

@@ -15,7 +15,7 @@ from falaj.governance.call import Call, current_call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.digest import RunningDigest
 from falaj.governance.gate import Gate
-from falaj.governance.listing import page
+from falaj.governance.listing import page_in_target
 from falaj.governance.operations import ByteStream, Mode, operation
 from falaj.governance.tables import blobs
 from falaj.governance.tables import objects as objects_table
@@ -127,15 +127,7 @@ class Blobs:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Blob]:
         """The blobs of a workspace."""
-        call = current_call()
-        return page(
-            self.gate,
-            ["blob"],
-            lambda found: blob_record(call.tx, found),
-            after=after,
-            limit=limit,
-            workspace=call.target.id,
-        )
+        return page_in_target(self.gate, "blob", blob_record, after=after, limit=limit)
 
     @operation("blob.read", resource="blob", mode=Mode.FREE)
     def read(self, blob: BlobRef, *, offset: Offset = 0, length: Offset | None = None) -> ByteStream:

@@ -9,6 +9,7 @@ from falaj.governance import objects
 from falaj.governance.call import current_call
 from falaj.governance.gate import Gate
 from falaj.governance.policy.authorizer import SEE
+from falaj.ports.metadata import Transaction
 from falaj.records.objects import Page, StoredObject
 from falaj.records.record import Record
 
@@ -30,6 +31,21 @@ def page(
     shown = seen[:limit]
     following = shown[-1].id if len(seen) > limit else None
     return Page(items=tuple(render(each) for each in shown), next=following)
+
+
+def page_in_target(
+    gate: Gate, kind: str, render: Callable[[Transaction, StoredObject], T], *, after: str, limit: int
+) -> Page[T]:
+    """The next objects of `kind` in the workspace that the running operation acts on."""
+    call = current_call()
+    return page(
+        gate,
+        [kind],
+        lambda found: render(call.tx, found),
+        after=after,
+        limit=limit,
+        workspace=call.target.id,
+    )
 
 
 def visible_objects(

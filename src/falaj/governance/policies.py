@@ -14,7 +14,7 @@ from falaj.governance import objects
 from falaj.governance.call import current_call
 from falaj.governance.epochs import advance_epoch
 from falaj.governance.gate import Gate
-from falaj.governance.listing import page
+from falaj.governance.listing import page_in_target
 from falaj.governance.operations import Mode, Operation, operation
 from falaj.governance.policy.engine import PolicyEngine, PolicyText
 from falaj.governance.policy.schema import cedar_schema
@@ -77,15 +77,7 @@ class Policies:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Policy]:
         """The policies of a workspace."""
-        call = current_call()
-        return page(
-            self.gate,
-            ["policy"],
-            lambda found: policy_record(call.tx, found),
-            after=after,
-            limit=limit,
-            workspace=call.target.id,
-        )
+        return page_in_target(self.gate, "policy", policy_record, after=after, limit=limit)
 
     @operation("policy.show", resource="policy", mode=Mode.READ)
     def show(self, policy: PolicyRef) -> Policy:

@@ -7,44 +7,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from falaj.control.overview import Overview
 from falaj.control.platform import Rooms
-from falaj.control.work import Works
-from falaj.governance.audit.room import Audit
-from falaj.governance.blobs import Blobs
-from falaj.governance.catalogue import Objects, ZoneList
-from falaj.governance.encryption.room import Keys
-from falaj.governance.lineage import Lineage
-from falaj.governance.policies import Policies
-from falaj.governance.tokens import Tokens
-from falaj.governance.users import Groups, Users
-from falaj.governance.workspaces import Workspaces
 from falaj.records.audit import LogCheck
 from falaj.records.blobs import Blob
 
 CHUNK_BYTES = 1 << 20
 
 
-class Platform:
+class Platform(Rooms):
     """Every room under its name, near or far. Use it as a context manager, or close it."""
 
-    workspace: Workspaces
-    user: Users
-    group: Groups
-    token: Tokens
-    policy: Policies
-    object: Objects
-    zone: ZoneList
-    keys: Keys
-    blob: Blobs
-    lineage: Lineage
-    audit: Audit
-    work: Works
-    platform: Overview
-
     def __init__(self, rooms: Rooms, *, where: str, on_close: Callable[[], None]) -> None:
-        for name, room in vars(rooms).items():
-            setattr(self, name, room)
+        super().__init__(**vars(rooms))
         self.where = where
         self._on_close = on_close
 
