@@ -167,6 +167,7 @@ class Controller:
         if me is not None:
             with acting_as(caller_for(me, origin="controller")):
                 self._rooms.blob.sweep()
+                self._rooms.platform.tidy()
 
 
 class _AuthorizedSteps:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from falaj.control import lease
+from falaj.governance import idempotency, outbox
 from falaj.governance.call import current_call
 from falaj.governance.founding import count_users
 from falaj.governance.gate import Gate
 from falaj.governance.operations import Mode, operation
+from falaj.governance.tokens import forget_links
 from falaj.records.identity import Role
-from falaj.records.platform import MetricsText, PlatformFacts
+from falaj.records.platform import MetricsText, PlatformFacts, Tidied
 from falaj.version import VERSION
+
+KEYS_KEPT = timedelta(days=7)
+EVENTS_KEPT = timedelta(days=30)
 
 
 class Overview:
@@ -27,6 +34,16 @@ class Overview:
             controller=lease.held_by(call.tx, now=call.now),
             zones=tuple(self.gate.zones.all()),
             users=count_users(call.tx),
+        )
+
+    @operation("platform.tidy", resource="platform", allow=Role.OPERATOR)
+    def tidy(self) -> Tidied:
+        """Drop idempotency keys, events and sign-in links that are old; the controller does it now and then."""
+        call = current_call()
+        return Tidied(
+            keys=idempotency.forget(call.tx, before=call.now - KEYS_KEPT),
+            events=outbox.forget(call.tx, before=call.now - EVENTS_KEPT),
+            links=forget_links(call.tx, before=call.now),
         )
 
     @operation("platform.metrics", resource="platform", mode=Mode.HOT, allow={Role.OPERATOR, Role.AUDITOR})

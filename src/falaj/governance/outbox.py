@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert
+from datetime import datetime
+
+from sqlalchemy import delete, insert
 
 from falaj.governance.call import Call
 from falaj.governance.tables import outbox
+from falaj.ports.metadata import Transaction
 from falaj.records.names import new_id
 
 _insert = insert(outbox)
+
+
+def forget(tx: Transaction, *, before: datetime) -> int:
+    """Drop events that are older than `before`, delivered or not; how many."""
+    return tx.execute(delete(outbox).where(outbox.c.at < before)).rowcount
 
 
 def emit(call: Call) -> None:

@@ -139,6 +139,11 @@ def redeem_link(tx: Transaction, code: str, *, now: datetime, origin: str) -> Ca
     return caller_for(person, origin=origin)
 
 
+def forget_links(tx: Transaction, *, before: datetime) -> int:
+    """Drop sign-in codes that expired before `before`; how many."""
+    return tx.execute(delete(sign_in_codes).where(sign_in_codes.c.expires_at < before)).rowcount
+
+
 def caller_for(person: StoredObject, *, origin: str) -> Caller:
     """A principal as a caller without limits of its own."""
     kind: PrincipalKind = "service" if person.kind == "service" else "user"

@@ -68,6 +68,15 @@ class InclusionProof(Record):
     head: SignedHead
 
 
+class GrowthProof(Record):
+    """That the log of `since` entries with this `root` is the beginning of the log whose signed head is `head`."""
+
+    since: int
+    root: str
+    path: tuple[str, ...]
+    head: SignedHead
+
+
 class PublicKey(Record):
     """What an auditor needs to check the log, and nothing more."""
 

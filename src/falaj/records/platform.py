@@ -15,6 +15,14 @@ class PlatformFacts(Record):
     users: int
 
 
+class Tidied(Record):
+    """How many idempotency keys, events and sign-in links were dropped."""
+
+    keys: int
+    events: int
+    links: int
+
+
 class MetricsText(Record):
     text: str
 

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from falaj.errors import NotFound
 from falaj.governance.audit.log import AuditLog, entry_of
-from falaj.governance.audit.merkle import Frontier, inclusion_proof
+from falaj.governance.audit.merkle import Frontier, consistency_proof, inclusion_proof
 from falaj.governance.audit.verify import MAX_PROBLEMS, Verification, key_id
 from falaj.governance.call import current_call
 from falaj.governance.gate import Gate
@@ -23,6 +23,7 @@ from falaj.ports.metadata import Transaction
 from falaj.records.audit import (
     AuditEntry,
     ExportLine,
+    GrowthProof,
     InclusionProof,
     LogCheck,
     Outcome,
@@ -96,6 +97,25 @@ class Audit:
             entry=entry_of(text),
             index=seq,
             size=head[0].size,
+            path=tuple(p.hex() for p in path),
+            head=head[0],
+        )
+
+    @operation("audit.grown", resource="platform", mode=Mode.FREE, allow=Role.AUDITOR)
+    def grown(self, since: Position) -> GrowthProof:
+        """The proof that the log only grew since it had `since` entries, against the newest signed head."""
+        self._log.sign_head()
+        with self.gate.database.read() as tx:
+            head = _heads(tx)[-1:]
+            if not head or not 0 < since <= head[0].size:
+                raise NotFound(
+                    f"there is no signed log of {since} entries; it has {head[0].size if head else 0}"
+                )
+            leaves = [bytes(leaf) for leaf in tx.execute(_leaves(head[0].size)).scalars()]
+        path = consistency_proof(leaves, since, head[0].size)
+        return GrowthProof(
+            since=since,
+            root=Frontier().extend(leaves[:since]).root().hex(),
             path=tuple(p.hex() for p in path),
             head=head[0],
         )
