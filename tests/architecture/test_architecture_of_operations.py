@@ -21,8 +21,7 @@ from falaj.assembly.platform import assemble
 from falaj.control.platform import all_operations, room_types
 from falaj.errors import Conflict, FalajError
 from falaj.governance.operations import Operation, Shape, operations_of
-from falaj.governance.policy.roles import action_groups
-from falaj.governance.policy.schema import cedar_schema
+from falaj.governance.policy.schema import cedar_schema, groups_of
 from falaj.records.identity import Role
 from falaj.sdk.platform import Platform
 from falaj.sdk.remote import RemoteGate, far
@@ -192,7 +191,7 @@ def test_the_client_sends_it(op: Operation) -> None:
 def test_policies_can_name_it_and_somebody_may_do_it(op: Operation) -> None:
     action = CEDAR["actions"][op.name]
 
-    assert action["memberOf"] == [{"id": group} for group in action_groups(op.allow)] != []
+    assert action["memberOf"] == [{"id": group} for group in groups_of(op)] != []
     assert set(action["appliesTo"]["resourceTypes"]) <= CEDAR["entityTypes"].keys()
     assert action["appliesTo"]["resourceTypes"]
 

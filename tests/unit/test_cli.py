@@ -312,7 +312,7 @@ def test_a_home_on_which_a_platform_runs_is_connected_to(
 ) -> None:
     asked = connections(monkeypatch)
     home = open_home(falaj.home)
-    home.running.write_text('{"url": "http://127.0.0.1:7480", "pid": 1}')
+    home.running.write_text(f'{{"url": "http://127.0.0.1:7480", "pid": {os.getpid()}}}')
 
     with home.lock():
         falaj("workspace", "list")

@@ -217,7 +217,7 @@ def test_a_port_that_is_taken(falaj: CommandLine) -> None:
 
 def test_a_running_platform_is_named(falaj: CommandLine) -> None:
     home = open_home(falaj.home)
-    home.running.write_text('{"url": "http://127.0.0.1:7480", "pid": 1}')
+    home.running.write_text(f'{{"url": "http://127.0.0.1:7480", "pid": {os.getpid()}}}')
 
     with home.lock():
         found = findings(falaj("doctor", "--json"))

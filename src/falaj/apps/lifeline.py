@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
+
+from falaj.governance.caller import start_thread
 
 
 def stop_with_parent(stop: Callable[[], object]) -> None:
@@ -15,4 +16,4 @@ def stop_with_parent(stop: Callable[[], object]) -> None:
             pass
         stop()
 
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+    start_thread(wait, name="lifeline")

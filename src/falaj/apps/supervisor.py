@@ -177,8 +177,11 @@ class Supervisor:
 
     def _say_where(self, told: dict[str, Any]) -> None:
         print(f"Falaj runs at {told['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
-        print(f"  sign in  {told['url']}/#code={told['code']}")
-        print("           once, within five minutes; another: falaj token link", flush=True)
+        if "code" in told:
+            print(f"  sign in  {told['url']}/#code={told['code']}")
+            print("           once, within five minutes; another: falaj token link", flush=True)
+        else:
+            print("  sign in  ask an administrator for a link: falaj token link --user YOU", flush=True)
 
     def _watch(self) -> None:
         """Start again what has died, more slowly each time, until we are told to stop."""

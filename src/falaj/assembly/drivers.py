@@ -31,15 +31,17 @@ def open_metadata(home: Home, config: Config) -> Database:
     return open_database(url)
 
 
-def open_keys(home: Home, config: Config) -> KeyService:
+def open_keys(home: Home, config: Config, *, first_start: bool) -> KeyService:
+    """The key service; its keys are made at the first start, and never again beside data that others encrypted."""
     keys = config.keys
     if isinstance(keys, Pkcs11Config):
         from falaj.drivers.pkcs11.keys import Pkcs11Keys
 
-        return Pkcs11Keys.open_or_create(keys.module, keys.token, reveal(keys.pin, field="keys.pin"))
+        token = Pkcs11Keys.open_or_create if first_start else Pkcs11Keys.open
+        return token(keys.module, keys.token, reveal(keys.pin, field="keys.pin"))
     from falaj.drivers.keyfile.keys import KeyFile
 
-    return KeyFile.open_or_create(keys.path or home.key_file)
+    return (KeyFile.open_or_create if first_start else KeyFile.open)(keys.path or home.key_file)
 
 
 def open_blobs(home: Home, name: str, zone: ZoneConfig) -> BlobStore:

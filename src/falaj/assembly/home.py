@@ -5,13 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from falaj.errors import HomeBusy
+from falaj.errors import ConfigInvalid, HomeBusy
 from falaj.records.names import new_id
 from falaj.records.places import default_config_dir, default_home
+
+LOCK_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -58,37 +62,48 @@ class Home:
     def lock(self) -> IO[str]:
         """Hold this home alone, until the file is closed or the process ends; HomeBusy if another does."""
         handle = open(self.path / "lock", "a+")  # noqa: SIM115 - the lock lives as long as the handle
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        for attempt in range(LOCK_TRIES):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt < LOCK_TRIES - 1:  # somebody may only be asking whether it is held
+                    time.sleep(0.02)
+        else:
             handle.close()
             url = self.platform().get("url")
             where = f"at {url}; use fj.connect({url!r})" if url else "in another process"
-            raise HomeBusy(
-                f"the home {self.path} is held by a platform that runs {where}, or stop it"
-            ) from None
+            raise HomeBusy(f"the home {self.path} is held by a platform that runs {where}, or stop it")
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
         return handle
 
     def is_held(self) -> bool:
-        try:
-            self.lock().close()
-        except HomeBusy:
-            return True
+        with open(self.path / "lock", "a+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
         return False
 
     def platform(self) -> dict[str, Any]:
-        """What the running platform wrote of itself; nothing if none runs."""
+        """What the platform that runs on this home wrote of itself; nothing if none does."""
         try:
             found = json.loads(self.running.read_text())
+            holder = int((self.path / "lock").read_text() or 0)
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        is_ours = isinstance(found, dict) and found.get("pid") == holder and isinstance(found.get("url"), str)
+        return found if is_ours and self.is_held() else {}
 
 
 def open_home(path: Path | None = None, config_dir: Path | None = None) -> Home:
     """The home at `path`, made if it is not there."""
     path = (path or default_home()).absolute()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_foreign(path)
+    path.chmod(0o700)
     ident = path / "id"
     if not ident.exists():
         _write_once(ident, new_id("home"))
@@ -96,6 +111,23 @@ def open_home(path: Path | None = None, config_dir: Path | None = None) -> Home:
     for private in (home.config_dir, home.key_file.parent, home.witness.parent, home.logs):
         private.mkdir(mode=0o700, parents=True, exist_ok=True)
     return home
+
+
+def _refuse_foreign(path: Path) -> None:
+    """A home names programs and keys to use: whoever can write to it runs code as its opener."""
+    for found in (path, path / "falaj.toml"):
+        if not found.exists():
+            continue
+        facts = found.stat()
+        if facts.st_uid != os.geteuid():
+            raise ConfigInvalid.at(
+                str(found), given=f"owned by user {facts.st_uid}", allowed=f"owned by user {os.geteuid()}"
+            )
+        if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            mode = stat.filemode(facts.st_mode)
+            raise ConfigInvalid.at(
+                str(found), given=f"mode {mode}", allowed="writable by you alone", fix=f"chmod go-w {found}"
+            )
 
 
 def find_home(path: Path | None = None, config_dir: Path | None = None) -> Home | None:

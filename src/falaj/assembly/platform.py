@@ -18,11 +18,12 @@ from falaj.control.lease import current_fence
 from falaj.control.overview import Overview
 from falaj.control.platform import Rooms, all_operations
 from falaj.control.work import Intents, Works
+from falaj.errors import Damaged
 from falaj.governance import founding, objects
 from falaj.governance.audit.log import AuditLog, read_log_id
 from falaj.governance.audit.room import Audit
 from falaj.governance.blobs import Blobs
-from falaj.governance.caller import Caller
+from falaj.governance.caller import Caller, start_thread
 from falaj.governance.catalogue import Objects, ZoneList
 from falaj.governance.directory import BuiltInDirectory, Reception, holds
 from falaj.governance.encryption.blobs import EncryptedBlobs
@@ -81,7 +82,7 @@ def assemble(
     with ExitStack() as undo:
         database = drivers.open_metadata(home, config)
         undo.callback(database.close)
-        keys = drivers.open_keys(home, config)
+        keys = drivers.open_keys(home, config, first_start=_is_first_start(database, home, config))
         undo.callback(keys.close)
         made = _assemble(home, config, database, keys, as_owner=as_owner, clock=clock)
         undo.pop_all()
@@ -176,6 +177,20 @@ def local_caller(database: Database) -> Caller:
     return Caller(PrincipalId(person.id), person.name, "user", "local")
 
 
+def _is_first_start(database: Database, home: Home, config: Config) -> bool:
+    """Whether nothing was founded yet; Damaged if the witness knows better."""
+    with database.read() as tx:
+        if founding.is_founded(tx):
+            return False
+    witness = config.audit.witness or home.witness
+    if witness.exists() and witness.stat().st_size:
+        raise Damaged(
+            f"the metadata database is empty, but {witness} knows of an audit log; restore the database, or remove "
+            "that file to begin anew"
+        )
+    return True
+
+
 def _found_once(database: Database, keyring: Keyring, now: datetime) -> str:
     with database.write() as tx:
         if not founding.is_founded(tx):
@@ -213,8 +228,7 @@ def _keep_books(gate: Gate, *, every_s: float) -> Callable[[], None]:
             except Exception:
                 log.exception("the audit log could not be signed; it is tried again")
 
-    thread = threading.Thread(target=keep, name="audit-heads", daemon=True)
-    thread.start()
+    thread = start_thread(keep, name="audit-heads")
 
     def finish() -> None:
         stop.set()

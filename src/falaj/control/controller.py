@@ -16,7 +16,7 @@ from falaj.control.platform import Rooms
 from falaj.control.workflows import WORKFLOWS, Workflow
 from falaj.errors import Conflict, Denied, Fenced, Unavailable
 from falaj.governance import objects
-from falaj.governance.caller import Caller, acting_as, on_terms
+from falaj.governance.caller import Caller, acting_as, on_terms, start_thread
 from falaj.governance.directory import holds
 from falaj.governance.gate import Gate
 from falaj.governance.tokens import caller_for
@@ -82,8 +82,7 @@ class Controller:
 
     def _act(self, fence: int, stop: threading.Event) -> None:
         self._fence = fence
-        keeper = threading.Thread(target=self._keep_lease, args=(stop,), name="lease", daemon=True)
-        keeper.start()
+        start_thread(self._keep_lease, stop, name="lease")
         engine = self._make_engine()
         engine.launch({name: self._body(workflow) for name, workflow in self._workflows.items()})
         sweep_at = self._gate.clock()
@@ -211,6 +210,6 @@ class _AuthorizedSteps:
                 actions=None if row["actions"] is None else tuple(row["actions"]),
                 token=row["token"],
             )
-            if not holds(tx, caller):
+            if not holds(tx, caller, None):
                 raise Denied("whoever asked for this work may no longer act")
         return caller

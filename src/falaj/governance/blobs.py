@@ -14,6 +14,7 @@ from falaj.governance import objects
 from falaj.governance.call import Call, current_call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.digest import RunningDigest
+from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.gate import Gate
 from falaj.governance.listing import page_in_target
 from falaj.governance.operations import ByteStream, Mode, operation
@@ -33,7 +34,7 @@ STAGED_FOR = timedelta(days=1)
 
 _by_id = select(blobs).where(blobs.c.id == bindparam("id"))
 
-Age = Annotated[timedelta, Field(ge=timedelta(0), le=timedelta(days=36_500))]
+Age = Annotated[timedelta, Field(ge=timedelta(minutes=1), le=timedelta(days=36_500))]
 Offset = Annotated[int, Field(ge=0, le=2**62)]
 
 
@@ -88,6 +89,8 @@ class Blobs:
         call.content = digest.hexdigest()
 
         def publish() -> Blob:
+            self._stores[place.name].size(key)  # NotFound if a sweep was quicker
+            require_living_key(call.tx, call.target.id)
             new = call.create("blob", workspace=call.target, zone=place.name, own=own, ident=ident)
             row = {
                 "id": ident,

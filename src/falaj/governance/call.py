@@ -36,6 +36,8 @@ class Call:
     created: list[StoredObject] = field(default_factory=list)
     zone: str | None = None
     hot_id: ObjectId | None = None
+    epoch_moved: bool = False
+    recorded: bool = False
     digest: str | None = None
     content: str | None = None
     _tx: Transaction | None = None

@@ -17,10 +17,13 @@ REFUSED = "the token is unknown, expired or revoked; 'falaj token issue' makes a
 """The same words whatever is wrong with it."""
 
 
-def holds(tx: Transaction, caller: Caller) -> bool:
-    """Whether a caller that was recognized earlier may still act: not disabled, its token not revoked."""
-    revoked = caller.token is not None and tokens.is_revoked(tx, caller.token)
-    return not revoked and not is_disabled(tx, caller.id)
+def holds(tx: Transaction, caller: Caller, now: datetime | None) -> bool:
+    """Whether a caller that was recognized earlier may still act: not disabled, its token not revoked, nor expired.
+
+    Without `now` an expired token is good enough: work that was asked for in time goes on.
+    """
+    over = caller.token is not None and tokens.is_over(tx, caller.token, now=now)
+    return not over and not is_disabled(tx, caller.id)
 
 
 class BuiltInDirectory:

@@ -6,6 +6,7 @@ import time
 
 from sqlalchemy import update
 
+from falaj.governance.call import running_call
 from falaj.governance.tables import epochs
 from falaj.ports.metadata import Database, Transaction
 
@@ -18,8 +19,11 @@ def current_epoch(tx: Transaction) -> int:
 
 
 def advance_epoch(tx: Transaction) -> None:
-    """Every process drops its cached decisions, tokens and keys."""
+    """Every process drops its cached decisions, tokens and keys. Until the commit, nothing may be cached under it."""
     tx.execute(_advance)
+    call = running_call()
+    if call is not None:
+        call.epoch_moved = True
 
 
 class RecentEpoch:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from falaj.errors import Denied, FalajError, Internal, Tampered, Unauthenticated
+from falaj.errors import Denied, FalajError, Internal, NotFound, Tampered, Unauthenticated
 from falaj.governance import idempotency, lineage_store, objects, outbox
 from falaj.governance.audit.log import AuditLog, Draft
 from falaj.governance.call import Call, current_call, enter, leave, running_call
@@ -49,7 +49,7 @@ class Gate:
         seal: idempotency.Seal,
         fence: Callable[[Transaction], int] | None = None,
         owner: Caller | None = None,
-        holds: Callable[[Transaction, Caller], bool] = lambda _tx, _caller: True,
+        holds: Callable[[Transaction, Caller, datetime | None], bool] = lambda _tx, _caller, _now: True,
         clock: Callable[[], datetime] = utc_now,
         recheck_s: float = 0.5,
     ) -> None:
@@ -102,6 +102,7 @@ class Gate:
             call._tx = tx
             try:
                 if (answer := idempotency.claim(call, tx, self._seal)) is not None:
+                    self._admit_again(call, tx)
                     self.audit.append(tx, [self._draft(call, rule="replayed")])
                     return cast(R, answer.value)
                 self._hold_fence(call)
@@ -114,6 +115,14 @@ class Gate:
                 return result
             finally:
                 call._tx = None
+
+    def _admit_again(self, call: Call, tx: Transaction) -> None:
+        """A repeated call must still be allowed, unless what it acted on is gone: it may have deleted it."""
+        try:
+            self._admit(call, tx)
+        except NotFound:
+            if call.decision is not None and not call.decision.allowed:
+                raise
 
     def visible(self, found: Sequence[StoredObject], *, action: str = SEE) -> list[StoredObject]:
         """Those of `found` that the caller of the running operation may see."""
@@ -159,7 +168,11 @@ class Gate:
             asked = getattr(call.given, subject)
             ident = asked if objects.is_id(asked) else self._hot_id(call, asked)
         call.hot_id = ObjectId(ident)
-        self.hot.admit(call.caller, call.operation.name, ident, call.given.model_dump_json().encode())
+        try:
+            self.hot.admit(call.caller, call.operation.name, ident, call.given.model_dump_json().encode())
+        except FalajError:
+            call.recorded = True
+            raise
         return self._body(call, room)
 
     def _hot_id(self, call: Call, asked: str) -> ObjectId:
@@ -197,8 +210,8 @@ class Gate:
 
     def _recheck(self, call: Call) -> None:
         with self.database.read() as tx:
-            if not self._holds(tx, call.caller):
-                raise Unauthenticated("the token was revoked while this stream was open")
+            if not self._holds(tx, call.caller, self.clock()):
+                raise Unauthenticated("the token was revoked, or expired, while this stream was open")
             call.decision = self.authorizer.decide(tx, call.caller, call.operation.name, call.target)
             if not call.decision.allowed:
                 raise self._refusal(call, tx, call.target.name)
@@ -306,6 +319,8 @@ class Gate:
 
     def _record_failure(self, call: Call, error: FalajError) -> None:
         """The entry of a call that was rolled back, in a transaction of its own."""
+        if call.recorded:
+            return
         call.created.clear()
         outcome = "denied" if isinstance(error, Denied) or _hidden(call, error) else "failed"
         draft = self._draft(call, outcome=outcome) | {"error": error.code}

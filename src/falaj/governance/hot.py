@@ -15,7 +15,9 @@ from falaj.governance.caller import Caller
 from falaj.governance.epochs import RecentEpoch
 from falaj.governance.policy.authorizer import Authorizer
 from falaj.ports.metadata import Database
+from falaj.records.names import ROOT
 from falaj.records.objects import StoredObject
+from falaj.records.policy import Decision
 
 WINDOW = timedelta(seconds=10)
 
@@ -43,12 +45,10 @@ class HotDoor:
 
     def admit(self, caller: Caller, action: str, resource: str, data: bytes = b"") -> None:
         """Let `caller` do `action` to the object `resource`, or raise; `data` goes into the window's digest."""
-        window = self._windows.get((caller.id, caller.token, action, resource))
-        if window is None or window.epoch != self._epoch.value():
+        key = (caller.id, caller.token, action, resource)
+        window = self._windows.get(key)
+        while window is None or window.epoch != self._epoch.value() or not window.count_in(data):
             window = self._open(caller, action, resource)
-        with window.lock:
-            window.count += 1
-            window.digest.update(data)
 
     def flush(self, *, all_windows: bool = False) -> None:
         """Append the entries of windows that have ended, or of all."""
@@ -63,14 +63,17 @@ class HotDoor:
         with self._database.read() as tx:
             found = objects.by_id(tx, resource)
             decision = None if found is None else self._authorizer.decide(tx, caller, action, found)
+            seen = found is not None and (found.id == ROOT or self._authorizer.sees(tx, caller, found))
             epoch = self._authorizer.state(tx).epoch
-        if found is None or decision is None:
-            raise objects.unknown(resource, None)
-        if not decision.allowed:
-            entry = _entry(caller, action, found, decision.rule, self._clock())
-            denial = {"outcome": "denied", "error": Denied.code, "input": self._audit.digest(b"")}
-            self._audit.append_grouped(entry | denial)
-            raise Denied(f"{caller.name} may not {action} on {found.address}: {decision.reason}")
+        if found is None or decision is None or not decision.allowed:
+            self._refuse(caller, action, found, decision)
+            raise (
+                objects.unknown(resource, None)
+                if found is None or not seen
+                else Denied(
+                    f"{caller.name} may not {action} on {found.address}: {decision.reason if decision else ''}"
+                )
+            )
         window = _Window(epoch, _entry(caller, action, found, decision.rule, self._clock()))
         key = (caller.id, caller.token, action, resource)
         with self._lock:
@@ -79,22 +82,42 @@ class HotDoor:
             self._audit.append_grouped(replaced.draft(self._clock(), self._audit))
         return window
 
+    def _refuse(
+        self, caller: Caller, action: str, found: StoredObject | None, decision: Decision | None
+    ) -> None:
+        """The entry of a call that was not let in."""
+        rule = "unknown" if decision is None else decision.rule
+        entry = _entry(caller, action, found, rule, self._clock())
+        denial = {"outcome": "denied", "error": Denied.code, "input": self._audit.digest(b"")}
+        self._audit.append_grouped(entry | denial)
+
 
 class _Window:
     """The calls of one caller on one object since `since`, counted and digested."""
 
-    __slots__ = ("count", "digest", "entry", "epoch", "lock", "since")
+    __slots__ = ("closed", "count", "digest", "entry", "epoch", "lock", "since")
 
     def __init__(self, epoch: int, entry: Draft) -> None:
         self.epoch = epoch
         self.entry = entry
         self.since: datetime = entry["at"]
         self.count = 0
+        self.closed = False
         self.digest: Any = hashlib.sha256()
         self.lock = threading.Lock()
 
+    def count_in(self, data: bytes) -> bool:
+        """Count one call; false if this window was written down already."""
+        with self.lock:
+            if self.closed:
+                return False
+            self.count += 1
+            self.digest.update(data)
+            return True
+
     def draft(self, until: datetime, audit: AuditLog) -> Draft:
         with self.lock:
+            self.closed = True
             return self.entry | {
                 "count": self.count,
                 "until": until,
@@ -102,14 +125,14 @@ class _Window:
             }
 
 
-def _entry(caller: Caller, action: str, found: StoredObject, rule: str, at: datetime) -> Draft:
+def _entry(caller: Caller, action: str, found: StoredObject | None, rule: str, at: datetime) -> Draft:
     entry: Draft = {
         "at": at,
         "caller": caller.name,
         "action": action,
         "outcome": "done",
-        "objects": [found.id],
-        "workspace": found.id if found.kind == "workspace" else found.workspace,
+        "objects": [] if found is None else [found.id],
+        "workspace": None if found is None else found.home,
         "origin": caller.origin,
         "rule": rule,
     }

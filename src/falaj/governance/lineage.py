@@ -46,12 +46,16 @@ class Lineage:
         for workspace in {node.workspace for node in nodes if node.workspace is not None}:
             home = objects.by_id(call.tx, workspace)
             seen[workspace] = home is not None and self._may_see(home)
-        return [
-            node
-            if node.workspace is None or seen[node.workspace]
-            else node.model_copy(update={"name": HIDDEN, "zone": None})
-            for node in nodes
-        ]
+        if self.gate.authorizer.state(call.tx).has_custom:  # rules may then differ from object to object
+            hidden = {node.id for node in nodes if node.workspace and not self._may_see_node(node)}
+        else:
+            hidden = {node.id for node in nodes if node.workspace and not seen[node.workspace]}
+        blank = {"name": HIDDEN, "zone": None}
+        return [node.model_copy(update=blank) if node.id in hidden else node for node in nodes]
+
+    def _may_see_node(self, node: LineageNode) -> bool:
+        found = objects.ever(current_call().tx, node.id)
+        return found is not None and self._may_see(found)
 
     def _may_see(self, home: StoredObject) -> bool:
         call = current_call()

@@ -150,7 +150,9 @@ def _lookup(tx: Transaction, reference: str, kind: str | None, workspace: str) -
         return by_id(tx, reference)
     place, _, rest = reference.rpartition("/")
     prefix, _, name = rest.rpartition(":")
-    kind = kind or prefix or None
+    if prefix and kind and prefix not in KIND_GROUPS.get(kind, (kind,)):
+        return None
+    kind = prefix or kind
     if kind is None:
         raise InvalidInput.at(
             "reference", given=reference, allowed="an id, or kind:name", fix=f"blob:{reference}"

@@ -80,6 +80,7 @@ tokens = Table(
     Column("scope", Text, ForeignKey("governance_objects.id")),
     Column("actions", JsonText),
     Column("purpose", Text, nullable=False),
+    Column("issuer", Text),
     Column("expires_at", UtcTime, nullable=False),
     Column("revoked_at", UtcTime),
     Index("governance_tokens_principal", "principal"),

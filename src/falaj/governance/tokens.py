@@ -18,7 +18,7 @@ from falaj.governance.call import current_call
 from falaj.governance.caller import Caller
 from falaj.governance.epochs import advance_epoch
 from falaj.governance.gate import Gate
-from falaj.governance.listing import visible_objects
+from falaj.governance.listing import page
 from falaj.governance.operations import Mode, operation
 from falaj.governance.tables import objects as objects_table
 from falaj.governance.tables import sign_in_codes, tokens
@@ -84,6 +84,7 @@ class Tokens:
             "scope": scope,
             "actions": list(actions) if actions is not None else call.caller.actions,
             "purpose": purpose,
+            "issuer": call.caller.token if _is_limited(call.caller) else None,
             "expires_at": until,
         }
         call.tx.execute(insert(tokens), values)
@@ -93,19 +94,24 @@ class Tokens:
     def list(self, *, after: Cursor = "", limit: PageSize = 100) -> Page[Token]:
         """The tokens that you may see: your own, and all of them for administrators."""
         tx = current_call().tx
-        seen = visible_objects(
-            self.gate, ["token"], after=after, limit=limit + 1, workspace=None, action="token.revoke"
+        return page(
+            self.gate,
+            ["token"],
+            lambda found: token_record(tx, found.id),
+            after=after,
+            limit=limit,
+            action="token.revoke",
         )
-        following = seen[limit - 1].id if len(seen) > limit else None
-        return Page(items=tuple(token_record(tx, found.id) for found in seen[:limit]), next=following)
 
     @operation("token.revoke", resource="token", allow={"owner", Role.ADMIN})
     def revoke(self, token: TokenRef) -> Token:
-        """End a token now, everywhere."""
+        """End a token now, everywhere, with those that it issued if it was a limited one."""
         call = current_call()
         if token_record(call.tx, call.target.id).revoked_at is not None:
             raise Conflict(f"token {token} is revoked already")
-        call.tx.execute(update(tokens).where(tokens.c.id == call.target.id).values(revoked_at=call.now))
+        family = _descendants(call.tx, call.target.id)
+        living = tokens.c.id.in_(family), tokens.c.revoked_at.is_(None)
+        call.tx.execute(update(tokens).where(*living).values(revoked_at=call.now))
         advance_epoch(call.tx)
         return token_record(call.tx, call.target.id)
 
@@ -176,8 +182,10 @@ def in_use(tx: Transaction, principal: str, *, purpose: str) -> list[str]:
     return list(tx.execute(query).scalars())
 
 
-def is_revoked(tx: Transaction, ident: str) -> bool:
-    return tx.execute(select(tokens.c.revoked_at).where(tokens.c.id == ident)).scalar() is not None
+def is_over(tx: Transaction, ident: str, *, now: datetime | None) -> bool:
+    """Whether a token was revoked or, if `now` is given, has expired."""
+    row = tx.execute(select(tokens.c.revoked_at, tokens.c.expires_at).where(tokens.c.id == ident)).first()
+    return row is None or row.revoked_at is not None or (now is not None and row.expires_at <= now)
 
 
 def spell(ident: str, secret: bytes) -> str:
@@ -209,9 +217,22 @@ def _within(caller: Caller, scope: str | None, actions: tuple[str, ...] | None) 
             raise Denied(f"this token does not reach {pattern} and cannot issue one that does")
 
 
+def _is_limited(caller: Caller) -> bool:
+    return caller.workspace is not None or caller.actions is not None
+
+
+def _descendants(tx: Transaction, ident: str) -> list[str]:
+    """A token and all that came from it."""
+    family, found = [ident], [ident]
+    while found:
+        found = list(tx.execute(select(tokens.c.id).where(tokens.c.issuer.in_(found))).scalars())
+        family += found
+    return family
+
+
 def _capped(tx: Transaction, caller: Caller, until: datetime) -> datetime:
     """What a limited token issues ends with it at the latest."""
-    if caller.token is None or (caller.workspace is None and caller.actions is None):
+    if caller.token is None or not _is_limited(caller):
         return until
     own: datetime = tx.execute(select(tokens.c.expires_at).where(tokens.c.id == caller.token)).scalar_one()
     return min(own, until)

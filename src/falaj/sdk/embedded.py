@@ -12,6 +12,7 @@ from falaj.assembly.platform import Platform as Assembled
 from falaj.assembly.platform import assemble
 from falaj.control import work
 from falaj.control.controller import Controller
+from falaj.governance.caller import start_thread
 from falaj.sdk.platform import Platform
 
 log = logging.getLogger("falaj.embedded")
@@ -48,8 +49,7 @@ class EmbeddedController:
             with platform.database.read() as tx:
                 if work.unfinished(tx):
                     platform.intents.wanted.set()
-            self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._run, name="controller")
 
     def close(self) -> None:
         self._stop.set()

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from falaj.errors import Denied, NotFound
+from falaj.errors import NotFound
 from falaj.governance.hot import WINDOW
 from falaj.records.identity import Role
 from platforms import OwnPlatform
@@ -56,7 +56,7 @@ def test_a_role_that_is_taken_away_is_felt(platform: OwnPlatform) -> None:
 
     platform.workspace.revoke("default", "sara", role=Role.VIEWER)
 
-    with pytest.raises(Denied):
+    with pytest.raises(NotFound):
         hot.admit(caller, ACTION, blob)
     assert platform.entries()[-1]["outcome"] == "denied"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,15 +122,11 @@ def test_a_hundred_thousand_nodes_come_in_one_call(platform: OwnPlatform) -> Non
     grow_tree(platform, start, side="up")
     grow_tree(platform, start, side="down")
 
-    began = time.monotonic()
     nodes = list(platform.lineage.graph(start))
-    took = time.monotonic() - began
 
-    print(f"{len(nodes)} nodes in {took:.2f} s")
     assert len({node.id for node in nodes}) == len(nodes) == 4 * TREE + 2  # and the model, and its upload
     assert {node.depth < 0 for node in nodes if node.name.startswith("up")} == {True}
     assert {node.depth > 0 for node in nodes if node.name.startswith("down")} == {True}
-    assert took < 20
 
 
 def grow_tree(platform: OwnPlatform, start: str, *, side: str) -> None:

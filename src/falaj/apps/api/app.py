@@ -83,6 +83,7 @@ class Door:
         self._limit = platform.config.server.body_limit_bytes
         self._threads = platform.config.server.threads
         self._limiter: anyio.CapacityLimiter | None = None
+        self._upload_limiter: anyio.CapacityLimiter | None = None
         self._answers = Answers()
 
     def endpoint(self, operation: Operation) -> Endpoint:
@@ -145,7 +146,7 @@ class Door:
                     raise
                 return self._answers.answer(operation, self._platform.gate.perform(operation, room, given))
 
-        return await self._in_thread(work)
+        return await (self._in_upload_thread if operation.upload else self._in_thread)(work)
 
     async def _redeem(self, request: Request, ident: str) -> Response:
         body = await read_body(request, limit=self._limit)
@@ -189,6 +190,12 @@ class Door:
         log.info("request", extra=facts | {"from": origin_of(request)})
         response.headers["X-Request-ID"] = ident
         return response
+
+    async def _in_upload_thread(self, work: Callable[[], R]) -> R:
+        """Uploads wait for their callers; they have threads of their own, so that others need not wait for them."""
+        if self._upload_limiter is None:
+            self._upload_limiter = anyio.CapacityLimiter(self._threads)
+        return await anyio.to_thread.run_sync(work, limiter=self._upload_limiter)
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
         if self._limiter is None:

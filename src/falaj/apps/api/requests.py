@@ -15,6 +15,9 @@ from falaj.errors import Interrupted, InvalidInput, TooLarge
 from falaj.governance.operations import Operation
 from falaj.records.names import new_id
 
+CHUNK_S = 60.0
+"""So long an upload may say nothing."""
+
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
@@ -76,12 +79,13 @@ def _pulled(
 ) -> Iterator[bytes]:
 
     async def next_chunk() -> bytes | None:
-        return await anext(stream, None)
+        async with asyncio.timeout(CHUNK_S):
+            return await anext(stream, None)
 
     while True:
         try:
             chunk = context.run(asyncio.run_coroutine_threadsafe, next_chunk(), loop).result()
-        except ClientDisconnect:
+        except (ClientDisconnect, TimeoutError):
             raise Interrupted("the upload broke off; nothing was stored, send it again") from None
         if chunk is None:
             return

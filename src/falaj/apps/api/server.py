@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import resource
 import socket
 import ssl
 import sys
@@ -20,18 +22,22 @@ from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import Platform, assemble, local_caller
-from falaj.errors import InvalidInput
+from falaj.errors import InvalidInput, NotFound
 from falaj.governance.caller import acting_as
 from falaj.governance.tokens import in_use
 from falaj.records.config import Config
 
 HEAD_BYTES = 64 * 1024
+HEAD_S = 15.0
+CONNECTIONS = 2000
 LOCAL_TOKEN = "local command line"
 LOCAL_TOKEN_DAYS = 30
 
 
 def main() -> None:
     """Serve the home in FALAJ_HOME; arguments are what the parent decided: bind and port."""
+    os.umask(0o077)
+    _raise_file_limit()
     home = open_home()
     log_to(home.logs / "api.jsonl")
     platform = assemble(home)
@@ -46,12 +52,45 @@ def main() -> None:
         platform.close()
 
 
+def _raise_file_limit() -> None:
+    """As many open files as the machine allows: each connection is one."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class LimitedHeaders(HttpToolsProtocol):
-    """Refuses a request whose head grows beyond a limit; the parser itself would gather it without end."""
+    """Refuses heads that are too large or come too slowly, and connections beyond a limit: strangers send them, too."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.close()
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
+        self._await_head()
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_came()
+        self._deadline = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _head_came(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def on_url(self, url: bytes) -> None:
         self._count(url)
@@ -118,13 +157,17 @@ def _announce(platform: Platform, bind: str, port: int) -> None:
 
 def _introduce_owner(platform: Platform) -> dict[str, str]:
     """A new token in place of those of earlier starts, and a sign-in code."""
-    owner = local_caller(platform.database)
+    try:
+        owner = local_caller(platform.database)
+    except NotFound:  # the platform was founded by another user, on another machine
+        return {}
+    purpose = f"{LOCAL_TOKEN}, {platform.home.ident}"
     with platform.database.read() as tx:
-        earlier = in_use(tx, owner.id, purpose=LOCAL_TOKEN)
+        earlier = in_use(tx, owner.id, purpose=purpose)
     with acting_as(owner):
         for token in earlier:
             platform.rooms.token.revoke(token)
-        issued = platform.rooms.token.issue(purpose=LOCAL_TOKEN, expires_in=timedelta(days=LOCAL_TOKEN_DAYS))
+        issued = platform.rooms.token.issue(purpose=purpose, expires_in=timedelta(days=LOCAL_TOKEN_DAYS))
         link = platform.rooms.token.link()
     return {"code": link.code, "token": issued.secret}
 

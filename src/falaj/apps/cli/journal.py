@@ -6,23 +6,21 @@ import logging
 import os
 from pathlib import Path
 
+from falaj.apps.logs import JsonLines
+
 
 def log_to(path: Path) -> None:
-    """Write warnings and worse to `path`; with FALAJ_DEBUG=1 everything to stderr instead."""
+    """Write warnings and worse to `path` as JSON lines; with FALAJ_DEBUG=1 everything to stderr instead."""
     log = logging.getLogger("falaj")
     for handler in log.handlers[:]:
         log.removeHandler(handler)
         handler.close()
     log.propagate = False
-    log.addHandler(logging.StreamHandler() if debugging() else _file(path))
+    handler = logging.StreamHandler() if debugging() else logging.FileHandler(path, delay=True)
+    handler.setFormatter(JsonLines())
+    log.addHandler(handler)
     log.setLevel(logging.DEBUG if debugging() else logging.WARNING)
 
 
 def debugging() -> bool:
     return os.environ.get("FALAJ_DEBUG", "") not in ("", "0")
-
-
-def _file(path: Path) -> logging.Handler:
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    return handler

@@ -19,6 +19,7 @@ from falaj.control.workflows import WORKFLOWS, Workflow
 
 def main(*, pace: Pace = Pace(), workflows: Mapping[str, Workflow] = WORKFLOWS) -> None:  # noqa: B008 - frozen
     """Run a controller on the home in FALAJ_HOME until the parent ends or a signal comes."""
+    os.umask(0o077)
     home = open_home()
     log_to(home.logs / "controller.jsonl")
     platform = assemble(home)

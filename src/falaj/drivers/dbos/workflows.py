@@ -39,6 +39,7 @@ class DbosWorkflows:
         }
         if url.startswith("sqlite"):
             config["system_database_engine"] = _wal_engine(url)
+        _drop_closed_handlers()
         self._bodies: dict[str, Body] = {}
         self._dbos = DBOS(config=config)
 
@@ -87,6 +88,14 @@ class DbosWorkflows:
         except Exception:
             log.exception("a workflow failed", extra={"workflow": name})
             raise
+
+
+def _drop_closed_handlers() -> None:
+    """dbos flushes the log handler that it made the last time, whose stream may have been closed since."""
+    dbos_log = logging.getLogger("dbos")
+    for handler in list(dbos_log.handlers):
+        if getattr(getattr(handler, "stream", None), "closed", False):
+            dbos_log.removeHandler(handler)
 
 
 class _DbosSteps:

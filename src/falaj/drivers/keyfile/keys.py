@@ -42,7 +42,7 @@ class KeyFile:
     @classmethod
     def create(cls, path: Path) -> Self:
         """A new key file; raises AlreadyExists if there is one, also one that another process makes right now."""
-        fresh = Secrets(f"file-{secrets.token_hex(6)}", (new_key(),), signing=new_key())
+        fresh = Secrets(f"file-{secrets.token_hex(6)}", {1: new_key()}, signing=new_key())
         with reaching(path, "made"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(path.parent):
@@ -86,7 +86,9 @@ class KeyFile:
         # Two rotations at once would lose one of the new keys, and with it what it wraps.
         with reaching(self._path, "rotated"), locked(self._path.parent):
             held, _ = read(self._path)
-            publish(replace(held, roots=(*held.roots, new_key())), self._path, os.replace)
+            publish(
+                replace(held, roots=held.roots | {max(held.roots) + 1: new_key()}), self._path, os.replace
+            )
         return self.root
 
     def sign(self, message: bytes) -> bytes:
@@ -114,18 +116,18 @@ class KeyFile:
 
 @dataclass(frozen=True, repr=False)
 class Secrets:
-    """What a key file holds. Roots are named by the file and counted from 1."""
+    """What a key file holds. Roots are named by the file and their version, counted from 1; old ones may be removed."""
 
     name: str
-    roots: tuple[bytes, ...]
+    roots: dict[int, bytes]
     signing: bytes
 
     @property
     def newest(self) -> str:
-        return f"{self.name}-{len(self.roots)}"
+        return f"{self.name}-{max(self.roots)}"
 
     def root(self, name: str) -> bytes:
-        for version, root in enumerate(self.roots, start=1):
+        for version, root in self.roots.items():
             if name == f"{self.name}-{version}":
                 return root
         raise errors.KeyUnavailable(f"root key {name} is not in this key file, which holds {self.name}-…")
@@ -133,7 +135,7 @@ class Secrets:
     def to_json(self) -> str:
         fields = {
             "name": self.name,
-            "roots": [root.hex() for root in self.roots],
+            "roots": {version: root.hex() for version, root in self.roots.items()},
             "signing": self.signing.hex(),
         }
         return json.dumps({"about": ABOUT, "format": FORMAT, **fields}, indent=2) + "\n"
@@ -143,9 +145,11 @@ class Secrets:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise ValueError("another format")
-        roots = tuple(bytes.fromhex(root) for root in fields["roots"])
+        if not isinstance(fields["roots"], dict):
+            raise ValueError("roots without versions")
+        roots = {int(version): bytes.fromhex(root) for version, root in fields["roots"].items()}
         signing = bytes.fromhex(fields["signing"])
-        if not roots or any(len(key) != KEY_BYTES for key in (*roots, signing)):
+        if not roots or any(len(key) != KEY_BYTES for key in (*roots.values(), signing)):
             raise ValueError("a key of another length")
         return cls(str(fields["name"]), roots, signing)
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import Executable
 
-from falaj.errors import Conflict, Unavailable
+from falaj.errors import Conflict, Damaged, Unavailable
 from falaj.ports.metadata import Database, Transaction
 
 log = logging.getLogger("falaj.metadata")
@@ -88,15 +88,19 @@ class SqliteDatabase:
             raise RuntimeError("a read inside a read: hand the transaction on")
         self._thread.reads = True
         try:
-            with _answering(), self._readers.begin() as tx:
+            with answering(), self._readers.begin() as tx:
                 yield tx
         finally:
             self._thread.reads = False
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        with _answering(), self._writer.begin() as tx:
+        with answering(), self._writer.begin() as tx:
             yield tx
+
+    def scrub(self) -> None:
+        with self._writer.idle() as raw:
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         self._readers.close()
@@ -122,6 +126,16 @@ class _Connections:
             connection = connection or self._engine.connect()
             with connection.begin():
                 yield SqlTransaction(connection, percent=False)
+        finally:
+            self._idle.put(connection)
+
+    @contextmanager
+    def idle(self) -> Iterator[Any]:
+        """The driver's connection, outside any transaction."""
+        connection = self._idle.get(timeout=BUSY_S)
+        try:
+            connection = connection or self._engine.connect()
+            yield connection.connection.driver_connection
         finally:
             self._idle.put(connection)
 
@@ -152,8 +166,11 @@ class PostgresDatabase:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        with _answering(), self._engine.begin() as connection:
+        with answering(), self._engine.begin() as connection:
             yield SqlTransaction(connection, percent=True)
+
+    def scrub(self) -> None:
+        """PostgreSQL reuses the space in time; its write-ahead log is kept as its administrator set it."""
 
     def close(self) -> None:
         self._engine.dispose()
@@ -179,7 +196,7 @@ def sqlite_engine(url: str, *, begin: str) -> sa.Engine:
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
+def answering() -> Iterator[None]:
     """A database that is gone or busy is Unavailable, a row that another made first a Conflict, whoever noticed it."""
     try:
         yield
@@ -190,6 +207,8 @@ def _answering() -> Iterator[None]:
         if _is(cause, "OperationalError"):
             log.warning("the metadata database does not answer", extra={"reason": str(cause)})
             raise Unavailable("the metadata database does not answer; the log says why") from error
+        if _is(cause, "DatabaseError") and type(cause).__name__ == "DatabaseError":
+            raise Damaged(f"the metadata database is damaged: {cause}") from error
         if _is(cause, "IntegrityError"):
             raise Conflict("another change was made at the same time; try again") from error
         raise

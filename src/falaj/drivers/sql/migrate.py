@@ -6,7 +6,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from falaj.drivers.sql.database import sqlite_engine
+from falaj.drivers.sql.database import answering, sqlite_engine
+from falaj.errors import Conflict
 
 HEAD = "0001"
 """The newest migration: a database that is there already starts without loading alembic."""
@@ -21,7 +22,13 @@ def migrate(url: str) -> None:
         sqlite_engine(url, begin="BEGIN IMMEDIATE") if url.startswith("sqlite") else sa.create_engine(url)
     )
     try:
-        if current_version(engine) != HEAD:
+        with answering():
+            version = current_version(engine)
+        if version is not None and version > HEAD:
+            raise Conflict(
+                f"the metadata database has schema {version}, made by a newer Falaj; this one knows {HEAD}"
+            )
+        if version != HEAD:
             _upgrade(engine)
     finally:
         engine.dispose()
@@ -45,4 +52,4 @@ def _upgrade(engine: sa.Engine) -> None:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, HEAD)

@@ -147,18 +147,26 @@ def _iso(moment: datetime) -> str:
     return moment.isoformat()
 
 
+TAIL_BYTES = 4096
+"""More than a line of the witness has."""
+
+
 def read_log_id(tx: Transaction) -> str:
     return str(tx.execute(select(audit_state.c.log_id)).scalar_one())
 
 
 def _append_line(path: Path, line: str) -> None:
-    """Append one line and make it durable."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(descriptor, line.encode() + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Append one line and make it durable; what a crash left of an unfinished one is cut off first."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        tail = file.read()
+        end = size - len(tail) + tail.rfind(b"\n") + 1
+        file.truncate(end)
+        file.seek(end)
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def entry_of(text: str) -> dict[str, Any]:
@@ -181,11 +189,22 @@ class _Group:
             self._waiting.append(ticket)
             leads, self._led = not self._led, True
         if not leads:
-            ticket.turn.acquire()
+            self._wait(ticket)
         if not ticket.done:
             self._lead()
         if ticket.error is not None:
             raise ticket.error
+
+    def _wait(self, ticket: _Ticket) -> None:
+        try:
+            ticket.turn.acquire()
+        except BaseException:  # Ctrl-C: nobody may be left waiting for this one
+            with self._lock:
+                if not ticket.leads and ticket in self._waiting:
+                    self._waiting.remove(ticket)
+            if ticket.leads:
+                self._lead()
+            raise
 
     def _lead(self) -> None:
         """Commit for all who wait, wake them, and hand the lead to one who came in the meantime."""
@@ -199,6 +218,8 @@ class _Group:
         with self._lock:
             following = self._waiting[0] if self._waiting else None
             self._led = following is not None
+            if following is not None:
+                following.leads = True
         for ticket in group:
             ticket.done, ticket.error = True, error
             ticket.turn.release()
@@ -209,11 +230,12 @@ class _Group:
 class _Ticket:
     """One who waits for a commit; `turn` opens when it is done, or when it is this one's turn to lead."""
 
-    __slots__ = ("done", "draft", "error", "turn")
+    __slots__ = ("done", "draft", "error", "leads", "turn")
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.done = False
+        self.leads = False
         self.error: BaseException | None = None
         self.turn = threading.Lock()
         self.turn.acquire()

@@ -131,6 +131,15 @@ class _Known:
     keys: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
 
+def require_living_key(tx: Transaction, workspace: str) -> None:
+    """KeyUnavailable if the keys of `workspace` were destroyed meanwhile: what they encrypted must not be published."""
+    living = select(data_keys.c.version).where(
+        data_keys.c.workspace == workspace, data_keys.c.wrapped.is_not(None)
+    )
+    if tx.execute(living.limit(1)).first() is None:
+        raise KeyUnavailable(f"the data keys of workspace {workspace} were destroyed")
+
+
 def _living(rows: Sequence[RowMapping]) -> list[RowMapping]:
     return [row for row in rows if row["wrapped"] is not None]
 

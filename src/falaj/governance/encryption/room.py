@@ -47,12 +47,18 @@ class Keys:
         root, rewrapped = self._keyring.rotate(current_call().tx)
         return Rotation(root=root, rewrapped=rewrapped)
 
-    @operation("keys.destroy", resource="workspace", allow=Role.ADMIN, confirm=True)
+    @operation("keys.destroy", resource="workspace", mode=Mode.LATE, allow=Role.ADMIN, confirm=True)
     def destroy(self, workspace: WorkspaceRef) -> Destruction:
         """Destroy a workspace's data keys: nobody can read its blobs again. There is no undo."""
         call = current_call()
         if call.target.id == ROOT:
             raise Conflict("the platform's own key seals the audit inputs and cannot be destroyed")
+        gone = self.gate.commit(call, self._destroy)
+        self.gate.database.scrub()
+        return gone
+
+    def _destroy(self) -> Destruction:
+        call = current_call()
         kept = select(func.count()).where(objects.c.workspace == call.target.id, objects.c.kind == "blob")
         blobs = int(call.tx.execute(kept).scalar_one())
         versions = self._keyring.destroy(call.tx, call.target.id, now=call.now)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from falaj.governance.call import running_call
 from falaj.governance.caller import Caller
 from falaj.governance.epochs import current_epoch
 from falaj.governance.objects import by_id
@@ -31,6 +32,7 @@ class _State:
 
     epoch: int
     engine: PolicyEngine
+    has_custom: bool
     facts: dict[str, PrincipalFacts] = field(default_factory=dict)
     subjects: dict[str, Any] = field(default_factory=dict)
     decisions: dict[tuple[str, ...], Decision] = field(default_factory=dict)
@@ -57,9 +59,16 @@ class Authorizer:
 
     def state(self, tx: Transaction) -> _State:
         epoch = current_epoch(tx)
-        if self._state is None or self._state.epoch != epoch:
-            self._state = _State(epoch, PolicyEngine(self._operations, [*self._files, *published(tx)]))
-        return self._state
+        if self._state is not None and self._state.epoch == epoch:
+            return self._state
+        custom = [*self._files, *published(tx)]
+        state = _State(epoch, PolicyEngine(self._operations, custom), has_custom=bool(custom))
+        call = running_call()
+        if (
+            call is None or not call.epoch_moved
+        ):  # else it was read in a transaction that may yet be rolled back
+            self._state = state
+        return state
 
     def engine(self, tx: Transaction) -> PolicyEngine:
         return self.state(tx).engine

@@ -11,8 +11,8 @@ import cedarpy
 
 from falaj.errors import Fault, PolicyInvalid
 from falaj.governance.operations import Operation
-from falaj.governance.policy.roles import BUILT_IN, action_groups, role_entity, roles_allowed
-from falaj.governance.policy.schema import cedar_schema, entity_type
+from falaj.governance.policy.roles import BUILT_IN, GOVERNING, role_entity, roles_allowed
+from falaj.governance.policy.schema import cedar_schema, entity_type, groups_of
 from falaj.records.identity import Role
 from falaj.records.names import ROOT
 from falaj.records.objects import StoredObject
@@ -68,6 +68,8 @@ class PolicyEngine:
             static["annotations"]["id"] = f"{policy.name}#{own}"
             if policy.workspace is not None:  # the first condition: in another workspace no later one can err
                 static["conditions"].insert(0, _in_workspace(policy.workspace))
+                if static["effect"] == "forbid":
+                    static["conditions"].insert(1, _not_governing())
         text = cedarpy.policies_from_json_str(json.dumps(parsed))
         self._validate(policy.name, text)
         return text
@@ -116,14 +118,14 @@ class PolicyEngine:
         return _decision(answer, operation)
 
     def _action_entities(self) -> list[dict[str, Any]]:
-        groups = [*(str(role) for role in Role), "anyone", "owner"]
+        groups = [*(str(role) for role in Role), "anyone", "owner", GOVERNING]
         return [
             *({"uid": _uid("Action", group), "attrs": {}, "parents": []} for group in groups),
             *(
                 {
                     "uid": _uid("Action", op.name),
                     "attrs": {},
-                    "parents": [_uid("Action", group) for group in action_groups(op.allow)],
+                    "parents": [_uid("Action", group) for group in groups_of(op)],
                 }
                 for op in self._operations.values()
             ),
@@ -197,6 +199,17 @@ def _attributes(resource: StoredObject) -> dict[str, Any]:
 def _in_workspace(workspace: str) -> dict[str, Any]:
     right = {"Value": _ref("Workspace", workspace)}
     return {"kind": "when", "body": {"in": {"left": {"Var": "resource"}, "right": right}}}
+
+
+def _not_governing() -> dict[str, Any]:
+    """A workspace's policy does not take the platform out of the hands of its administrators and auditors."""
+    kept = [
+        {"in": {"left": {"Var": "principal"}, "right": {"Value": _ref("Role", role_entity(ROOT, role))}}}
+        for role in (Role.ADMIN, Role.AUDITOR)
+    ]
+    governing = {"in": {"left": {"Var": "action"}, "right": {"Value": _ref("Action", GOVERNING)}}}
+    keeper = {"||": {"left": kept[0], "right": kept[1]}}
+    return {"kind": "unless", "body": {"&&": {"left": governing, "right": keeper}}}
 
 
 def _uid(kind: str, name: str) -> dict[str, str]:

@@ -26,6 +26,17 @@ def roles_allowed(allow: Iterable[Grantee]) -> tuple[Role, ...]:
     return tuple(role for role in Role if INCLUDES[role] & wanted)
 
 
+GOVERNING = "governing"
+"""The actions by which the platform is kept in hand: no workspace's policy takes them from its administrators and
+auditors."""
+
+_GOVERNING_ROOMS = frozenset({"policy", "workspace", "audit", "keys", "object", "user", "group", "token"})
+
+
+def is_governing(action: str) -> bool:
+    return action.partition(".")[0] in _GOVERNING_ROOMS
+
+
 def action_groups(allow: Iterable[Grantee]) -> list[str]:
     """The Cedar action groups that an operation belongs to."""
     special = [grantee for grantee in allow if not isinstance(grantee, Role)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from falaj.governance.operations import Operation
-from falaj.governance.policy.roles import action_groups
+from falaj.governance.policy.roles import GOVERNING, action_groups, is_governing
 from falaj.records.identity import Role
 
 PRINCIPALS = ["User", "Service"]
@@ -35,7 +35,7 @@ def cedar_schema(operations: Iterable[Operation]) -> dict[str, Any]:
     types["Group"]["memberOfTypes"] = ["Role", "Workspace"]
     for principal in PRINCIPALS:
         types[principal]["memberOfTypes"] = ["Role", "Group", "Workspace"]
-    groups: dict[str, Any] = {group: {} for group in [*Role, "anyone", "owner"]}
+    groups: dict[str, Any] = {group: {} for group in [*Role, "anyone", "owner", GOVERNING]}
     actions = {op.name: _action(op, kinds) for op in operations}
     return {"": {"entityTypes": types, "actions": groups | actions}}
 
@@ -49,9 +49,14 @@ def resource_kinds(op: Operation, kinds: list[str]) -> list[str]:
     return kinds if op.resource == "object" else [op.resource]
 
 
+def groups_of(op: Operation) -> list[str]:
+    """The action groups that an operation belongs to."""
+    return [*action_groups(op.allow), *([GOVERNING] if is_governing(op.name) else [])]
+
+
 def _action(op: Operation, kinds: list[str]) -> dict[str, Any]:
     return {
-        "memberOf": [{"id": group} for group in action_groups(op.allow)],
+        "memberOf": [{"id": group} for group in groups_of(op)],
         "appliesTo": {
             "principalTypes": PRINCIPALS,
             "resourceTypes": [entity_type(kind) for kind in resource_kinds(op, kinds)],

@@ -70,6 +70,7 @@ def _identity() -> None:
         sa.Column("scope", sa.Text(), sa.ForeignKey("governance_objects.id")),
         sa.Column("actions", sa.Text()),
         sa.Column("purpose", sa.Text(), nullable=False),
+        sa.Column("issuer", sa.Text()),
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
         sa.Column("revoked_at", sa.BigInteger()),
     )
