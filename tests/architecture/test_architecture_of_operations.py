@@ -42,7 +42,16 @@ BESIDE = {
     "/signin": "token.issue",
 }
 
-VALUES: list[Any] = ["sample", "AE", "blob.read", 1, Role.VIEWER, ("sample",)]
+VALUES: list[Any] = [
+    "sample",
+    "AE",
+    "blob.read",
+    1,
+    Role.VIEWER,
+    ("sample",),
+    {"a": "b"},
+    ({"key": "a", "value": 1.0},),
+]
 """Something for every type of parameter; an operation with a new type adds its own."""
 
 

@@ -44,6 +44,7 @@ from falaj.records.config import Config
 from falaj.records.names import ROOT, PrincipalId
 from falaj.records.record import utc_now
 from falaj.records.residency import Zone
+from falaj.tracking.runs import Runs
 
 log = logging.getLogger("falaj.assembly")
 
@@ -154,6 +155,7 @@ def _rooms(
         audit=audit,
         work=Works(gate),
         platform=Overview(gate),
+        runs=Runs(gate),
     )
 
 

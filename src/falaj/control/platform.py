@@ -18,6 +18,7 @@ from falaj.governance.policies import Policies
 from falaj.governance.tokens import Tokens
 from falaj.governance.users import Groups, Users
 from falaj.governance.workspaces import Workspaces
+from falaj.tracking.runs import Runs
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Rooms:
     audit: Audit
     work: Works
     platform: Overview
+    runs: Runs
 
 
 @cache

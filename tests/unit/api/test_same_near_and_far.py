@@ -154,6 +154,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "who can": ("admin", lambda p: p.policy.who_can("blob.read", "workspace:risk")),
     "schema": ("sam", lambda p: p.policy.schema()),
     "zones": ("sam", lambda p: p.zone.list()),
+    "a run": ("admin", lambda p: p.runs.show(p.runs.start("churn", params={"lr": "0.1"}).id).params),
     "an upload": ("dana", lambda p: p.blob.upload(iter([b"a", b"bc"]), workspace="risk", classes=("pii",))),
     "put": ("admin", lambda p: p.put("put", b"bytes", workspace="risk", zone="frankfurt")),
     "get": ("admin", lambda p: p.get("risk/put")),

@@ -44,6 +44,7 @@ ROOMS = {
     "audit": "The audit log: list, export, prove, verify.",
     "work": "Long work: watch it, cancel it.",
     "platform": "The platform that answers: its version, controller and metrics.",
+    "runs": "Runs of experiments: parameters, metrics, artifacts.",
 }
 """Every room in one line, so that the help of the root imports none of them."""
 

@@ -1,0 +1,136 @@
+"""Drift against Evidently's default preset: time per look, and columns called drifted where nothing drifts.
+
+Evidently's figure includes the summary statistics that its preset computes beside the verdict. It picks its
+method by the size of the reference: KS at 0.05 per column up to 1,000 rows, Wasserstein beyond.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from falaj.monitoring.sketches import WindowSketcher, sketch_reference
+from falaj.monitoring.verdicts import judge
+from falaj.records.monitoring import Kind, WindowSketch
+from harness import Result, Rule, environment, peer_venv, report, say
+
+QUICK = True
+PEER = ["evidently==0.7.23", "pandas<3"]
+COLUMNS = [f"x{number}" for number in range(10)]
+REFERENCE_ROWS = {"small": 1_000, "large": 20_000}
+WINDOW_ROWS = 500
+WINDOWS = 5
+NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
+
+Floats = npt.NDArray[np.float64]
+Looks = dict[str, dict[str, float]]
+
+EVIDENTLY = """
+import json, sys, time
+import numpy as np, pandas as pd
+from evidently import Report
+from evidently.presets import DataDriftPreset
+
+data, looks = np.load(sys.argv[1]), {}
+for size in ("small", "large"):
+    names = [f"x{number}" for number in range(data[size].shape[1])]
+    frame = lambda rows: pd.DataFrame(rows, columns=names)
+    reference, alarms, times = frame(data[size]), 0, []
+    for rows in data["windows"]:
+        began = time.perf_counter()
+        found = Report([DataDriftPreset()]).run(frame(rows), reference).dict()["metrics"]
+        times.append(time.perf_counter() - began)
+        alarms += int(found[0]["value"]["count"])
+    looks[size] = {"ms": float(np.median(times)) * 1e3, "alarms": alarms}
+print(json.dumps(looks))
+"""
+
+
+def main() -> None:
+    rng = np.random.default_rng(2013)
+    data = {size: rng.normal(size=(rows, len(COLUMNS))) for size, rows in REFERENCE_ROWS.items()}
+    data["windows"] = rng.normal(size=(WINDOWS, WINDOW_ROWS, len(COLUMNS)))
+    theirs, ours = evidently(data), falaj(data)
+    say(f"columns called drifted, none is: falaj {alarms(ours)}, evidently {alarms(theirs)}")
+    results = [
+        Result(f"a look, {size} reference, ms", ours[size]["ms"], theirs[size]["ms"], 0.1) for size in ours
+    ]
+    every = WINDOWS * len(COLUMNS)
+    for size in ours:
+        if theirs[size]["alarms"]:  # no ratio to a peer without false alarms
+            what = f"columns of {every} falsely called drifted, {size} reference"
+            results.append(Result(what, ours[size]["alarms"], theirs[size]["alarms"], 0.2))
+    taken, bare = ingestion_ns(batch=1_024)
+    results.append(Result("a number into its sketch, ns (peer: KLL alone)", taken, bare, 1.2))
+    taken, bare = ingestion_ns(batch=16)
+    results.append(Result("the same in batches of 16, ns", taken, bare, 100, Rule.FALAJ_AT_MOST))
+    report("drift", results)
+
+
+def alarms(looks: Looks) -> str:
+    return " and ".join(f"{look['alarms']:g} ({size} reference)" for size, look in looks.items())
+
+
+def falaj(data: dict[str, Floats]) -> Looks:
+    """Sketch each window and judge it with the default budget; the time covers both."""
+    looks: Looks = {}
+    for size in REFERENCE_ROWS:
+        pinned = sketch_reference("calm@1", [named(data[size])])
+        found, times = 0, []
+        for rows in data["windows"]:
+            began = time.perf_counter()
+            found += len(judge(pinned, sketched(rows)).drifted)
+            times.append(time.perf_counter() - began)
+        looks[size] = {"ms": float(np.median(times)) * 1e3, "alarms": found}
+    return looks
+
+
+def sketched(rows: Floats) -> WindowSketch:
+    sketcher = WindowSketcher("calm@1", features=dict.fromkeys(COLUMNS, Kind.NUMERIC))
+    sketcher.update(named(rows))
+    return sketcher.cut(since=NOON, until=NOON + timedelta(hours=1))
+
+
+def named(rows: Floats) -> dict[str, Floats]:
+    return dict(zip(COLUMNS, rows.T, strict=True))
+
+
+def evidently(data: dict[str, Floats]) -> Looks:
+    python = peer_venv("evidently", PEER)
+    with tempfile.TemporaryDirectory() as folder:
+        arrays: dict[str, Any] = data
+        np.savez(Path(folder) / "data.npz", **arrays)
+        command = [python, "-W", "ignore", "-c", EVIDENTLY, "data.npz"]
+        done = subprocess.run(
+            command, cwd=folder, env=environment(), check=True, stdout=subprocess.PIPE, text=True
+        )
+    looks: Looks = json.loads(done.stdout.splitlines()[-1])
+    return looks
+
+
+def ingestion_ns(*, batch: int, values: int = 2_000_000) -> tuple[float, float]:
+    """CPU time of one value through the sketcher, and into a bare KLL sketch."""
+    from datasketches import kll_doubles_sketch
+
+    from falaj.monitoring.sketches import NumericSketcher
+
+    rows = np.random.default_rng(1).normal(size=batch)
+    timed = []
+    for sketch in (NumericSketcher("x"), kll_doubles_sketch(800)):
+        began = time.process_time()
+        for _ in range(values // batch):
+            sketch.update(rows)
+        timed.append((time.process_time() - began) / (values // batch) / batch * 1e9)
+    return timed[0], timed[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What the machines that run jobs are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from falaj.records.scheduling import Gpu
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One machine, as far as jobs may use it: looked up, not guessed.
+
+    `cpus` and `memory_bytes` are what this platform may use of it, where something limits it. `isa` names the
+    instruction sets that decide how fast a model runs: avx2, avx512, vnni, amx; neon, sve. `gpu_fault` says why
+    GPUs are missing, empty if none is.
+    """
+
+    name: str
+    cpus: int
+    memory_bytes: int
+    cpu_model: str = ""
+    isa: frozenset[str] = frozenset()
+    gpus: tuple[Gpu, ...] = ()
+    gpu_fault: str = ""
+
+
+class Hardware(Protocol):
+    """Where nodes come from: this machine, or a cluster."""
+
+    def nodes(self) -> list[NodeFacts]:
+        """The machines as they are now. Never fails for want of a GPU driver: `gpu_fault` says so instead."""
+        ...

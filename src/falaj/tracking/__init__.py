@@ -1,0 +1,1 @@
+"""Tracking: experiments, their runs, and what was logged to them."""

@@ -1,0 +1,255 @@
+"""Runs: start one, log to it, end it, and find it again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from falaj.errors import Conflict, Fault, KeyReused, NotFound
+from falaj.governance import lineage_store, objects
+from falaj.governance.blobs import blob_record
+from falaj.governance.call import Call, current_call
+from falaj.governance.gate import Gate
+from falaj.governance.operations import ArrowStream, Mode, operation
+from falaj.ports.metadata import Transaction
+from falaj.records.identity import Role
+from falaj.records.names import AnyRef, BlobRef, Name, ObjectId, WorkspaceRef, new_id
+from falaj.records.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.tracking import (
+    INT64_MIN,
+    Artifact,
+    ArtifactPath,
+    BatchId,
+    Condition,
+    ExperimentRef,
+    Key,
+    Logged,
+    MetricPoint,
+    Outcome,
+    Params,
+    Points,
+    Run,
+    RunDetails,
+    RunName,
+    RunRef,
+    RunStatus,
+    Step,
+    Tags,
+)
+from falaj.tracking import store
+from falaj.tracking.history import read_history
+from falaj.tracking.tables import params as params_table
+from falaj.tracking.tables import tags as tags_table
+
+_points = TypeAdapter(tuple[MetricPoint, ...])
+
+
+class Runs:
+    """What was tried, with which parameters, and what was measured."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("runs.start", resource="workspace")
+    def start(
+        self,
+        experiment: Name,
+        *,
+        name: RunName | None = None,
+        params: Params | None = None,
+        tags: Tags | None = None,
+        workspace: WorkspaceRef | None = None,
+        sources: tuple[AnyRef, ...] = (),
+    ) -> Run:
+        """A new run of an experiment, which is made if it is not there yet.
+
+        `sources` are the objects that the run reads; their restrictions flow into it.
+        """
+        call = current_call()
+        home = self._experiment(call, experiment)
+        new = call.create("run", workspace=call.target)
+        started = store.create_run(call.tx, new, experiment=home.id, name=name)
+        store.put_values(call.tx, params_table, new.id, _as_text(params or {}))
+        store.put_values(call.tx, tags_table, new.id, tags or {})
+        return started
+
+    @operation("runs.show", resource="run", mode=Mode.READ)
+    def show(self, run: RunRef) -> RunDetails:
+        """A run with its parameters, tags, artifacts and the summaries of its metrics."""
+        return store.details(current_call().tx, current_call().target)
+
+    @operation("runs.list", resource="experiment", mode=Mode.READ)
+    def list(
+        self,
+        experiment: ExperimentRef,
+        *,
+        status: RunStatus | None = None,
+        where: tuple[Condition, ...] = (),
+        after: Cursor = "",
+        limit: PageSize = 100,
+    ) -> Page[Run]:
+        """The runs of an experiment that meet every condition, the newest first."""
+        tx, target = current_call().tx, current_call().target
+        seen: dict[ObjectId, Run] = {}
+        while len(seen) <= limit:
+            batch = store.matching(
+                tx, target.id, status=status, conditions=where, before=after, limit=limit + 1
+            )
+            visible = {found.id for found in self.gate.visible([found for found, _ in batch])}
+            seen |= {run.id: run for _, run in batch if run.id in visible}
+            if len(batch) <= limit:
+                break
+            after = batch[-1][0].id
+        shown = tuple(seen.values())[:limit]
+        return Page(items=shown, next=shown[-1].id if len(seen) > limit else None)
+
+    @operation("runs.log_params", resource="run")
+    def log_params(self, run: RunRef, params: Params) -> Logged:
+        """Add parameters to a run that has not ended; one that it has stays as it is, another value is refused."""
+        call = current_call()
+        _require_running(call.target.id, store.lock(call.tx, call.target.id))
+        given, known = _as_text(params), store.values_of(call.tx, params_table, call.target.id)
+        changed = [key for key, value in given.items() if known.get(key, value) != value]
+        if changed:
+            faults = [Fault(where=f"params.{key}", given=given[key], allowed=known[key]) for key in changed]
+            raise Conflict(f"a parameter is never changed: {', '.join(changed)}", faults=faults)
+        new = {key: value for key, value in given.items() if key not in known}
+        store.put_values(call.tx, params_table, call.target.id, new)
+        return Logged(run=call.target.id, stored=len(new), repeated=len(given) - len(new))
+
+    @operation("runs.log_metrics", resource="run", mode=Mode.HOT, allow=Role.DEVELOPER)
+    def log_metrics(self, run: RunRef, points: Points, *, batch: BatchId | None = None) -> Logged:
+        """Add up to 10,000 measurements to a run that has not ended; once it is answered they are on disk.
+
+        A point that is there already, the same in key, step, timestamp and value, is not stored twice; another value
+        is another point. A `batch` that is sent again gets its first answer: name it if points have no timestamp.
+        """
+        call = current_call()
+        ident = ObjectId(str(call.hot_id))
+        with self.gate.database.write() as tx:
+            status = store.lock(tx, ident)
+            if status is None:
+                raise objects.unknown(run, "run")
+            if batch is not None and (answer := _earlier(tx, ident, batch, points)) is not None:
+                return answer
+            _require_running(ident, status)
+            stored = store.add_points(tx, ident, points, now=call.now)
+            logged = Logged(run=ident, stored=stored, repeated=len(points) - stored)
+            if batch is not None:
+                counts = {"stored": logged.stored, "repeated": logged.repeated}
+                store.add_batch(tx, ident, batch, digest=_digest(points), **counts)
+        return logged
+
+    @operation("runs.metrics", resource="run", mode=Mode.FREE)
+    def metrics(self, run: RunRef, key: Key, *, from_step: Step = INT64_MIN) -> ArrowStream:
+        """The history of one metric, by step and time: columns step, timestamp and value."""
+        call = current_call()
+        with self.gate.database.read() as tx:
+            ident = store.series_id(tx, call.target.id, key)
+        if ident is None:
+            raise NotFound(f"run {call.target.id} has no metric {key!r}")
+        return read_history(self.gate.database, ident, from_step=from_step)
+
+    @operation("runs.set_tags", resource="run")
+    def set_tags(self, run: RunRef, tags: Tags) -> Logged:
+        """Set tags of a run, also of one that has ended; a tag that it has gets the new value."""
+        call = current_call()
+        store.lock(call.tx, call.target.id)
+        known = store.values_of(call.tx, tags_table, call.target.id)
+        new = {key: value for key, value in tags.items() if known.get(key) != value}
+        store.put_values(call.tx, tags_table, call.target.id, new)
+        return Logged(run=call.target.id, stored=len(new), repeated=len(tags) - len(new))
+
+    @operation("runs.attach", resource="run")
+    def attach(self, run: RunRef, path: ArtifactPath, blob: BlobRef) -> Artifact:
+        """Make a committed blob an artifact of a run that has not ended, under a path.
+
+        The blob was uploaded with the run among its `sources`, or the run read it: so lineage and labels hold.
+        """
+        call = current_call()
+        found, target = call.object("blob"), call.target
+        _require_running(target.id, store.lock(call.tx, target.id))
+        if (earlier := store.artifact_at(call.tx, target.id, path)) is not None:
+            if earlier.blob != found.id:
+                raise Conflict(f"run {target.id} has another artifact at {path!r}: {earlier.blob}")
+            return earlier
+        _require_related(call.tx, target, found)
+        bytes_ = blob_record(call.tx, found)
+        if not bytes_.committed:
+            raise Conflict(
+                f"blob {found.name} is staged, and would be swept; give it a name with blob.commit"
+            )
+        new = Artifact(path=path, blob=found.id, size_bytes=bytes_.size_bytes, attached_at=call.now)
+        store.add_artifact(call.tx, target.id, new)
+        return new
+
+    @operation("runs.end", resource="run")
+    def end(self, run: RunRef, *, status: Outcome = "finished") -> Run:
+        """End a run: from then on it takes no parameters, metrics or artifacts."""
+        call = current_call()
+        _require_running(call.target.id, store.lock(call.tx, call.target.id))
+        store.end_run(call.tx, call.target.id, status=status, now=call.now)
+        return store.run_record(call.tx, call.target)
+
+    def _experiment(self, call: Call, name: str) -> StoredObject:
+        """The experiment of that name. It is not made by `call.create`: what the run reads does not flow into it."""
+        home = call.target
+        find = partial(objects.by_name, call.tx, workspace=home.id, kind="experiment", name=name)
+        found = find()
+        if found is None:
+            store.lock_names(call.tx, home.id)
+            found = find()  # another may have made it while this waited
+        if found is not None:
+            if not self.gate.visible([found]):
+                raise objects.unknown(name, "experiment")
+            return found
+        new = StoredObject(
+            id=new_id("experiment"),
+            workspace=home.id,
+            kind="experiment",
+            name=name,
+            owner=call.caller.id,
+            label=home.label,
+            created_at=call.now,
+        )
+        objects.create(call.tx, new)
+        return new
+
+
+def _as_text(params: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in params.items()}
+
+
+def _require_running(run: str, status: RunStatus | None) -> None:
+    if status is None or status.ended:
+        raise Conflict(f"run {run} has ended: {status}; start another")
+
+
+def _require_related(tx: Transaction, run: StoredObject, blob: StoredObject) -> None:
+    comes_from_run = run.id in lineage_store.walk(tx, blob.id, up=True, depth=None)
+    if not comes_from_run and blob.id not in lineage_store.walk(tx, run.id, up=True, depth=None):
+        fault = Fault(
+            where="blob",
+            given=blob.address,
+            allowed="a blob that came from the run, or that the run read",
+            fix=f'upload it with sources=["{run.id}"]',
+        )
+        raise Conflict(f"nothing says that {blob.address} has to do with run {run.id}", faults=[fault])
+
+
+def _earlier(tx: Transaction, run: ObjectId, batch: str, points: tuple[MetricPoint, ...]) -> Logged | None:
+    """The answer that the batch got when it was sent before."""
+    row = store.batch(tx, run, batch)
+    if row is None:
+        return None
+    if row.digest != _digest(points):
+        raise KeyReused(f"batch {batch!r} of run {run} was sent before, with other points")
+    return Logged(run=run, stored=row.stored, repeated=row.repeated)
+
+
+def _digest(points: tuple[MetricPoint, ...]) -> str:
+    return hashlib.sha256(_points.dump_json(points)).hexdigest()

@@ -1,0 +1,54 @@
+"""The points of one metric of one run: when two are the same, and what their summary says. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from falaj.ports.metadata import to_micros
+from falaj.records.tracking import MetricPoint
+
+Point = tuple[int, int, float, bool]
+"""Step, moment in microseconds, value, and whether it is NaN (the value is 0 then, so that points can be compared)."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How many points there are, the greatest of them, and the extremes of those that are numbers."""
+
+    points: int
+    greatest: Point
+    low: float | None
+    high: float | None
+
+    def is_before(self, new: list[Point]) -> bool:
+        """Whether the sorted `new` can hold nothing that is here already: the usual case, told without looking."""
+        return new[0][:2] > self.greatest[:2]
+
+
+def grouped(points: Iterable[MetricPoint], *, now: datetime) -> dict[str, list[Point]]:
+    """The points of each key, sorted. One that stands there twice, the same in everything, is one point."""
+    arrived = to_micros(now)
+    groups: dict[str, set[Point]] = {}
+    for given in points:
+        at = arrived if given.timestamp is None else to_micros(given.timestamp)
+        is_nan = given.value != given.value
+        point = (given.step, at, 0.0 if is_nan else given.value, is_nan)
+        groups.setdefault(given.key, set()).add(point)
+    return {key: sorted(found) for key, found in groups.items()}
+
+
+def extended(known: Summary | None, new: list[Point]) -> Summary:
+    """The summary after the sorted `new`, of which none was there before."""
+    numbers = [value for _, _, value, is_nan in new if not is_nan]
+    if known is None:
+        return Summary(len(new), new[-1], min(numbers, default=None), max(numbers, default=None))
+    lows = numbers if known.low is None else [known.low, *numbers]
+    highs = numbers if known.high is None else [known.high, *numbers]
+    return Summary(
+        points=known.points + len(new),
+        greatest=max(known.greatest, new[-1]),
+        low=min(lows, default=None),
+        high=max(highs, default=None),
+    )

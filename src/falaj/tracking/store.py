@@ -1,0 +1,289 @@
+"""The SQL of tracking."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Table, bindparam, delete, exists, insert, select, update
+
+from falaj.governance.objects import stored_object
+from falaj.governance.tables import objects
+from falaj.ports.metadata import Transaction, from_micros
+from falaj.records.names import ObjectId
+from falaj.records.objects import StoredObject
+from falaj.records.tracking import Artifact, Metric, MetricPoint, Param, Run, RunDetails, RunStatus, Tag
+from falaj.tracking.series import Point, Summary, extended, grouped
+from falaj.tracking.tables import artifacts, batches, params, points, runs, series, tags
+
+T = TypeVar("T")
+
+SLICE = 900
+"""Values per IN list: under every database's limit."""
+PAGE = 10_000
+"""Points that a history reads at a time."""
+
+_CONDITION = re.compile(r"(metrics|params|tags)\.(.+?)\s*(<=|>=|!=|=|<|>)\s*(.*)", re.DOTALL)
+_SQL_OF = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+
+_POINT = ("step", "at", "value", "is_nan")
+_HISTORY = (
+    "SELECT step, at, value, is_nan FROM tracking_points "
+    "WHERE series = ? AND (step, at, value, is_nan) > (?, ?, ?, ?) "
+    "ORDER BY step, at, value, is_nan LIMIT ?"
+)
+
+_run = select(runs).where(runs.c.id == bindparam("run"))
+_listed = select(
+    objects, runs.c.experiment, runs.c.name.label("run_name"), runs.c.status, runs.c.ended_at
+).join(runs, runs.c.id == objects.c.id)
+_status = select(runs.c.status).where(runs.c.id == bindparam("run")).with_for_update()
+_series = select(series).where(
+    series.c.run == bindparam("run"), series.c.key.in_(bindparam("keys", expanding=True))
+)
+_renew_series = update(series).where(series.c.id == bindparam("ident"))
+_new_series = insert(series).returning(series.c.id, series.c.key)
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+def lock(tx: Transaction, run: ObjectId) -> RunStatus | None:
+    """The status of a run, none if there is no such run; until the transaction ends, nobody else changes the run."""
+    status = tx.execute(_status, {"run": run}).scalar()
+    return None if status is None else RunStatus(status)
+
+
+def lock_names(tx: Transaction, workspace: ObjectId) -> None:
+    """Until the transaction ends, nobody else who asks for this makes a name in the workspace."""
+    tx.execute(select(objects.c.id).where(objects.c.id == workspace).with_for_update(key_share=True))
+
+
+def create_run(tx: Transaction, new: StoredObject, *, experiment: ObjectId, name: str | None) -> Run:
+    row = {
+        "id": new.id,
+        "experiment": experiment,
+        "name": name or new.id,
+        "status": RunStatus.RUNNING,
+        "ended_at": None,
+    }
+    tx.execute(insert(runs), row)
+    return _run_record(new, row, name=name or new.id)
+
+
+def end_run(tx: Transaction, run: ObjectId, *, status: str, now: datetime) -> None:
+    tx.execute(update(runs).where(runs.c.id == run).values(status=status, ended_at=now))
+
+
+def run_record(tx: Transaction, found: StoredObject) -> Run:
+    row = tx.execute(_run, {"run": found.id}).mappings().one()
+    return _run_record(found, row, name=row["name"])
+
+
+def details(tx: Transaction, found: StoredObject) -> RunDetails:
+    attached = select(artifacts).where(artifacts.c.run == found.id).order_by(artifacts.c.path)
+    return RunDetails(
+        run=run_record(tx, found),
+        params=tuple(Param(key=key, value=value) for key, value in values_of(tx, params, found.id).items()),
+        tags=tuple(Tag(key=key, value=value) for key, value in values_of(tx, tags, found.id).items()),
+        metrics=tuple(summaries(tx, found.id)),
+        artifacts=tuple(artifact_record(row) for row in tx.execute(attached).mappings()),
+    )
+
+
+def matching(
+    tx: Transaction,
+    experiment: ObjectId,
+    *,
+    status: RunStatus | None,
+    conditions: Sequence[str],
+    before: str,
+    limit: int,
+) -> list[tuple[StoredObject, Run]]:
+    """The runs of an experiment that meet every condition, the newest first, from behind the cursor `before` on."""
+    met = map(_met, conditions)
+    query = _listed.where(runs.c.experiment == experiment, objects.c.deleted_at.is_(None), *met)
+    if status is not None:
+        query = query.where(runs.c.status == status)
+    if before:
+        query = query.where(runs.c.id < before)
+    rows = tx.execute(query.order_by(runs.c.id.desc()).limit(limit)).mappings()
+    both = ((stored_object(row), row) for row in rows)
+    return [(found, _run_record(found, row, name=row["run_name"])) for found, row in both]
+
+
+def _met(condition: str) -> ColumnElement[bool]:
+    """The condition in SQL: that the run has the key, with a value that compares so."""
+    found = _CONDITION.fullmatch(condition)
+    assert found is not None, condition  # noqa: S101 - the type Condition has checked it
+    where, key, operator, text = found.groups()
+    table = {"metrics": series, "params": params, "tags": tags}[where]
+    column = series.c["last"] if where == "metrics" else table.c.value
+    value = float(text) if where == "metrics" else text
+    compared = column.op(_SQL_OF[operator], is_comparison=True)(value)
+    return exists().where(table.c.run == runs.c.id, table.c.key == key, compared)
+
+
+def _run_record(found: StoredObject, row: Any, *, name: str) -> Run:
+    return Run(
+        id=found.id,
+        workspace=found.workspace,
+        experiment=row["experiment"],
+        name=name,
+        status=RunStatus(row["status"]),
+        owner=found.owner,
+        label=found.label,
+        started_at=found.created_at,
+        ended_at=row["ended_at"],
+    )
+
+
+# ------------------------------------------------------------------------- parameters, tags, artifacts
+
+
+def values_of(tx: Transaction, table: Table, run: ObjectId) -> dict[str, str]:
+    """The parameters or the tags of a run, by key."""
+    query = select(table.c.key, table.c.value).where(table.c.run == run).order_by(table.c.key)
+    return {row.key: row.value for row in tx.execute(query)}
+
+
+def put_values(tx: Transaction, table: Table, run: ObjectId, values: Mapping[str, str]) -> None:
+    """Set parameters or tags; one that is there is replaced."""
+    for keys in _slices(list(values)):
+        tx.execute(delete(table).where(table.c.run == run, table.c.key.in_(keys)))
+    if values:
+        tx.execute(insert(table), [{"run": run, "key": key, "value": value} for key, value in values.items()])
+
+
+def artifact_at(tx: Transaction, run: ObjectId, path: str) -> Artifact | None:
+    query = select(artifacts).where(artifacts.c.run == run, artifacts.c.path == path)
+    row = tx.execute(query).mappings().one_or_none()
+    return None if row is None else artifact_record(row)
+
+
+def add_artifact(tx: Transaction, run: ObjectId, new: Artifact) -> None:
+    tx.execute(insert(artifacts), {"run": run, **new.model_dump()})
+
+
+def artifact_record(row: Any) -> Artifact:
+    return Artifact(
+        path=row["path"], blob=row["blob"], size_bytes=row["size_bytes"], attached_at=row["attached_at"]
+    )
+
+
+# --------------------------------------------------------------------------------------------- metrics
+
+
+def add_points(tx: Transaction, run: ObjectId, given: Iterable[MetricPoint], *, now: datetime) -> int:
+    """Store the points that are not there yet; how many. The run is locked, so that nobody adds them meanwhile."""
+    groups = grouped(given, now=now)
+    known = _known_series(tx, run, list(groups))
+    new = {key: _unseen(tx, known.get(key), found) for key, found in groups.items()}
+    new = {key: found for key, found in new.items() if found}
+    idents = _put_series(tx, run, known, new)
+    rows = ((idents[key], *point) for key, found in new.items() for point in found)
+    if new:
+        tx.bulk("tracking_points", ("series", *_POINT), rows)
+    return sum(len(found) for found in new.values())
+
+
+def summaries(tx: Transaction, run: ObjectId) -> Iterator[Metric]:
+    for row in tx.execute(select(series).where(series.c.run == run).order_by(series.c.key)).mappings():
+        yield Metric(
+            key=row["key"],
+            points=row["points"],
+            last=float("nan") if row["last"] is None else row["last"],
+            last_step=row["last_step"],
+            last_timestamp=from_micros(row["last_at"]),
+            low=row["low"],
+            high=row["high"],
+        )
+
+
+def series_id(tx: Transaction, run: ObjectId, key: str) -> int | None:
+    return tx.execute(select(series.c.id).where(series.c.run == run, series.c.key == key)).scalar()
+
+
+def history(tx: Transaction, series: int, after: Point) -> list[Point]:
+    """The next points of a metric behind `after`, in order."""
+    return [
+        (step, at, value, bool(is_nan))
+        for step, at, value, is_nan in tx.quick(_HISTORY, (series, *after, PAGE))
+    ]
+
+
+def batch(tx: Transaction, run: ObjectId, ident: str) -> Any:
+    """What came of a batch that was sent before; none if it was not."""
+    query = select(batches).where(batches.c.run == run, batches.c.batch == ident)
+    return tx.execute(query).one_or_none()
+
+
+def add_batch(tx: Transaction, run: ObjectId, ident: str, *, digest: str, stored: int, repeated: int) -> None:
+    row = {"run": run, "batch": ident, "digest": digest, "stored": stored, "repeated": repeated}
+    tx.execute(insert(batches), row)
+
+
+def _known_series(tx: Transaction, run: ObjectId, keys: Sequence[str]) -> dict[str, tuple[int, Summary]]:
+    found: dict[str, tuple[int, Summary]] = {}
+    for some in _slices(keys):
+        for row in tx.execute(_series, {"run": run, "keys": some}).mappings():
+            last = row["last"]
+            greatest = (row["last_step"], row["last_at"], 0.0 if last is None else last, last is None)
+            found[row["key"]] = row["id"], Summary(row["points"], greatest, row["low"], row["high"])
+    return found
+
+
+def _unseen(tx: Transaction, known: tuple[int, Summary] | None, given: list[Point]) -> list[Point]:
+    """Those of the sorted `given` that are not stored yet."""
+    if known is None or known[1].is_before(given):
+        return given
+    moments = [at for _, at, _, _ in given]
+    query = select(*(points.c[name] for name in _POINT)).where(
+        points.c.series == known[0], points.c.at.between(min(moments), max(moments))
+    )
+    steps = list(dict.fromkeys(step for step, _, _, _ in given))
+    stored = {
+        tuple(row) for some in _slices(steps) for row in tx.execute(query.where(points.c.step.in_(some)))
+    }
+    return [point for point in given if point not in stored]
+
+
+def _put_series(
+    tx: Transaction,
+    run: ObjectId,
+    known: Mapping[str, tuple[int, Summary]],
+    new: Mapping[str, list[Point]],
+) -> dict[str, int]:
+    """Renew the summaries of the metrics that `new` adds to; the id of each."""
+    older = [
+        {"ident": known[key][0], **_columns(extended(known[key][1], found))}
+        for key, found in new.items()
+        if key in known
+    ]
+    first = [
+        {"run": run, "key": key, **_columns(extended(None, found))}
+        for key, found in new.items()
+        if key not in known
+    ]
+    if older:
+        tx.execute(_renew_series, older)
+    made = tx.execute(_new_series, first) if first else ()
+    return {key: ident for key, (ident, _) in known.items()} | {key: ident for ident, key in made}
+
+
+def _columns(summary: Summary) -> dict[str, Any]:
+    step, at, value, is_nan = summary.greatest
+    return {
+        "points": summary.points,
+        "last": None if is_nan else value,
+        "last_step": step,
+        "last_at": at,
+        "low": summary.low,
+        "high": summary.high,
+    }
+
+
+def _slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[i : i + SLICE] for i in range(0, len(items), SLICE))
