@@ -10,6 +10,9 @@ from falaj.errors import ConfigInvalid
 from falaj.ports.blobs import BlobStore
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Database
+from falaj.ports.online import OnlineStore
+from falaj.ports.queries import Queries
+from falaj.ports.tables import TableStore
 from falaj.ports.workflows import Workflows
 from falaj.records.config import S3, Config, Pkcs11Config, ZoneConfig
 
@@ -62,6 +65,24 @@ def open_blobs(home: Home, name: str, zone: ZoneConfig) -> BlobStore:
             else None,
         )
     return local_blobs(zone.blobs.path or home.blobs / name)
+
+
+def open_tables(home: Home, zone: str) -> TableStore:
+    from falaj.drivers.deltalake.tables import DeltaTables
+
+    return DeltaTables(home.path / "tables" / zone)
+
+
+def open_queries(home: Home) -> Queries:
+    from falaj.drivers.duckdb.queries import DuckDbQueries
+
+    return DuckDbQueries(spill=home.path / "spill")
+
+
+def open_online(home: Home, zone: str) -> OnlineStore:
+    from falaj.drivers.lmdb.online import LmdbOnlineStore
+
+    return LmdbOnlineStore(home.path / "online" / zone)
 
 
 def open_workflows(home: Home, config: Config) -> Workflows:

@@ -10,41 +10,32 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from falaj.assembly import drivers
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home
+from falaj.assembly.rooms import Walls, build_rooms
 from falaj.control.lease import current_fence
-from falaj.control.overview import Overview
 from falaj.control.platform import Rooms, all_operations
-from falaj.control.work import Intents, Works
+from falaj.control.work import Intents
 from falaj.errors import Damaged
 from falaj.governance import founding, objects
 from falaj.governance.audit.log import AuditLog, read_log_id
 from falaj.governance.audit.room import Audit
-from falaj.governance.blobs import Blobs
 from falaj.governance.caller import Caller, start_thread
-from falaj.governance.catalogue import Objects, ZoneList
 from falaj.governance.directory import BuiltInDirectory, Reception, holds
-from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.keyring import Keyring
-from falaj.governance.encryption.room import Keys
 from falaj.governance.gate import Gate
-from falaj.governance.lineage import Lineage
-from falaj.governance.policies import Policies
 from falaj.governance.policy.authorizer import Authorizer
 from falaj.governance.policy.engine import PolicyText
 from falaj.governance.residency import Zones
-from falaj.governance.tokens import Tokens
-from falaj.governance.users import Groups, Users
-from falaj.governance.workspaces import Workspaces
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Database
 from falaj.records.config import Config
 from falaj.records.names import ROOT, PrincipalId
 from falaj.records.record import utc_now
 from falaj.records.residency import Zone
-from falaj.tracking.runs import Runs
 
 log = logging.getLogger("falaj.assembly")
 
@@ -62,11 +53,13 @@ class Platform:
     rooms: Rooms
     reception: Reception
     intents: Intents
+    close_rooms: Callable[[], None]
     close_books: Callable[[], None]
 
     def close(self) -> None:
         """Sign the last head and let go of everything."""
         self.close_books()
+        self.close_rooms()
         self.keys.close()
         self.database.close()
 
@@ -100,13 +93,52 @@ def _assemble(
     clock: Callable[[], datetime],
 ) -> Platform:
     keyring = Keyring(database, keys)
-    log_id = _found_once(database, keyring, clock())
     witness = config.audit.witness or home.witness
+    gate = _gate(home, config, database, keyring, keys, witness=witness, as_owner=as_owner, clock=clock)
+    intents = Intents()
+    rooms, close_rooms = build_rooms(
+        Walls(
+            home=home,
+            config=config,
+            gate=gate,
+            keyring=keyring,
+            keys=keys,
+            intents=intents,
+            audit=Audit(gate, gate.audit, keys, witness=witness),
+        )
+    )
+    return Platform(
+        home=home,
+        config=config,
+        database=database,
+        keys=keys,
+        audit=gate.audit,
+        gate=gate,
+        rooms=rooms,
+        reception=Reception([BuiltInDirectory(database, clock)], database),
+        intents=intents,
+        close_rooms=close_rooms,
+        close_books=_keep_books(gate, every_s=config.audit.sign_every.total_seconds()),
+    )
+
+
+def _gate(
+    home: Home,
+    config: Config,
+    database: Database,
+    keyring: Keyring,
+    keys: KeyService,
+    *,
+    witness: Path,
+    as_owner: bool,
+    clock: Callable[[], datetime],
+) -> Gate:
+    log_id = _found_once(database, keyring, clock())
     audit = AuditLog(
         database, keys=keys, input_key=lambda: keyring.derived("audit input"), log_id=log_id, witness=witness
     )
     _record_founding_once(database, audit, clock())
-    gate = Gate(
+    return Gate(
         database,
         authorizer=Authorizer(all_operations().values(), files=_policy_texts(home, config)),
         audit=audit,
@@ -117,53 +149,6 @@ def _assemble(
         holds=holds,
         clock=clock,
     )
-    intents = Intents()
-    return Platform(
-        home=home,
-        config=config,
-        database=database,
-        keys=keys,
-        audit=audit,
-        gate=gate,
-        rooms=_rooms(
-            gate,
-            keyring,
-            stores=_stores(home, config, keyring),
-            intents=intents,
-            audit=Audit(gate, audit, keys, witness=witness),
-        ),
-        reception=Reception([BuiltInDirectory(database, clock)], database),
-        intents=intents,
-        close_books=_keep_books(gate, every_s=config.audit.sign_every.total_seconds()),
-    )
-
-
-def _rooms(
-    gate: Gate, keyring: Keyring, *, stores: dict[str, EncryptedBlobs], intents: Intents, audit: Audit
-) -> Rooms:
-    return Rooms(
-        workspace=Workspaces(gate, keyring),
-        user=Users(gate),
-        group=Groups(gate),
-        token=Tokens(gate),
-        policy=Policies(gate, all_operations()),
-        object=Objects(gate),
-        zone=ZoneList(gate),
-        keys=Keys(gate, keyring),
-        blob=Blobs(gate, stores, intents, platform=gate.audit.log_id),
-        lineage=Lineage(gate),
-        audit=audit,
-        work=Works(gate),
-        platform=Overview(gate),
-        runs=Runs(gate),
-    )
-
-
-def _stores(home: Home, config: Config, keyring: Keyring) -> dict[str, EncryptedBlobs]:
-    return {
-        name: EncryptedBlobs(drivers.open_blobs(home, name, zone), keyring)
-        for name, zone in config.zones.items()
-    }
 
 
 def local_user() -> str:

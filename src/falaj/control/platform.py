@@ -8,6 +8,7 @@ from typing import get_type_hints
 
 from falaj.control.overview import Overview
 from falaj.control.work import Works
+from falaj.features.room import Features
 from falaj.governance.audit.room import Audit
 from falaj.governance.blobs import Blobs
 from falaj.governance.catalogue import Objects, ZoneList
@@ -18,6 +19,7 @@ from falaj.governance.policies import Policies
 from falaj.governance.tokens import Tokens
 from falaj.governance.users import Groups, Users
 from falaj.governance.workspaces import Workspaces
+from falaj.registry.models import Models
 from falaj.tracking.runs import Runs
 
 
@@ -39,6 +41,8 @@ class Rooms:
     work: Works
     platform: Overview
     runs: Runs
+    features: Features
+    models: Models
 
 
 @cache

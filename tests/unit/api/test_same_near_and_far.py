@@ -19,10 +19,12 @@ from doors import serve, settle, with_probe_known
 from falaj.control.platform import all_operations
 from falaj.errors import FalajError
 from falaj.governance.caller import Caller, acting_as
+from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.identity import Role
 from falaj.records.names import PrincipalId
 from falaj.sdk.embedded import open_platform
 from falaj.sdk.remote import far as far_room
+from model_files import onnx
 from platforms import TWO_ZONES, configuration
 from probe import Probe
 
@@ -32,6 +34,16 @@ OWN |= {"seq", "origin", "request", "token", "input"}
 """Fields whose values differ from home to home, or from door to door."""
 
 PLAIN = 'permit (principal, action == Action::"blob.read", resource);'
+
+DRIVER = Entity(name="driver", key="driver_id")
+TRIPS = FeatureView(
+    name="trips", entities=("driver",), columns=(Feature(name="fare", type=ColumnType.FLOAT),)
+)
+PICKLE = b"\x80\x04cos\nsystem\n."
+
+
+def uploaded(platform: Any) -> str:
+    return str(platform.blob.upload(iter([onnx()])).id)
 
 
 @dataclass
@@ -155,6 +167,14 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "schema": ("sam", lambda p: p.policy.schema()),
     "zones": ("sam", lambda p: p.zone.list()),
     "a run": ("admin", lambda p: p.runs.show(p.runs.start("churn", params={"lr": "0.1"}).id).params),
+    "a view": ("admin", lambda p: p.features.apply(entities=(DRIVER,), views=(TRIPS,))),
+    "rows of a view without any": ("admin", lambda p: list(p.features.scan("trips"))),
+    "a model": ("admin", lambda p: p.models.register("churn", files=(uploaded(p),), paths=("model.onnx",))),
+    "a pickle": (
+        "admin",
+        lambda p: p.models.register("churn", files=(p.put("b", PICKLE).id,), paths=("m.pkl",)),
+    ),
+    "a promotion": ("admin", lambda p: p.models.promote("churn@1", to="champion")),
     "an upload": ("dana", lambda p: p.blob.upload(iter([b"a", b"bc"]), workspace="risk", classes=("pii",))),
     "put": ("admin", lambda p: p.put("put", b"bytes", workspace="risk", zone="frankfurt")),
     "get": ("admin", lambda p: p.get("risk/put")),

@@ -45,6 +45,8 @@ ROOMS = {
     "work": "Long work: watch it, cancel it.",
     "platform": "The platform that answers: its version, controller and metrics.",
     "runs": "Runs of experiments: parameters, metrics, artifacts.",
+    "features": "Features: define views, take rows in, make training sets, read online.",
+    "models": "Models: register versions, promote, approve, roll back, verify.",
 }
 """Every room in one line, so that the help of the root imports none of them."""
 

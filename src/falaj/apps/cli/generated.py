@@ -31,7 +31,7 @@ def command_for(operation: Operation) -> CommandFunction:
     """The command that performs `operation` and shows its result."""
 
     def perform(session: Session, **typed: Any) -> int | None:
-        yes, to = typed.pop("yes", False), typed.pop("to", None)
+        yes, to = typed.pop("yes", False), typed.pop("output_file", None)
         given = reading.gather(operation, typed)
         reading.check(operation, given)
         if operation.confirm:
@@ -42,7 +42,7 @@ def command_for(operation: Operation) -> CommandFunction:
         return None
 
     added = [_added("yes", YES, False)] if operation.confirm else []
-    added += [_added("to", OUTPUT, None)] if operation.shape in (Shape.BYTES, Shape.ARROW) else []
+    added += [_added("output_file", OUTPUT, None)] if operation.shape in (Shape.BYTES, Shape.ARROW) else []
     session = inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Session)
     parameters = [session, *arguments.signature(operation), *added]
     perform.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

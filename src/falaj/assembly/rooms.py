@@ -1,0 +1,94 @@
+"""Furnish the rooms: each gets the walls around it, its drivers, and the neighbours it asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from falaj.assembly import drivers
+from falaj.assembly.deferred import deferred
+from falaj.assembly.home import Home
+from falaj.control.overview import Overview
+from falaj.control.platform import Rooms, all_operations
+from falaj.control.work import Intents, Works
+from falaj.features.room import Features
+from falaj.governance.audit.room import Audit
+from falaj.governance.blob_bytes import BlobBytes
+from falaj.governance.blobs import Blobs
+from falaj.governance.catalogue import Objects, ZoneList
+from falaj.governance.encryption.blobs import EncryptedBlobs
+from falaj.governance.encryption.keyring import Keyring
+from falaj.governance.encryption.room import Keys
+from falaj.governance.encryption.values import SealedValues
+from falaj.governance.gate import Gate
+from falaj.governance.lineage import Lineage
+from falaj.governance.policies import Policies
+from falaj.governance.tokens import Tokens
+from falaj.governance.users import Groups, Users
+from falaj.governance.workspaces import Workspaces
+from falaj.ports.keys import KeyService
+from falaj.records.config import Config
+from falaj.registry.models import Models
+from falaj.tracking.runs import Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walls:
+    """What stands before the rooms are furnished."""
+
+    home: Home
+    config: Config
+    gate: Gate
+    keyring: Keyring
+    keys: KeyService
+    intents: Intents
+    audit: Audit
+
+
+def build_rooms(walls: Walls) -> tuple[Rooms, Callable[[], None]]:
+    """Every room, and what lets go of what they hold."""
+    gate, held = walls.gate, ExitStack()
+    stores = _stores(walls)
+    rooms = Rooms(
+        workspace=Workspaces(gate, walls.keyring),
+        user=Users(gate),
+        group=Groups(gate),
+        token=Tokens(gate),
+        policy=Policies(gate, all_operations()),
+        object=Objects(gate),
+        zone=ZoneList(gate),
+        keys=Keys(gate, walls.keyring),
+        blob=Blobs(gate, stores, walls.intents, platform=gate.audit.log_id),
+        lineage=Lineage(gate),
+        audit=walls.audit,
+        work=Works(gate),
+        platform=Overview(gate),
+        runs=Runs(gate),
+        features=_features(walls, stores, held),
+        models=Models(gate, BlobBytes(gate.database, stores), walls.keys),
+    )
+    return rooms, held.close
+
+
+def _stores(walls: Walls) -> dict[str, EncryptedBlobs]:
+    return {
+        name: EncryptedBlobs(drivers.open_blobs(walls.home, name, zone), walls.keyring)
+        for name, zone in walls.config.zones.items()
+    }
+
+
+def _features(walls: Walls, stores: dict[str, EncryptedBlobs], held: ExitStack) -> Features:
+    home = walls.home
+    online = {zone: deferred(partial(drivers.open_online, home, zone)) for zone in stores}
+    for store in online.values():
+        held.callback(store.close)
+    return Features(
+        walls.gate,
+        blobs=stores,
+        tables={zone: deferred(partial(drivers.open_tables, home, zone)) for zone in stores},
+        queries=deferred(partial(drivers.open_queries, home)),
+        online=online,
+        sealed=SealedValues(walls.keyring, "online"),
+    )

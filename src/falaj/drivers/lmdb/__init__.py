@@ -1,0 +1,1 @@
+"""LMDB: a memory-mapped store in this process."""

@@ -1,0 +1,42 @@
+"""Time-window aggregations as SQL: each row of a view with sums over the window that ends with it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from falaj.features.joins import ARRIVAL, quoted
+from falaj.records.features import Aggregation, Function, StoredView
+
+SQL_NAMES = {Function.MEAN: "avg", Function.STD: "stddev_samp"}
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def aggregated_rows(view: StoredView, rows: str) -> str:
+    """The keys, moments and features of every row of the input `rows`.
+
+    A window is (event - window, event]. What it says was known when the last of its rows was: the created time is
+    that of the latest of them, so nothing is seen before its time.
+    """
+    definition = view.definition
+    keys = ", ".join(quoted(key.name) for key in view.keys)
+    event = quoted(definition.event_time)
+    found = [keys, event, ARRIVAL]
+    if definition.created_time is not None:
+        created = quoted(definition.created_time)
+        longest = max(each.window for each in definition.aggregations)
+        found.append(f"max({created}) OVER ({_window(keys, event, longest)}) AS {created}")
+    found += [_feature(each, keys, event) for each in definition.aggregations]
+    return f"SELECT {', '.join(found)} FROM {quoted(rows)}"  # noqa: S608 - names are quoted
+
+
+def _feature(each: Aggregation, keys: str, event: str) -> str:
+    function = SQL_NAMES.get(each.function, each.function.value)
+    value = f"{function}({quoted(each.column)}) OVER ({_window(keys, event, each.window)})"
+    kind = "BIGINT" if each.function is Function.COUNT else "DOUBLE"
+    return f"CAST({value} AS {kind}) AS {quoted(each.name)}"
+
+
+def _window(keys: str, event: str, length: timedelta) -> str:
+    before = length // _MICROSECOND - 1
+    return f"PARTITION BY {keys} ORDER BY epoch_us({event}) RANGE BETWEEN {before} PRECEDING AND CURRENT ROW"

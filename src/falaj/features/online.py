@@ -1,0 +1,131 @@
+"""The newest features of every key, online: filled from a view's pinned rows, and read in microseconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from falaj.errors import Conflict
+from falaj.features import store
+from falaj.features.joins import EVENT, newest_rows, quoted
+from falaj.features.layout import Layout
+from falaj.features.views import Backing, feature_rows, joined, newest
+from falaj.governance import objects
+from falaj.governance.call import Call
+from falaj.governance.encryption.values import SealedValues
+from falaj.ports.online import ArrowBatch, EntityKey, OnlineStore, ViewName
+from falaj.records.features import Materialized, OnlineRow, OnlineRows, StoredView, Value
+
+FRESH_S = 1.0
+"""How long a reader may go on with the version of a view that it knows."""
+BATCH_ROWS = 50_000
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the values of a view lie online."""
+
+    view: StoredView
+    name: ViewName
+    layout: Layout
+    features: tuple[str, ...]
+    missing: tuple[Value, ...]
+    until: float
+
+
+class Online:
+    """Writes and reads online features; `stores` are by zone."""
+
+    def __init__(self, backing: Backing, stores: Mapping[str, OnlineStore], sealed: SealedValues) -> None:
+        self._backing = backing
+        self._stores = stores
+        self._sealed = sealed
+        self._plans: dict[str, _Plan] = {}
+
+    def fill(self, call: Call) -> Materialized:
+        """Bring the newest row of every key of the call's view online."""
+        with self._backing.gate.database.read() as tx:
+            view = newest(tx, call.target)
+        rows = self._backing.queries.select(_keyed(view), {"rows": feature_rows(self._backing, view)})
+        plan = _plan(view)
+        written = sum(self._write(plan, batch) for batch in rows.to_batches(max_chunksize=BATCH_ROWS))
+
+        def publish() -> Materialized:
+            store.publish_online(call, view)
+            return Materialized(
+                view=view.id,
+                version=view.version,
+                table_version=view.table_version or 0,
+                keys=rows.num_rows,
+                written=written,
+            )
+
+        return self._backing.gate.commit(call, publish)
+
+    def read(self, ident: str, keys: Sequence[str], *, clock: Callable[[], datetime]) -> OnlineRows:
+        """The newest features of every key, in their order."""
+        plan = self._plans.get(ident)
+        if plan is None or plan.until < time.monotonic():
+            plan = self._plans[ident] = self._find(ident)
+        stored = self._stores[plan.view.zone].read(plan.name, [EntityKey(key.encode()) for key in keys])
+        oldest = None if plan.view.definition.ttl is None else clock() - plan.view.definition.ttl
+        rows = tuple(self._row(plan, key, value, oldest) for key, value in zip(keys, stored, strict=True))
+        return OnlineRows(version=plan.view.version, features=plan.features, rows=rows)
+
+    def _find(self, ident: str) -> _Plan:
+        with self._backing.gate.database.read() as tx:
+            found = objects.by_id(tx, ident)
+            view = None if found is None else store.online_view(tx, found)
+        if found is None:
+            raise objects.unknown(ident, "view")
+        if view is None:
+            raise Conflict(f"view {found.name} is not online; features.materialize brings it there")
+        return _plan(view)
+
+    def _write(self, plan: _Plan, batch: ArrowBatch) -> int:
+        from falaj.features import frames
+
+        keys = [key.encode() for key in batch.column("__key").to_pylist()]
+        events = batch.column(EVENT).to_pylist()
+        columns = [batch.column(name).to_pylist() for name in plan.features]
+        workspace = plan.view.workspace
+        values = [
+            self._sealed.seal(workspace, value, context=_context(plan, key))
+            for key, value in zip(keys, plan.layout.encode(events, columns), strict=True)
+        ]
+        return self._stores[plan.view.zone].write(plan.name, frames.online_batch(keys, events, values))
+
+    def _row(self, plan: _Plan, key: str, stored: bytes | None, oldest: datetime | None) -> OnlineRow:
+        if stored is None:
+            return OnlineRow.model_construct(key=key, event_time=None, values=plan.missing)
+        context = _context(plan, key.encode())
+        event, values = plan.layout.decode(self._sealed.unseal(plan.view.workspace, stored, context=context))
+        if oldest is not None and event < oldest:
+            values = plan.missing
+        return OnlineRow.model_construct(key=key, event_time=event, values=values)
+
+
+def _plan(view: StoredView) -> _Plan:
+    features = view.definition.features
+    return _Plan(
+        view=view,
+        name=ViewName(f"{view.id}/{view.version}"),
+        layout=Layout(features),
+        features=tuple(feature.name for feature in features),
+        missing=(None,) * len(features),
+        until=time.monotonic() + FRESH_S,
+    )
+
+
+def _keyed(view: StoredView) -> str:
+    """The newest rows, with their key as text: several columns are joined by '|', escaped by a backslash."""
+    parts = [f"CAST({quoted(key.name)} AS VARCHAR)" for key in view.keys]
+    if len(parts) > 1:
+        parts = [f"replace(replace({part}, '\\', '\\\\'), '|', '\\|')" for part in parts]
+    return f"SELECT concat_ws('|', {', '.join(parts)}) AS __key, * FROM ({newest_rows(joined(view, 'rows'))})"  # noqa: S608
+
+
+def _context(plan: _Plan, key: bytes) -> bytes:
+    return plan.name.encode() + b"\0" + key

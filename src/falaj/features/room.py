@@ -1,0 +1,165 @@
+"""The room: what can be done with features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from falaj.features import store, training_sets, views
+from falaj.features.online import Online
+from falaj.features.views import Backing
+from falaj.governance.call import current_call
+from falaj.governance.encryption.blobs import EncryptedBlobs
+from falaj.governance.encryption.values import SealedValues
+from falaj.governance.gate import Gate
+from falaj.governance.listing import page
+from falaj.governance.operations import ArrowStream, Mode, operation
+from falaj.ports.online import OnlineStore
+from falaj.ports.queries import Queries
+from falaj.ports.tables import TableStore
+from falaj.records.features import (
+    Applied,
+    Column,
+    DatasetRef,
+    Entity,
+    FeatureView,
+    Ingested,
+    Materialized,
+    OnlineRows,
+    StoredView,
+    TrainingSet,
+    ViewRef,
+)
+from falaj.records.names import BlobRef, Name, WorkspaceRef, ZoneName
+from falaj.records.objects import Cursor, Page, PageSize
+
+Version = Annotated[int, Field(ge=1)]
+Key = Annotated[str, Field(max_length=4096)]
+
+
+class Features:
+    """Define views, take rows in, make training sets, and read the newest values online."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        blobs: Mapping[str, EncryptedBlobs],
+        tables: Mapping[str, TableStore],
+        queries: Queries,
+        online: Mapping[str, OnlineStore],
+        sealed: SealedValues,
+    ) -> None:
+        """The stores are by zone."""
+        self.gate = gate
+        self._backing = Backing(gate, blobs, tables, queries)
+        self._online = Online(self._backing, online, sealed)
+
+    @operation("features.apply", resource="workspace")
+    def apply(
+        self,
+        *,
+        entities: tuple[Entity, ...] = (),
+        views: tuple[FeatureView, ...] = (),
+        workspace: WorkspaceRef | None = None,
+        zone: ZoneName | None = None,
+    ) -> Applied:
+        """Bring entities and views to these definitions; a changed view gets a new version, the old one stays.
+
+        New views keep their rows in `zone`. What is not named here is left as it is.
+        """
+        return _apply(self.gate, entities, views)
+
+    @operation("features.ingest", resource="view", mode=Mode.LATE)
+    def ingest(self, view: ViewRef, *, data: BlobRef) -> Ingested:
+        """Add the rows of an uploaded blob (Parquet, CSV or Arrow) to the newest version of a view."""
+        call = current_call()
+        return views.ingest(self._backing, call, call.object("data"))
+
+    @operation("features.list", resource="workspace", mode=Mode.READ)
+    def list(
+        self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
+    ) -> Page[StoredView]:
+        """The views of a workspace, each in its newest version."""
+        call = current_call()
+        return page(
+            self.gate,
+            ["view"],
+            lambda found: views.newest(call.tx, found),
+            after=after,
+            limit=limit,
+            workspace=call.target.id,
+        )
+
+    @operation("features.show", resource="view", mode=Mode.READ)
+    def show(self, view: ViewRef, *, version: Version | None = None) -> StoredView:
+        """A view in one of its versions, or the newest."""
+        call = current_call()
+        return views.newest(call.tx, call.target, version=version)
+
+    @operation("features.scan", resource="view", mode=Mode.FREE)
+    def scan(self, view: ViewRef, *, version: Version | None = None) -> ArrowStream:
+        """The stored rows of a view in one of its versions, or the newest."""
+        call = current_call()
+        with self.gate.database.read() as tx:
+            found = views.newest(tx, call.target, version=version)
+        return views.stream(self._backing, found)
+
+    @operation("features.training_set", resource="workspace", mode=Mode.LATE)
+    def training_set(
+        self,
+        spine: BlobRef,
+        *,
+        views: Annotated[tuple[ViewRef, ...], Field(min_length=1, max_length=50)],
+        name: Name,
+        event_time: Column = "event_time",
+        workspace: WorkspaceRef | None = None,
+        zone: ZoneName | None = None,
+    ) -> TrainingSet:
+        """Join every row of an uploaded spine with the features of views as they were known at its time.
+
+        Features are called `view__feature`. The versions that were read are pinned, the result is stored.
+        """
+        return training_sets.build(self._backing, current_call(), name=name, event_time=event_time)
+
+    @operation("features.training_sets", resource="workspace", mode=Mode.READ)
+    def training_sets(
+        self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
+    ) -> Page[TrainingSet]:
+        """The training sets of a workspace."""
+        call = current_call()
+        return page(
+            self.gate,
+            ["dataset"],
+            lambda found: store.training_set(call.tx, found),
+            after=after,
+            limit=limit,
+            workspace=call.target.id,
+        )
+
+    @operation("features.load", resource="dataset", mode=Mode.FREE)
+    def load(self, training_set: DatasetRef) -> ArrowStream:
+        """The rows of a training set, in the order of its spine."""
+        return training_sets.stream(self._backing, current_call().target)
+
+    @operation("features.materialize", resource="view", mode=Mode.LATE)
+    def materialize(self, view: ViewRef) -> Materialized:
+        """Bring the newest row of every key of a view online, for features.read."""
+        return self._online.fill(current_call())
+
+    @operation("features.read", resource="view", mode=Mode.HOT)
+    def read(
+        self, view: ViewRef, *, keys: Annotated[tuple[Key, ...], Field(min_length=1, max_length=1000)]
+    ) -> OnlineRows:
+        """The newest features of each key; keys of several columns are joined by '|'."""
+        ident = current_call().hot_id
+        return self._online.read(str(ident), keys, clock=self.gate.clock)
+
+
+def _apply(gate: Gate, entities: tuple[Entity, ...], definitions: tuple[FeatureView, ...]) -> Applied:
+    call = current_call()
+    zone = gate.zones.named(call.zone)
+    new = tuple(each.name for each in entities if views.apply_entity(call, each))
+    return Applied(entities=new, views=tuple(views.apply_view(call, each, zone) for each in definitions))

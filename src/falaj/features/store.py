@@ -1,0 +1,130 @@
+"""What the room keeps in the metadata database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from falaj.errors import Conflict
+from falaj.features.tables import entities, training_sets, views
+from falaj.governance import objects
+from falaj.governance.call import Call
+from falaj.governance.tables import activities, lineage_edges
+from falaj.ports.metadata import Transaction
+from falaj.ports.tables import TableKey
+from falaj.records.features import Entity, Feature, FeatureView, PinnedView, StoredView, TrainingSet
+from falaj.records.names import new_id
+from falaj.records.objects import StoredObject
+
+
+def entity(tx: Transaction, found: StoredObject) -> Entity:
+    row = tx.execute(select(entities.c.definition).where(entities.c.id == found.id)).scalar_one()
+    return Entity.model_validate(row)
+
+
+def add_entity(call: Call, new: StoredObject, definition: Entity) -> None:
+    call.tx.execute(insert(entities), {"id": new.id, "definition": definition.model_dump(mode="json")})
+
+
+def view(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView | None:
+    """A version of a view, or the newest."""
+    query = select(views).where(views.c.id == found.id).order_by(views.c.version.desc())
+    if version is not None:
+        query = query.where(views.c.version == version)
+    row = tx.execute(query.limit(1)).mappings().first()
+    return None if row is None else _stored_view(found, row)
+
+
+def online_view(tx: Transaction, found: StoredObject) -> StoredView | None:
+    """The newest version of a view that is online."""
+    query = select(views).where(views.c.id == found.id, views.c.online_version.is_not(None))
+    row = tx.execute(query.order_by(views.c.version.desc()).limit(1)).mappings().first()
+    return None if row is None else _stored_view(found, row)
+
+
+def add_view(
+    call: Call, ident: str, version: int, definition: FeatureView, keys: tuple[Feature, ...]
+) -> None:
+    row = {
+        "id": ident,
+        "version": version,
+        "definition": definition.model_dump(mode="json"),
+        "keys": [key.model_dump(mode="json") for key in keys],
+        "rows": 0,
+        "created_at": call.now,
+    }
+    call.tx.execute(insert(views), row)
+
+
+def publish_rows(call: Call, before: StoredView, *, table_version: int, rows: int) -> None:
+    """Pin the rows of a view, unless another ingestion has come between. It is for the caller to try again then."""
+    same = views.c.table_version.is_not_distinct_from(before.table_version)
+    changed = call.tx.execute(
+        update(views)
+        .where(views.c.id == before.id, views.c.version == before.version, same)
+        .values(table_version=table_version, rows=rows)
+    )
+    if changed.rowcount != 1:
+        raise Conflict(f"view {before.definition.name} took in other rows meanwhile; try again")
+
+
+def publish_online(call: Call, found: StoredView) -> None:
+    call.tx.execute(
+        update(views)
+        .where(views.c.id == found.id, views.c.version == found.version)
+        .values(online_version=found.table_version)
+    )
+
+
+def flow(call: Call, source: StoredObject, target: StoredObject) -> None:
+    """The bytes of `source` are in `target` from now on: an edge, and its restrictions."""
+    activity = new_id("act")
+    fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
+    call.tx.execute(insert(activities), fields)
+    edges = [{"source": source.id, "target": activity}, {"source": activity, "target": target.id}]
+    call.tx.execute(insert(lineage_edges), edges)
+    objects.relabel(call.tx, target.id, label=target.label | source.label)
+
+
+def add_training_set(call: Call, new: StoredObject, facts: dict[str, Any]) -> TrainingSet:
+    call.tx.execute(insert(training_sets), {"id": new.id, **facts})
+    return training_set(call.tx, new)
+
+
+def training_set(tx: Transaction, found: StoredObject) -> TrainingSet:
+    row = dict(tx.execute(select(training_sets).where(training_sets.c.id == found.id)).mappings().one())
+    return TrainingSet(
+        workspace=found.workspace,
+        name=found.name,
+        zone=found.zone or "",
+        label=found.label,
+        views=tuple(PinnedView.model_validate(each) for each in row.pop("views")),
+        columns=tuple(row.pop("columns")),
+        created_at=found.created_at,
+        **row,
+    )
+
+
+def view_table(found: StoredView) -> TableKey:
+    return TableKey(f"{found.workspace}/{found.id}/{found.version}")
+
+
+def training_table(workspace: str, ident: str) -> TableKey:
+    return TableKey(f"{workspace}/{ident}")
+
+
+def _stored_view(found: StoredObject, row: Any) -> StoredView:
+    return StoredView(
+        id=found.id,
+        workspace=found.workspace,
+        zone=found.zone or "",
+        label=found.label,
+        version=row["version"],
+        definition=FeatureView.model_validate(row["definition"]),
+        keys=tuple(Feature.model_validate(key) for key in row["keys"]),
+        table_version=row["table_version"],
+        rows=row["rows"],
+        online_version=row["online_version"],
+        created_at=row["created_at"],
+    )

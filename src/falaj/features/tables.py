@@ -1,0 +1,40 @@
+"""The tables of the room: entities, versions of views, training sets."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, ForeignKey, Integer, Table, Text
+
+from falaj.governance.tables import object_key
+from falaj.ports.metadata import METADATA, JsonText, UtcTime
+
+entities = Table(
+    "features_entities",
+    METADATA,
+    object_key(),
+    Column("definition", JsonText, nullable=False),
+)
+
+views = Table(
+    "features_views",
+    METADATA,
+    Column("id", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("definition", JsonText, nullable=False),
+    Column("keys", JsonText, nullable=False),
+    Column("table_version", BigInteger),
+    Column("rows", BigInteger, nullable=False),
+    Column("online_version", BigInteger),
+    Column("created_at", UtcTime, nullable=False),
+)
+
+training_sets = Table(
+    "features_training_sets",
+    METADATA,
+    object_key(),
+    Column("spine", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("event_time", Text, nullable=False),
+    Column("views", JsonText, nullable=False),
+    Column("columns", JsonText, nullable=False),
+    Column("table_version", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+)

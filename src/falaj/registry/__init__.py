@@ -1,0 +1,1 @@
+"""The registry: signed model versions that never change, and aliases with a history."""

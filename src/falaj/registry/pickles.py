@@ -1,0 +1,69 @@
+"""Tell whether bytes are a pickle, without ever loading one."""
+
+from __future__ import annotations
+
+import io
+import pickletools
+
+HEAD_BYTES = 64 << 10
+"""How much of a file is walked; ordinary text stops being a pickle after a few bytes."""
+
+RUNS_CODE = frozenset(
+    {
+        "GLOBAL",
+        "STACK_GLOBAL",
+        "INST",
+        "OBJ",
+        "NEWOBJ",
+        "NEWOBJ_EX",
+        "REDUCE",
+        "BUILD",
+        "EXT1",
+        "EXT2",
+        "EXT4",
+    }
+)
+
+
+def has_pickle_header(head: bytes) -> bool:
+    """Whether the first bytes are those of a binary pickle, protocol 2 or later."""
+    return len(head) >= 2 and head[0] == 0x80 and 2 <= head[1] <= 15
+
+
+def is_pickle(head: bytes, *, complete: bool) -> bool:
+    """Whether `head`, or what it is the beginning of, is a pickle of any protocol.
+
+    Walks the opcodes with their effect on the stack, as an unpickler would, but runs none. So an unpickler that reads
+    to the end is always recognized, and raw numbers that begin like a pickle by chance are not.
+    """
+    stream, stack = io.BytesIO(head), list[bool]()
+    walked, runs_code = 0, False
+    try:
+        for opcode, _, _ in pickletools.genops(stream):
+            if opcode.name == "STOP":
+                at_end = complete and not head[stream.tell() :].strip()
+                return bool(stack) and (runs_code or at_end or has_pickle_header(head))
+            if not _apply(opcode, stack):
+                return False
+            walked += 1
+            runs_code |= opcode.name in RUNS_CODE
+    except ValueError:
+        cut_off = not complete and stream.tell() == len(head)
+        return cut_off and walked > 0
+    return False
+
+
+def _apply(opcode: pickletools.OpcodeInfo, stack: list[bool]) -> bool:
+    """The effect of an opcode on `stack` (true: a mark); false if an unpickler would stop here."""
+    wanted = list(opcode.stack_before)
+    if pickletools.markobject in wanted:
+        if True not in stack:
+            return False
+        while not stack.pop():
+            pass
+        wanted = wanted[: wanted.index(pickletools.markobject)]
+    if len(stack) < len(wanted):
+        return False
+    del stack[len(stack) - len(wanted) :]
+    stack += [kind is pickletools.markobject for kind in opcode.stack_after]
+    return True

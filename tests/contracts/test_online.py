@@ -1,0 +1,124 @@
+"""What every OnlineStore keeps to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from falaj.drivers.lmdb.online import LmdbOnlineStore
+from falaj.ports.online import EntityKey, OnlineStore, ViewName
+
+TRIPS = ViewName("trips")
+MORNING, NOON = 1_000, 2_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[OnlineStore]:
+    made = LmdbOnlineStore(tmp_path / "online" / "features.lmdb", map_bytes=1 << 16)
+    yield made
+    made.close()
+
+
+def rows(*given: tuple[str, int, bytes]) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "key": pa.array([key.encode() for key, _, _ in given], pa.binary()),
+            "event_time": pa.array([time for _, time, _ in given], pa.int64()),
+            "value": pa.array([value for _, _, value in given], pa.binary()),
+        }
+    )
+
+
+def read(store: OnlineStore, *keys: str, view: ViewName = TRIPS) -> list[bytes | None]:
+    return store.read(view, [EntityKey(key.encode()) for key in keys])
+
+
+def test_values_come_back_in_the_order_of_the_keys(store: OnlineStore) -> None:
+    assert store.write(TRIPS, rows(("d1", NOON, b"one"), ("d2", NOON, b""))) == 2
+
+    assert read(store, "d2", "unknown", "d1", "d1") == [b"", None, b"one", b"one"]
+
+
+def test_late_row_does_not_overwrite_newer(store: OnlineStore) -> None:
+    store.write(TRIPS, rows(("d1", NOON, b"9")))
+
+    written = store.write(TRIPS, rows(("d1", MORNING, b"4")))
+
+    assert (written, read(store, "d1")) == (0, [b"9"])
+
+
+def test_within_one_write_the_newest_event_counts(store: OnlineStore) -> None:
+    store.write(TRIPS, rows(("d1", NOON, b"9"), ("d1", MORNING, b"4"), ("d1", -5, b"1")))
+
+    assert read(store, "d1") == [b"9"]
+
+
+def test_of_one_event_time_the_later_write_counts(store: OnlineStore) -> None:
+    store.write(TRIPS, rows(("d1", NOON, b"first")))
+    store.write(TRIPS, rows(("d1", NOON, b"corrected")))
+
+    assert read(store, "d1") == [b"corrected"]
+
+
+def test_views_do_not_mix(store: OnlineStore) -> None:
+    store.write(TRIPS, rows(("d1", NOON, b"trips")))
+    store.write(ViewName("fares"), rows(("d1", NOON, b"fares")))
+
+    assert read(store, "d1", view=ViewName("fares")) == [b"fares"]
+    assert read(store, "d1") == [b"trips"]
+
+
+def test_keys_may_be_long(store: OnlineStore) -> None:
+    long, longer = "k" * 5000, "k" * 5001
+    store.write(TRIPS, rows((long, NOON, b"long"), (longer, NOON, b"longer")))
+
+    assert read(store, long, longer) == [b"long", b"longer"]
+
+
+def test_nothing_is_nothing(store: OnlineStore) -> None:
+    assert store.write(TRIPS, rows()) == 0
+    assert read(store) == []
+
+
+def test_the_store_grows(store: OnlineStore) -> None:
+    many = [(f"d{number}", NOON, bytes(1000)) for number in range(3000)]
+
+    assert store.write(TRIPS, rows(*many)) == 3000
+    assert read(store, "d0", "d2999") == [bytes(1000)] * 2
+
+
+def test_reads_go_on_while_the_store_grows(store: OnlineStore) -> None:
+    store.write(TRIPS, rows(("d1", NOON, b"here")))
+    stop, wrong = threading.Event(), list[object]()
+
+    def keep_reading() -> None:
+        while not stop.wait(0.001):
+            if (found := read(store, "d1")) != [b"here"]:
+                wrong.append(found)
+
+    readers = [threading.Thread(target=keep_reading) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for part in range(5):
+            store.write(TRIPS, rows(*((f"e{part}.{n}", NOON, bytes(2000)) for n in range(100))))
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+
+    assert wrong == []
+
+
+def test_a_second_opener_sees_what_the_first_wrote(store: OnlineStore, tmp_path: Path) -> None:
+    store.write(TRIPS, rows(("d1", NOON, b"one")))
+
+    second = LmdbOnlineStore(tmp_path / "online" / "features.lmdb")
+
+    assert read(second, "d1") == [b"one"]
+    second.close()
+    assert read(store, "d1") == [b"one"]

@@ -1,0 +1,163 @@
+"""Point-in-time joins, beside a reference that looks at every row for every row."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from falaj.drivers.duckdb.queries import DuckDbQueries
+from falaj.features.joins import ARRIVAL, ROW, JoinedView, newest_rows, pair_counts, point_in_time_join
+
+QUERIES = DuckDbQueries(threads=1)
+MOMENT = pa.timestamp("us", "UTC")
+
+
+class Row(NamedTuple):
+    """A row of a view: its entity, when it happened, when it was known, and what it says."""
+
+    city: str | None
+    driver: int | None
+    event: int | None
+    created: int | None
+    value: int | None
+
+
+class View(NamedTuple):
+    rows: list[Row]
+    keys: tuple[str, ...]
+    ttl: int | None
+    has_created: bool
+    in_pairs: bool
+
+
+def reference(spine: list[tuple[Any, ...]], view: View) -> list[int | None]:
+    """What the join must find, row by row."""
+    return [_seen(city, driver, at, view) for city, driver, at in spine]
+
+
+def _seen(city: str | None, driver: int | None, at: int | None, view: View) -> int | None:
+    wanted = {"city": city, "driver": driver}
+    best: tuple[tuple[int, int, int], int | None] | None = None
+    for arrival, row in enumerate(view.rows):
+        created = row.created if view.has_created else row.event
+        if at is None or row.event is None or created is None or row.event > at or created > at:
+            continue
+        if any(wanted[key] is None or getattr(row, key) != wanted[key] for key in view.keys):
+            continue
+        order = (row.event, created, arrival)
+        if best is None or order > best[0]:
+            best = (order, row.value)
+    if best is None or (view.ttl is not None and at is not None and at - best[0][0] > view.ttl):
+        return None
+    return best[1]
+
+
+few_moments = st.one_of(st.none(), st.integers(-3, 12))
+cities = st.one_of(st.none(), st.sampled_from(["dubai", "al ain", ""]))
+drivers = st.one_of(st.none(), st.integers(1, 3))
+values = st.one_of(st.none(), st.integers(0, 99))
+rows = st.lists(st.builds(Row, cities, drivers, few_moments, few_moments, values), max_size=25)
+views = st.builds(
+    View,
+    rows,
+    st.sampled_from([("city",), ("driver",), ("city", "driver")]),
+    st.one_of(st.none(), st.integers(0, 8)),
+    st.booleans(),
+    st.booleans(),
+)
+spines = st.lists(st.tuples(cities, drivers, few_moments), max_size=20)
+
+
+def table_of(view: View) -> pa.Table:
+    columns = list(zip(*view.rows, strict=True)) or [()] * 5
+    return pa.table(
+        {
+            "city": pa.array(columns[0], pa.string()),
+            "driver": pa.array(columns[1], pa.int64()),
+            "event": pa.array(columns[2], MOMENT),
+            "created": pa.array(columns[3], MOMENT),
+            "value": pa.array(columns[4], pa.int64()),
+            ARRIVAL: pa.array(range(len(view.rows)), pa.int64()),
+        }
+    )
+
+
+def joined(view: View, number: int) -> JoinedView:
+    return JoinedView(
+        rows=f"view{number}",
+        keys=view.keys,
+        event_time="event",
+        created_time="created" if view.has_created else None,
+        ttl=None if view.ttl is None else timedelta(microseconds=view.ttl),
+        features={"value": f"view{number}__value"},
+        in_pairs=view.in_pairs,
+    )
+
+
+def spine_table(spine: list[tuple[Any, ...]]) -> pa.Table:
+    columns = list(zip(*spine, strict=True)) or [()] * 3
+    return pa.table(
+        {
+            "city": pa.array(columns[0], pa.string()),
+            "driver": pa.array(columns[1], pa.int64()),
+            "at": pa.array(columns[2], MOMENT),
+            ROW: pa.array(range(len(spine)), pa.int64()),
+        }
+    )
+
+
+@settings(max_examples=150)
+@given(spine=spines, joins=st.lists(views, min_size=1, max_size=3))
+def test_the_join_finds_what_looking_at_every_row_finds(
+    spine: list[tuple[Any, ...]], joins: list[View]
+) -> None:
+    sql = point_in_time_join(
+        "spine",
+        ["city", "driver", "at"],
+        event_time="at",
+        views=[joined(view, number) for number, view in enumerate(joins)],
+    )
+
+    found = QUERIES.select(
+        sql, {"spine": spine_table(spine)} | {f"view{n}": table_of(view) for n, view in enumerate(joins)}
+    )
+
+    assert found.select(["city", "driver", "at"]).equals(spine_table(spine).drop_columns([ROW]))
+    for number, view in enumerate(joins):
+        assert found[f"view{number}__value"].to_pylist() == reference(spine, view)
+
+
+@settings(max_examples=60)
+@given(spine=spines, joins=st.lists(views, min_size=1, max_size=2))
+def test_pairs_are_counted_as_they_are(spine: list[tuple[Any, ...]], joins: list[View]) -> None:
+    sql = pair_counts("spine", [joined(view, number) for number, view in enumerate(joins)])
+    inputs = {"spine": spine_table(spine)} | {f"view{n}": table_of(view) for n, view in enumerate(joins)}
+
+    (found,) = QUERIES.select(sql, inputs).to_pylist()
+
+    for number, view in enumerate(joins):
+        keys = [{"city": city, "driver": driver} for city, driver, _ in spine]
+        pairs = sum(
+            all(key[name] is not None and key[name] == getattr(row, name) for name in view.keys)
+            for key in keys
+            for row in view.rows
+        )
+        assert (found[f"pairs{number}"], found[f"rows{number}"]) == (pairs, len(view.rows))
+
+
+@settings(max_examples=60)
+@given(view=views)
+def test_the_newest_row_of_a_key_is_what_a_join_at_the_end_of_time_finds(view: View) -> None:
+    forever = View([row._replace() for row in view.rows], view.keys, None, view.has_created, False)
+    keyed = [row for row in view.rows if all(getattr(row, key) is not None for key in view.keys)]
+    spine = [(row.city, row.driver, 10**9) for row in keyed]
+
+    found = QUERIES.select(newest_rows(joined(forever, 0)), {"view0": table_of(forever)}).to_pylist()
+
+    by_key = {tuple(row[key] for key in view.keys): row["value"] for row in found}
+    for row, value in zip(keyed, reference(spine, forever), strict=True):
+        assert by_key.get(tuple(getattr(row, key) for key in view.keys)) == value

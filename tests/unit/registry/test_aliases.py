@@ -1,0 +1,290 @@
+"""Aliases: they move, they remember, and a protected one takes two people."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from falaj.errors import Conflict, Denied, FalajError, InvalidInput, NotFound
+from falaj.governance.caller import Caller, acting_as
+from falaj.records.identity import Role
+from falaj.records.registry import Move
+from falaj.registry.models import Models
+from platforms import OwnPlatform
+
+if TYPE_CHECKING:
+    from conftest import Register  # type: ignore[attr-defined]
+
+HOUR = timedelta(hours=1)
+
+
+def champion(models: Models, *, at: datetime | None = None) -> str:
+    return models.resolve("churn", alias="champion", at=at).reference
+
+
+# --------------------------------------------------------------------------------------- history
+
+
+def test_an_alias_remembers_where_it_pointed(
+    platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register(), register(), register()
+    start = platform.clock.now
+    moments = {}
+    for number in (1, 3, 2):
+        platform.clock.advance(HOUR)
+        models.promote(f"churn@{number}", to="champion")
+        moments[number] = platform.clock.now
+
+    assert champion(models) == "churn@2"
+    assert [champion(models, at=moments[n]) for n in (1, 3, 2)] == ["churn@1", "churn@3", "churn@2"]
+    assert champion(models, at=moments[3] - timedelta(microseconds=1)) == "churn@1"
+    with pytest.raises(NotFound, match="no champion at"):
+        champion(models, at=start)
+    history = models.alias_history("churn", alias="champion").items
+    assert [(c.seq, c.version, c.previous, c.at) for c in history] == [
+        (3, "churn@2", "churn@3", moments[2]),
+        (2, "churn@3", "churn@1", moments[3]),
+        (1, "churn@1", None, moments[1]),
+    ]
+
+
+def test_history_comes_in_pages(light_platform: OwnPlatform, models: Models, register: Register) -> None:
+    register(), register()
+    for number in (1, 2, 1):
+        models.promote(f"churn@{number}", to="staging")
+
+    first = models.alias_history("churn", alias="staging", limit=2)
+    rest = models.alias_history("churn", alias="staging", limit=2, before=int(first.next))
+
+    assert ([c.seq for c in first.items], [c.seq for c in rest.items], rest.next) == ([3, 2], [1], None)
+
+
+def test_a_promotion_says_what_it_replaced(
+    light_platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register(), register()
+    models.promote("churn@1", to="champion")
+
+    moved = models.promote("churn@2", to="champion")
+
+    assert (moved.model, moved.change.version, moved.change.previous) == ("churn", "churn@2", "churn@1")
+    (alias,) = models.show("churn").aliases
+    assert (alias.alias, alias.version, alias.protected) == ("champion", "churn@2", False)
+
+
+def test_an_alias_that_is_there_already_does_not_move(
+    light_platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register()
+    models.promote("churn@1", to="champion")
+
+    with pytest.raises(Conflict, match="already"):
+        models.promote("churn@1", to="champion")
+
+    assert len(models.alias_history("churn", alias="champion").items) == 1
+
+
+def test_promotions_at_once_all_stand_in_the_history(
+    platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    for _ in range(6):
+        register()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda n: models.promote(f"churn@{n}", to="champion"), range(1, 7)))
+
+    history = models.alias_history("churn", alias="champion").items
+    assert [change.seq for change in history] == [6, 5, 4, 3, 2, 1]
+    assert [change.previous for change in history[:-1]] == [change.version for change in history[1:]]
+
+
+@pytest.mark.parametrize("alias", ["", "14", "Champion", "a-b", "a..b", "x" * 65, "a@b"])
+def test_an_alias_that_could_be_a_number_or_a_path_is_refused(
+    light_platform: OwnPlatform, models: Models, register: Register, alias: str
+) -> None:
+    register()
+
+    with pytest.raises(InvalidInput):
+        models.promote("churn@1", to=alias)
+
+
+def test_a_moment_without_a_time_zone_is_refused(
+    light_platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register()
+
+    with pytest.raises(InvalidInput):
+        champion(models, at=datetime(2026, 5, 3))  # noqa: DTZ001 - the fault that is tested
+
+
+# -------------------------------------------------------------------------------------- rollback
+
+
+def test_a_rollback_returns_to_what_stood_there_before(
+    platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    for number in (1, 2, 3):
+        register()
+        models.promote(f"churn@{number}", to="champion")
+
+    back = models.rollback("churn", alias="champion")
+    further = models.rollback("churn", alias="champion")
+
+    assert (back.change.version, back.change.previous, back.change.move) == (
+        "churn@2",
+        "churn@3",
+        Move.ROLLBACK,
+    )
+    assert further.change.version == "churn@1" == champion(models)
+    with pytest.raises(Conflict, match="no earlier target"):
+        models.rollback("churn", alias="champion")
+    models.promote("churn@3", to="champion")
+    assert models.rollback("churn", alias="champion").change.version == "churn@1"
+
+
+@pytest.mark.parametrize("promoted", [0, 1])
+def test_without_an_earlier_target_there_is_no_way_back(
+    light_platform: OwnPlatform, models: Models, register: Register, promoted: int
+) -> None:
+    register()
+    for _ in range(promoted):
+        models.promote("churn@1", to="champion")
+
+    with pytest.raises(Conflict):
+        models.rollback("churn", alias="champion")
+
+
+def test_what_was_rolled_back_needs_a_new_approval(
+    platform: OwnPlatform, models: Models, register: Register, noor: Caller
+) -> None:
+    register(), register()
+    models.protect("churn", alias="champion")
+    for number in (1, 2):
+        with acting_as(noor):
+            models.approve(f"churn@{number}", alias="champion")
+        models.promote(f"churn@{number}", to="champion")
+
+    models.rollback("churn", alias="champion")
+
+    with pytest.raises(Denied):
+        models.promote("churn@2", to="champion")
+    with acting_as(noor):
+        models.approve("churn@2", alias="champion", comment="looked again")
+    assert models.promote("churn@2", to="champion").approved_by == ("noor",)
+
+
+# ------------------------------------------------------------------------------------- approvals
+
+
+def test_a_protected_alias_names_what_is_missing(
+    light_platform: OwnPlatform, models: Models, register: Register, dana: Caller
+) -> None:
+    with acting_as(dana):
+        register()
+    models.protect("churn", alias="champion")
+
+    with pytest.raises(Denied) as refused:
+        models.promote("churn@1", to="champion")
+
+    (fault,) = refused.value.faults
+    assert fault.where == "approval of churn@1 for champion"
+    assert fault.allowed == "an approval by someone with the role approver, other than its author dana"
+    assert fault.fix == "falaj models approve churn@1 --alias champion"
+    assert light_platform.entries()[-1]["outcome"] == "denied"
+    with pytest.raises(NotFound):
+        champion(models)
+
+
+def test_an_author_does_not_approve_their_own(
+    light_platform: OwnPlatform, models: Models, register: Register, dana: Caller, noor: Caller
+) -> None:
+    with acting_as(dana):
+        register()
+        with pytest.raises(Denied, match="someone else"):
+            models.approve("churn@1", alias="champion")
+    models.protect("churn", alias="champion")
+
+    with acting_as(noor):
+        models.approve("churn@1", alias="champion", comment="measured on June")
+    with acting_as(dana):
+        moved = models.promote("churn@1", to="champion")
+
+    assert (moved.approved_by, moved.change.by) == (("noor",), "dana")
+
+
+def test_whoever_owns_the_run_does_not_approve_what_it_made(
+    light_platform: OwnPlatform, models: Models, register: Register, dana: Caller
+) -> None:
+    with acting_as(dana):
+        run = light_platform.put("run", b"x")
+    register(run=run.id)
+
+    with acting_as(dana), pytest.raises(Denied):
+        models.approve("churn@1", alias="champion")
+
+
+def test_an_approval_is_for_one_version_and_one_alias(
+    platform: OwnPlatform, models: Models, register: Register, noor: Caller
+) -> None:
+    register(), register()
+    for alias in ("champion", "shadow"):
+        models.protect("churn", alias=alias)
+    with acting_as(noor):
+        models.approve("churn@1", alias="champion")
+
+    for version, alias in (("churn@2", "champion"), ("churn@1", "shadow")):
+        with pytest.raises(Denied):
+            models.promote(version, to=alias)
+
+    assert models.promote("churn@1", to="champion").change.version == "churn@1"
+
+
+def test_nobody_approves_twice(
+    light_platform: OwnPlatform, models: Models, register: Register, noor: Caller
+) -> None:
+    register()
+    with acting_as(noor):
+        models.approve("churn@1", alias="champion")
+
+        with pytest.raises(Conflict):
+            models.approve("churn@1", alias="champion")
+
+
+def test_a_service_account_does_not_approve(
+    light_platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register()
+    robot = light_platform.join("robot", Role.APPROVER, kind="service")
+
+    with acting_as(robot), pytest.raises(Denied, match="a person approves"):
+        models.approve("churn@1", alias="champion")
+
+
+def test_not_even_an_administrator_approves_without_the_role(
+    light_platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register()
+    adam = light_platform.join("adam", Role.ADMIN)
+
+    with acting_as(adam), pytest.raises(Denied) as refused:
+        models.approve("churn@1", alias="champion")
+
+    assert refused.value.details["needs"] == "approver"
+
+
+def test_protecting_an_alias_leaves_it_where_it_is(
+    light_platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register(), register()
+    models.promote("churn@1", to="champion")
+
+    alias = models.protect("churn", alias="champion")
+
+    assert (alias.version, alias.protected) == ("churn@1", True)
+    with pytest.raises(FalajError):
+        models.promote("churn@2", to="champion")
+    assert champion(models) == "churn@1"
