@@ -68,21 +68,27 @@ def command_line(
     """`falaj` in `folder`, on a copy of the home in `template`, or on none; nothing outside is touched."""
     if template is not None:
         shutil.copytree(template, folder, dirs_exist_ok=True)
-    log = logging.getLogger("falaj")
-    before = log.handlers[:], log.level, log.propagate
-    with pytest.MonkeyPatch.context() as patch:
+    with restored_log(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("FALAJ_HOME", str(folder / "home"))
         patch.setenv("FALAJ_CONFIG_DIR", str(folder / "config"))
         patch.setenv("COLUMNS", "100")
         for name in ("FALAJ_URL", "FALAJ_TOKEN", "FALAJ_DEBUG"):
             patch.delenv(name, raising=False)
-        try:
-            yield CommandLine(folder, capsys)
-        finally:
-            for handler in set(log.handlers) - set(before[0]):
-                handler.close()
-            log.handlers[:], log.level, log.propagate = before
+        yield CommandLine(folder, capsys)
+
+
+@contextmanager
+def restored_log() -> Iterator[None]:
+    """The log as it was before, once commands that ran in this process have turned it to their own file."""
+    log = logging.getLogger("falaj")
+    before = log.handlers[:], log.level, log.propagate
+    try:
+        yield
+    finally:
+        for handler in set(log.handlers) - set(before[0]):
+            handler.close()
+        log.handlers[:], log.level, log.propagate = before
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -9,21 +9,49 @@ from falaj.version import VERSION
 if TYPE_CHECKING:
     from falaj.errors import FalajError
     from falaj.governance.caller import once
+    from falaj.optimization.runtime.export import export_onnx
+    from falaj.optimization.runtime.saving import save_model
+    from falaj.records.features import Aggregation, Entity, Feature, FeatureView
     from falaj.sdk.embedded import open_platform as open  # noqa: A004 - fj.open is the public name
     from falaj.sdk.platform import Platform
     from falaj.sdk.remote import connect
+    from falaj.training.runtime.fit import fit
+    from falaj.training.runtime.job import job
 
 __version__ = VERSION
 
 _HOMES = {
+    "Aggregation": ("falaj.records.features", "Aggregation"),
+    "Entity": ("falaj.records.features", "Entity"),
     "FalajError": ("falaj.errors", "FalajError"),
+    "Feature": ("falaj.records.features", "Feature"),
+    "FeatureView": ("falaj.records.features", "FeatureView"),
     "Platform": ("falaj.sdk.platform", "Platform"),
     "connect": ("falaj.sdk.remote", "connect"),
+    "export_onnx": ("falaj.optimization.runtime.export", "export_onnx"),
+    "fit": ("falaj.training.runtime.fit", "fit"),
+    "job": ("falaj.training.runtime.job", "job"),
     "once": ("falaj.governance.caller", "once"),
     "open": ("falaj.sdk.embedded", "open_platform"),
+    "save_model": ("falaj.optimization.runtime.saving", "save_model"),
 }
 
-__all__ = ["FalajError", "Platform", "__version__", "connect", "once", "open"]
+__all__ = [
+    "Aggregation",
+    "Entity",
+    "FalajError",
+    "Feature",
+    "FeatureView",
+    "Platform",
+    "__version__",
+    "connect",
+    "export_onnx",
+    "fit",
+    "job",
+    "once",
+    "open",
+    "save_model",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -51,6 +51,33 @@ VALUES: list[Any] = [
     ("sample",),
     {"a": "b"},
     ({"key": "a", "value": 1.0},),
+    {"name": "sample", "script": "train.py"},
+    ({"replica": 0, "node": "sample"},),
+    "done",
+    ({"version": "1"},),
+    ({"id": "sample", "value": 1.0},),
+    ({"name": "x", "shape": (1,), "datatype": "FP32", "data": [1.0]},),
+    "predictions_01arz3ndektsv4rrffq69g5fav",
+    {},
+    {
+        "metric": "rmse",
+        "rows": 1,
+        "original": {
+            **dict.fromkeys(("latency_p50_us", "latency_p99_us", "rows_per_s_32", "rows_per_s_256"), 1.0),
+            "cpu_us_per_row": 1.0,
+            "size_bytes": 1,
+        },
+    },
+    ({"model": "m", "since": "2026-01-01T00:00Z", "until": "2026-01-02T00:00Z", "rows": 0, "features": ()},),
+    {
+        "name": "sample",
+        "endpoint": "sample",
+        "model": "sample",
+        "spine": "sample",
+        "window": "P1D",
+        "views": ["sample"],
+        "job": {"name": "sample", "script": "train.py"},
+    },
 ]
 """Something for every type of parameter; an operation with a new type adds its own."""
 

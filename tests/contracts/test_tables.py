@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from falaj.drivers.deltalake.tables import DeltaTables
-from falaj.errors import NotFound
+from falaj.errors import Conflict, NotFound
 from falaj.ports.tables import TableKey, TableStore
 
 TRIPS = TableKey("default/trips/1")
@@ -70,6 +71,22 @@ def test_a_table_may_change_its_columns_when_it_is_overwritten(store: TableStore
 
     assert numbers(store, first) == [1]
     assert store.read(TRIPS, version=second).to_table().to_pydict() == {"other": ["x"]}
+
+
+def test_writers_at_once_get_the_version_with_their_own_rows(store: TableStore) -> None:
+    store.overwrite(TRIPS, rows(0))
+
+    def write(number: int) -> tuple[int, int | None]:
+        try:
+            return number, store.overwrite(TRIPS, rows(number))
+        except Conflict:
+            return number, None
+
+    with ThreadPoolExecutor(4) as pool:
+        written = list(pool.map(write, range(1, 13)))
+
+    assert any(version is not None for _, version in written)
+    assert all(numbers(store, version) == [number] for number, version in written if version is not None)
 
 
 def test_tables_do_not_mix(store: TableStore) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +91,31 @@ def test_an_unknown_workflow_fails_and_an_unknown_id_has_not_ended(engine: Workf
 
     assert "no workflow" in str(end_of(engine, "w1").error)
     assert engine.ended("w2") is None
+
+
+FIRST_START = """
+import sys
+from falaj.drivers.dbos.workflows import DbosWorkflows
+print("begins", flush=True)
+engine = DbosWorkflows(sys.argv[1])
+engine.launch({})
+print("done", flush=True)
+engine.close()
+"""
+
+
+def test_a_first_start_that_is_killed_leaves_nothing_half_made(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'workflows.db'}"
+    for wait_s in (0.0, 0.05, 0.1, 0.2, 0.3):
+        command = [sys.executable, "-c", FIRST_START, url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(wait_s)
+            process.kill()
+
+    ended = subprocess.run(
+        [sys.executable, "-c", FIRST_START, url], capture_output=True, text=True, check=False
+    )
+
+    assert "done" in ended.stdout, ended.stderr

@@ -283,3 +283,20 @@ def test_a_port_that_is_taken_is_told(home: Path) -> None:
     assert "the API did not start" in words
     assert "Address already in use" in words
     assert not (home / "run.json").exists()
+
+
+# --------------------------------------------------------------------------------- a controller that is dead
+
+
+def test_a_platform_whose_controller_was_killed_is_not_ready_until_the_next_one_acts(
+    running: Running,
+) -> None:
+    ready, first = f"{running.url}/readyz", status(running.home).controller
+
+    os.kill(running.child(CONTROLLER), signal.SIGKILL)
+
+    # The lease that it leaves goes on for 6 seconds at least: whoever only looks at that says ready until then.
+    eventually(lambda: httpx.get(ready).status_code == 503, within=5, every=0.01)
+    running.wait_until_ready()
+    assert status(running.home).controller not in (None, first)
+    assert httpx.get(ready).json() == {"ready": True}

@@ -58,7 +58,22 @@ def test_another_process_may_open_it_after_this_one_was_killed(tmp_path: Path) -
 
 
 def test_the_public_names() -> None:
-    assert fj.__all__ == ["FalajError", "Platform", "__version__", "connect", "once", "open"]
+    assert fj.__all__ == [
+        "Aggregation",
+        "Entity",
+        "FalajError",
+        "Feature",
+        "FeatureView",
+        "Platform",
+        "__version__",
+        "connect",
+        "export_onnx",
+        "fit",
+        "job",
+        "once",
+        "open",
+        "save_model",
+    ]
     assert all(getattr(fj, name) is not None for name in fj.__all__)
 
 

@@ -1,4 +1,4 @@
-"""`falaj up`: the API and the controller under one parent, which restarts what dies and stops all cleanly."""
+"""`falaj up`: API, controller and model server under one parent, which restarts what dies and stops all cleanly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home, find_home, open_home
 from falaj.errors import FalajError, InvalidInput, Unavailable
-from falaj.records.config import Server
+from falaj.records.config import Server, Serving
 from falaj.records.places import default_home
 from falaj.records.platform import PlatformStatus
 from falaj.sdk import credentials
@@ -37,7 +37,10 @@ def up(home_path: Path | None = None, *, port: int | None = None, bind: str | No
         server = read_config(home.toml).server
         given = {key: value for key, value in (("port", port), ("bind", bind)) if value is not None}
         server = _changed(server, given)
-        return Supervisor(home, server).run()
+        serving = read_config(home.toml).serving
+        if server.port == 0:
+            serving = serving.model_copy(update={"port": 0})
+        return Supervisor(home, server, serving).run()
 
 
 def down(home_path: Path | None = None) -> bool:
@@ -46,7 +49,8 @@ def down(home_path: Path | None = None) -> bool:
     pid = home.platform().get("pid") if home is not None else None
     if home is None or pid is None or not home.is_held():
         return False
-    os.kill(int(pid), signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it may just have ended by itself
+        os.kill(int(pid), signal.SIGTERM)
     deadline = time.monotonic() + 2 * STOP_S
     while home.is_held():
         if time.monotonic() > deadline:
@@ -61,7 +65,9 @@ def status(home_path: Path | None = None) -> PlatformStatus:
     told = home.platform() if home is not None and home.is_held() else {}
     if home is None or "url" not in told:
         return PlatformStatus(home=str((home_path or default_home()).absolute()), running=False)
-    found = PlatformStatus(home=str(home.path), running=True, url=told["url"], pid=told["pid"])
+    found = PlatformStatus(
+        home=str(home.path), running=True, url=told["url"], pid=told["pid"], models=told.get("models")
+    )
     from falaj.sdk.remote import connect
 
     with suppress(FalajError), connect(told["url"]) as platform:
@@ -116,8 +122,13 @@ class Child:
 class Supervisor:
     home: Home
     server: Server
+    serving: Serving
     stopping: bool = False
     children: list[Child] = field(default_factory=list)
+    running: dict[str, Any] = field(default_factory=dict)
+    model_server: Child | None = None
+    hearing: int | None = None
+    """The pipe by which a model server that starts will tell where it is."""
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -130,6 +141,8 @@ class Supervisor:
         api = Child("api", ["falaj.apps.api.server", *where], environment)
         controller = Child("controller", ["falaj.apps.controller.process"], environment)
         self.children = [api, controller]
+        serving = ["falaj.apps.model_server", self.serving.bind, str(self.serving.port)]
+        self.model_server = Child("the model server", serving, environment)
         try:
             told = self._start_api(api)
             if told is None:
@@ -168,12 +181,17 @@ class Supervisor:
         """Write down where the platform is, and keep the token for the local command line."""
         if "token" in told:
             credentials.save(told["url"], told.pop("token"))
-        draft = self.home.running.with_suffix(".new")
-        draft.write_text(json.dumps({"url": told["url"], "pid": os.getpid()}))
-        draft.rename(self.home.running)
+        self._tell_others(url=told["url"], pid=os.getpid())
         port = told["url"].rpartition(":")[2]
         self.children[0].command[-1] = port  # a restart listens where it was
         return told
+
+    def _tell_others(self, **facts: Any) -> None:
+        """Write down what other processes of this home may want to know."""
+        self.running |= facts
+        draft = self.home.running.with_suffix(".new")
+        draft.write_text(json.dumps(self.running))
+        draft.rename(self.home.running)
 
     def _say_where(self, told: dict[str, Any]) -> None:
         print(f"Falaj runs at {told['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
@@ -192,7 +210,28 @@ class Supervisor:
                     self._mourn(child, now)
                 elif child.process is None and now >= child.start_at:
                     self._revive(child)
+            self._look_after_models()
             time.sleep(0.05)
+
+    def _look_after_models(self) -> None:
+        """Have a model server once something was deployed: until then it costs nothing."""
+        server = self.model_server
+        if server is not None and server not in self.children and self.home.serving.exists():
+            self.children.append(server)
+        if server is not None and self.hearing is not None and select.select([self.hearing], [], [], 0)[0]:
+            with os.fdopen(self.hearing) as pipe:
+                self.hearing, text = None, pipe.read()
+            if text:
+                self._tell_others(models=json.loads(text)["url"])
+                server.command[-1] = self.running["models"].rpartition(":")[2]  # a restart listens there
+
+    def _start_models(self, child: Child) -> None:
+        """It tells where it is when it is ready; nobody waits for that."""
+        if self.hearing is not None:
+            os.close(self.hearing)
+        self.hearing, writing = os.pipe()
+        child.start(ready=writing)
+        os.close(writing)
 
     def _mourn(self, child: Child, now: float) -> None:
         code = child.process.returncode if child.process else None
@@ -204,6 +243,9 @@ class Supervisor:
         print(f"warning: {child.name} ended (code {code}); it is started again", file=sys.stderr, flush=True)
 
     def _revive(self, child: Child) -> None:
+        if child is self.model_server:
+            self._start_models(child)
+            return
         if child.name != "api":
             child.start()
             return

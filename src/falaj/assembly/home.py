@@ -59,6 +59,16 @@ class Home:
         """What a running platform says of itself."""
         return self.path / "run.json"
 
+    @property
+    def serving(self) -> Path:
+        """Lies here once something was deployed: the model server is started then."""
+        return self.path / "serving"
+
+    @property
+    def model_server(self) -> Path:
+        """Where the model server says how other processes of this home reach it."""
+        return self.path / "models.json"
+
     def lock(self) -> IO[str]:
         """Hold this home alone, until the file is closed or the process ends; HomeBusy if another does."""
         handle = open(self.path / "lock", "a+")  # noqa: SIM115 - the lock lives as long as the handle

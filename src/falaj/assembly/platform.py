@@ -16,6 +16,7 @@ from falaj.assembly import drivers
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home
 from falaj.assembly.rooms import Walls, build_rooms
+from falaj.assembly.workbench import LocalWorkbench
 from falaj.control.lease import current_fence
 from falaj.control.platform import Rooms, all_operations
 from falaj.control.work import Intents
@@ -53,6 +54,7 @@ class Platform:
     rooms: Rooms
     reception: Reception
     intents: Intents
+    workbench: LocalWorkbench
     close_rooms: Callable[[], None]
     close_books: Callable[[], None]
 
@@ -96,6 +98,7 @@ def _assemble(
     witness = config.audit.witness or home.witness
     gate = _gate(home, config, database, keyring, keys, witness=witness, as_owner=as_owner, clock=clock)
     intents = Intents()
+    workbench = LocalWorkbench(home, config, database, gate.zones.default)
     rooms, close_rooms = build_rooms(
         Walls(
             home=home,
@@ -105,6 +108,7 @@ def _assemble(
             keys=keys,
             intents=intents,
             audit=Audit(gate, gate.audit, keys, witness=witness),
+            workbench=workbench,
         )
     )
     return Platform(
@@ -117,6 +121,7 @@ def _assemble(
         rooms=rooms,
         reception=Reception([BuiltInDirectory(database, clock)], database),
         intents=intents,
+        workbench=workbench,
         close_rooms=close_rooms,
         close_books=_keep_books(gate, every_s=config.audit.sign_every.total_seconds()),
     )

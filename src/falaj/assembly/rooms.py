@@ -7,12 +7,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from falaj import scheduling
 from falaj.assembly import drivers
 from falaj.assembly.deferred import deferred
 from falaj.assembly.home import Home
+from falaj.assembly.serving import LocalModelServer
+from falaj.assembly.workbench import LocalWorkbench
 from falaj.control.overview import Overview
+from falaj.control.pipelines import Pipelines
 from falaj.control.platform import Rooms, all_operations
 from falaj.control.work import Intents, Works
+from falaj.features import store as feature_store
+from falaj.features import training_sets
 from falaj.features.room import Features
 from falaj.governance.audit.room import Audit
 from falaj.governance.blob_bytes import BlobBytes
@@ -28,10 +34,15 @@ from falaj.governance.policies import Policies
 from falaj.governance.tokens import Tokens
 from falaj.governance.users import Groups, Users
 from falaj.governance.workspaces import Workspaces
+from falaj.monitoring.room import Monitoring
+from falaj.optimization.room import Optimizations
 from falaj.ports.keys import KeyService
 from falaj.records.config import Config
 from falaj.registry.models import Models
+from falaj.serving.room import Endpoints
+from falaj.tracking.job_runs import JobRuns
 from falaj.tracking.runs import Runs
+from falaj.training.jobs import Jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +56,16 @@ class Walls:
     keys: KeyService
     intents: Intents
     audit: Audit
+    workbench: LocalWorkbench
 
 
 def build_rooms(walls: Walls) -> tuple[Rooms, Callable[[], None]]:
     """Every room, and what lets go of what they hold."""
     gate, held = walls.gate, ExitStack()
     stores = _stores(walls)
+    features = _features(walls, stores, held)
+    runs = Runs(gate)
+    models = Models(gate, BlobBytes(gate.database, stores), walls.keys)
     rooms = Rooms(
         workspace=Workspaces(gate, walls.keyring),
         user=Users(gate),
@@ -65,9 +80,29 @@ def build_rooms(walls: Walls) -> tuple[Rooms, Callable[[], None]]:
         audit=walls.audit,
         work=Works(gate),
         platform=Overview(gate),
-        runs=Runs(gate),
-        features=_features(walls, stores, held),
-        models=Models(gate, BlobBytes(gate.database, stores), walls.keys),
+        runs=runs,
+        jobs=_jobs(walls, runs, stores),
+        features=features,
+        models=models,
+        endpoints=Endpoints(
+            gate,
+            stores=stores,
+            versions=models._opened,
+            views=feature_store.view,
+            server=LocalModelServer(walls.home),
+        ),
+        monitoring=Monitoring(
+            gate,
+            training_set=partial(training_sets.stream, features._backing),
+            sealed=SealedValues(walls.keyring, "monitoring"),
+        ),
+        optimization=Optimizations(
+            gate,
+            walls.intents,
+            version=models._opened,
+            columns=lambda tx, found: feature_store.training_set(tx, found).columns,
+        ),
+        pipelines=Pipelines(gate, BlobBytes(gate.database, stores), walls.intents),
     )
     return rooms, held.close
 
@@ -77,6 +112,17 @@ def _stores(walls: Walls) -> dict[str, EncryptedBlobs]:
         name: EncryptedBlobs(drivers.open_blobs(walls.home, name, zone), walls.keyring)
         for name, zone in walls.config.zones.items()
     }
+
+
+def _jobs(walls: Walls, runs: Runs, stores: dict[str, EncryptedBlobs]) -> Jobs:
+    return Jobs(
+        walls.gate,
+        runs=JobRuns(runs),
+        scheduler=scheduling,
+        workbench=walls.workbench,
+        blobs=BlobBytes(walls.gate.database, stores),
+        wanted=walls.intents.wanted.set,
+    )
 
 
 def _features(walls: Walls, stores: dict[str, EncryptedBlobs], held: ExitStack) -> Features:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from falaj.control import lease, work
+from falaj.control import lease, triggers, work
+from falaj.control.jobs import JobKeeper
 from falaj.control.platform import Rooms
 from falaj.control.workflows import WORKFLOWS, Workflow
 from falaj.errors import Conflict, Denied, Fenced, Unavailable
@@ -32,11 +33,13 @@ LOST = 75
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the lease lasts (it is renewed at a third), how often work is looked for and the house swept."""
+    """How long the lease lasts (it is renewed at a third), how often work is looked for, the house swept, and drift
+    judged with what it starts."""
 
     lease: timedelta = timedelta(seconds=10)
     every_s: float = 0.25
     sweep: timedelta = timedelta(hours=1)
+    judge: timedelta = timedelta(seconds=1)
 
 
 def die() -> NoReturn:
@@ -57,6 +60,7 @@ class Controller:
         pace: Pace = Pace(),  # noqa: B008 - frozen
         workflows: Mapping[str, Workflow] = WORKFLOWS,
         on_lost: Callable[[], NoReturn] = die,
+        jobs: Callable[[int, Callable[[], NoReturn]], JobKeeper] | None = None,
     ) -> None:
         self._gate = gate
         self._rooms = rooms
@@ -65,8 +69,10 @@ class Controller:
         self._pace = pace
         self._workflows = dict(workflows)
         self._on_lost = on_lost
+        self._make_jobs = jobs
         self._fence = 0
         self._started: set[str] = set()
+        self._stopping = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Stand by until the lease is free, then act until `stop` or until the lease is lost."""
@@ -82,13 +88,28 @@ class Controller:
 
     def _act(self, fence: int, stop: threading.Event) -> None:
         self._fence = fence
-        start_thread(self._keep_lease, stop, name="lease")
+        self._stopping = stop
+        over = threading.Event()
+        start_thread(self._keep_lease, over, name="lease")
+        try:
+            self._look_after_all(fence, stop)
+        finally:
+            over.set()
+        lease.release(self._gate.database, fence, now=self._gate.clock())
+
+    def _look_after_all(self, fence: int, stop: threading.Event) -> None:
         engine = self._make_engine()
         engine.launch({name: self._body(workflow) for name, workflow in self._workflows.items()})
-        sweep_at = self._gate.clock()
+        jobs = None if self._make_jobs is None else self._make_jobs(fence, self._on_lost)
+        sweep_at = judge_at = self._gate.clock()
         while not stop.is_set():
             try:
                 self._look_after_work(engine)
+                if jobs is not None:
+                    jobs.tick()
+                if self._gate.clock() >= judge_at:
+                    judge_at = self._gate.clock() + self._pace.judge
+                    self._judge()
                 if self._gate.clock() >= sweep_at:
                     sweep_at = self._gate.clock() + self._pace.sweep
                     self._sweep()
@@ -97,8 +118,9 @@ class Controller:
             except Unavailable as error:
                 log.warning("the controller waits for a backing service", extra={"reason": error.message})
             stop.wait(self._pace.every_s)
+        if jobs is not None:
+            jobs.stop()
         engine.close()
-        lease.release(self._gate.database, fence, now=self._gate.clock())
 
     def _keep_lease(self, stop: threading.Event) -> None:
         """Renew well before the lease ends; a lease that could not be renewed in time is lost."""
@@ -160,13 +182,29 @@ class Controller:
 
         return body
 
+    def _judge(self) -> None:
+        """Look for drift, and start what it or a schedule calls for."""
+        with self._as_controller():
+            self._rooms.monitoring.evaluate()
+        triggers.start_due(self._gate, self._rooms, fence=self._fence)
+
     def _sweep(self) -> None:
+        with self._as_controller():
+            self._rooms.blob.sweep()
+            self._rooms.platform.tidy()
+
+    @contextmanager
+    def _as_controller(self) -> Iterator[None]:
+        """Operations inside are performed by the service that keeps the house."""
         with self._gate.database.read() as tx:
-            me = objects.by_name(tx, workspace=ROOT, kind="service", name="controller")
-        if me is not None:
-            with acting_as(caller_for(me, origin="controller")):
-                self._rooms.blob.sweep()
-                self._rooms.platform.tidy()
+            me = objects.resolve(tx, "controller", kind="service", workspace=ROOT)
+        with acting_as(caller_for(me, origin="controller")), on_terms(fence=self._fence):
+            yield
+
+
+class Suspended(BaseException):
+    """The controller stops while a workflow waits. Not an Exception, or the engine would take it for the step's end:
+    the next controller waits on."""
 
 
 class _AuthorizedSteps:
@@ -185,6 +223,13 @@ class _AuthorizedSteps:
         self._done += 1
         return self._steps.run(name, lambda: self._perform(name, body))
 
+    def wait(self, name: str, look: Callable[[], Json | None], *, every_s: float = 1.0) -> Json:
+        self._done += 1
+        return self._steps.run(name, lambda: self._look(name, look, every_s))
+
+    def say(self, words: str) -> None:
+        self._controller._note(self.workflow, doing=words)
+
     def _perform(self, name: str, body: Callable[[], Json]) -> Json:
         keeper = self._controller
         try:
@@ -192,6 +237,20 @@ class _AuthorizedSteps:
             caller = self._caller()
             with acting_as(caller), on_terms(key=f"{self.workflow}:{name}", fence=keeper._fence):
                 return body()
+        except Fenced:
+            keeper._on_lost()
+
+    def _look(self, name: str, look: Callable[[], Json | None], every_s: float) -> Json:
+        keeper = self._controller
+        try:
+            keeper._note(self.workflow, step=self._done - 1, doing=name)
+            while True:
+                with acting_as(self._caller()), on_terms(fence=keeper._fence):
+                    found = look()
+                if found is not None:
+                    return found
+                if keeper._stopping.wait(every_s):
+                    raise Suspended
         except Fenced:
             keeper._on_lost()
 

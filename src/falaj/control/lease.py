@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import bindparam, insert, select, update
 
+from falaj.control.holders import is_dead
 from falaj.control.tables import leases
 from falaj.errors import Conflict
 from falaj.ports.metadata import Database, Transaction
@@ -29,11 +30,15 @@ def current_fence(tx: Transaction) -> int:
 
 
 def acquire(database: Database, holder: str, *, now: datetime, lasts: timedelta) -> int | None:
-    """Take the lease if it is free or has expired; its fencing number, or none if another holds it."""
+    """Take the lease if it is free or expired, or its holder is dead; its fencing number, or none if another has it."""
     try:
         with database.write() as tx:
             row = tx.execute(_mine.with_for_update()).mappings().first()
-            if row is not None and now < row["expires_at"] <= now + FAR * lasts:
+            if (
+                row is not None
+                and now < row["expires_at"] <= now + FAR * lasts
+                and not is_dead(row["holder"])
+            ):
                 return None  # one that ends later than any lease can was taken under a wrong clock
             fence = 1 if row is None else row["fence"] + 1
             values = {"holder": holder, "fence": fence, "expires_at": now + lasts}
@@ -59,7 +64,7 @@ def release(database: Database, fence: int, *, now: datetime) -> None:
 
 
 def held_by(tx: Transaction, *, now: datetime) -> str | None:
-    """Who acts now."""
+    """Who acts now; a holder that is known to be dead does not, though its lease may go on for seconds."""
     row = tx.execute(_mine).mappings().first()
     is_held = row is not None and now < row["expires_at"] <= now + LONGEST
-    return row["holder"] if row is not None and is_held else None
+    return row["holder"] if row is not None and is_held and not is_dead(row["holder"]) else None

@@ -7,6 +7,7 @@ from functools import cache
 from typing import get_type_hints
 
 from falaj.control.overview import Overview
+from falaj.control.pipelines import Pipelines
 from falaj.control.work import Works
 from falaj.features.room import Features
 from falaj.governance.audit.room import Audit
@@ -19,8 +20,12 @@ from falaj.governance.policies import Policies
 from falaj.governance.tokens import Tokens
 from falaj.governance.users import Groups, Users
 from falaj.governance.workspaces import Workspaces
+from falaj.monitoring.room import Monitoring
+from falaj.optimization.room import Optimizations
 from falaj.registry.models import Models
+from falaj.serving.room import Endpoints
 from falaj.tracking.runs import Runs
+from falaj.training.jobs import Jobs
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,13 @@ class Rooms:
     work: Works
     platform: Overview
     runs: Runs
+    jobs: Jobs
     features: Features
     models: Models
+    endpoints: Endpoints
+    monitoring: Monitoring
+    optimization: Optimizations
+    pipelines: Pipelines
 
 
 @cache

@@ -35,3 +35,15 @@ leases = Table(
     Column("fence", BigInteger, nullable=False),
     Column("expires_at", UtcTime, nullable=False),
 )
+
+pipelines = Table(
+    "control_pipelines",
+    METADATA,
+    Column("id", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("definition", JsonText, nullable=False),
+    Column("code", Text, ForeignKey("governance_objects.id")),
+    Column("applied_by", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("started_at", UtcTime),
+    Column("cause", Text),
+    Column("work", Text, ForeignKey("governance_objects.id")),
+)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from falaj.control.optimizing import optimize
 from falaj.control.platform import Rooms
-from falaj.ports.workflows import Json, Steps
+from falaj.control.retraining import canary, retrain
+from falaj.control.walk import Walk
+from falaj.ports.workflows import Json
 
-Workflow = Callable[[Rooms, Steps, Json], Json]
+Workflow = Callable[[Rooms, Walk, Json], Json]
 
 
-def copy_blob(rooms: Rooms, steps: Steps, given: Json) -> Json:
+def copy_blob(rooms: Rooms, steps: Walk, given: Json) -> Json:
     """Copy a blob into another zone, under a name."""
 
     def upload() -> Json:
@@ -28,7 +31,12 @@ def copy_blob(rooms: Rooms, steps: Steps, given: Json) -> Json:
     return steps.run("commit", commit)
 
 
-WORKFLOWS: dict[str, Workflow] = {"blob.copy": copy_blob}
+WORKFLOWS: dict[str, Workflow] = {
+    "blob.copy": copy_blob,
+    "optimization.start": optimize,
+    "pipelines.retrain": retrain,
+    "pipelines.canary": canary,
+}
 
 
 def _dump(record: Any) -> Json:

@@ -30,6 +30,18 @@ def aggregated_rows(view: StoredView, rows: str) -> str:
     return f"SELECT {', '.join(found)} FROM {quoted(rows)}"  # noqa: S608 - names are quoted
 
 
+def newest_windows(view: StoredView, rows: str) -> str:
+    """The rows of the input `rows` that the newest row of each key sums up: all that its features need."""
+    keys = ", ".join(quoted(key.name) for key in view.keys)
+    event = quoted(view.definition.event_time)
+    longest = max(each.window for each in view.definition.aggregations) // _MICROSECOND
+    newest = f"SELECT {keys}, max(epoch_us({event})) AS __newest FROM {quoted(rows)} GROUP BY {keys}"  # noqa: S608
+    return (
+        f"SELECT all_rows.* FROM {quoted(rows)} AS all_rows JOIN ({newest}) USING ({keys})"  # noqa: S608
+        f" WHERE epoch_us({event}) > __newest - {longest}"
+    )
+
+
 def _feature(each: Aggregation, keys: str, event: str) -> str:
     function = SQL_NAMES.get(each.function, each.function.value)
     value = f"{function}({quoted(each.column)}) OVER ({_window(keys, event, each.window)})"

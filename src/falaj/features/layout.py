@@ -9,6 +9,7 @@ Which features they are is not in the bytes: a version of a view has one layout,
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -52,7 +53,8 @@ class Layout:
 
     def _encode_row(self, event: int, values: list[Any]) -> bytes:
         mask, flat, tail = 0, list[Any](), b""
-        for number, (kind, value) in enumerate(zip(self._kinds, values, strict=True)):
+        for number, (kind, given) in enumerate(zip(self._kinds, values, strict=True)):
+            value = None if kind is ColumnType.FLOAT and not _is_finite(given) else given
             if value is None:
                 mask |= 1 << number
             if kind is ColumnType.TEXT:
@@ -64,6 +66,11 @@ class Layout:
             else:
                 flat.append(0 if value is None else value)
         return self._struct.pack(event, mask.to_bytes(self._null_bytes, "little"), *flat) + tail
+
+
+def _is_finite(value: float | None) -> bool:
+    """JSON has no other numbers, and a reader far away must see what a near one does."""
+    return value is not None and math.isfinite(value)
 
 
 def _restored(kind: ColumnType, parts: Iterator[Any], tail: bytes) -> Value:

@@ -11,7 +11,7 @@ from falaj.errors import Conflict
 from falaj.features import store
 from falaj.features.joins import EVENT, newest_rows, quoted
 from falaj.features.layout import Layout
-from falaj.features.views import Backing, feature_rows, joined, newest
+from falaj.features.views import Backing, joined, newest_feature_rows
 from falaj.governance import objects
 from falaj.governance.call import Call
 from falaj.governance.encryption.values import SealedValues
@@ -47,8 +47,8 @@ class Online:
     def fill(self, call: Call) -> Materialized:
         """Bring the newest row of every key of the call's view online."""
         with self._backing.gate.database.read() as tx:
-            view = newest(tx, call.target)
-        rows = self._backing.queries.select(_keyed(view), {"rows": feature_rows(self._backing, view)})
+            view = store.newest(tx, call.target)
+        rows = self._backing.queries.select(_keyed(view), {"rows": newest_feature_rows(self._backing, view)})
         plan = _plan(view)
         written = sum(self._write(plan, batch) for batch in rows.to_batches(max_chunksize=BATCH_ROWS))
 

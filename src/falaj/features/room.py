@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from falaj.features import store, training_sets, views
+from falaj.features import definitions, store, training_sets, views
 from falaj.features.online import Online
 from falaj.features.views import Backing
 from falaj.governance.call import current_call
@@ -23,16 +23,20 @@ from falaj.records.features import (
     Applied,
     Column,
     DatasetRef,
+    Duration,
     Entity,
     FeatureView,
     Ingested,
     Materialized,
+    Moment,
     OnlineRows,
+    Planned,
     StoredView,
     TrainingSet,
     ViewRef,
 )
-from falaj.records.names import BlobRef, Name, WorkspaceRef, ZoneName
+from falaj.records.identity import Role
+from falaj.records.names import AnyRef, BlobRef, Name, WorkspaceRef, ZoneName
 from falaj.records.objects import Cursor, Page, PageSize
 
 Version = Annotated[int, Field(ge=1)]
@@ -70,7 +74,20 @@ class Features:
 
         New views keep their rows in `zone`. What is not named here is left as it is.
         """
-        return _apply(self.gate, entities, views)
+        call = current_call()
+        return definitions.apply(call, entities, views, self.gate.zones.named(call.zone))
+
+    @operation("features.plan", resource="workspace", mode=Mode.READ, allow=Role.DEVELOPER)
+    def plan(
+        self,
+        *,
+        entities: tuple[Entity, ...] = (),
+        views: tuple[FeatureView, ...] = (),
+        workspace: WorkspaceRef | None = None,
+    ) -> tuple[Planned, ...]:
+        """What features.apply would do with these definitions, without doing it."""
+        call = current_call()
+        return definitions.plan(call.tx, call.target, entities, views)
 
     @operation("features.ingest", resource="view", mode=Mode.LATE)
     def ingest(self, view: ViewRef, *, data: BlobRef) -> Ingested:
@@ -87,7 +104,7 @@ class Features:
         return page(
             self.gate,
             ["view"],
-            lambda found: views.newest(call.tx, found),
+            lambda found: store.newest(call.tx, found),
             after=after,
             limit=limit,
             workspace=call.target.id,
@@ -97,32 +114,37 @@ class Features:
     def show(self, view: ViewRef, *, version: Version | None = None) -> StoredView:
         """A view in one of its versions, or the newest."""
         call = current_call()
-        return views.newest(call.tx, call.target, version=version)
+        return store.newest(call.tx, call.target, version=version)
 
     @operation("features.scan", resource="view", mode=Mode.FREE)
     def scan(self, view: ViewRef, *, version: Version | None = None) -> ArrowStream:
         """The stored rows of a view in one of its versions, or the newest."""
         call = current_call()
         with self.gate.database.read() as tx:
-            found = views.newest(tx, call.target, version=version)
+            found = store.newest(tx, call.target, version=version)
         return views.stream(self._backing, found)
 
     @operation("features.training_set", resource="workspace", mode=Mode.LATE)
     def training_set(
         self,
-        spine: BlobRef,
-        *,
-        views: Annotated[tuple[ViewRef, ...], Field(min_length=1, max_length=50)],
         name: Name,
-        event_time: Column = "event_time",
+        *,
         workspace: WorkspaceRef | None = None,
+        spine: AnyRef,
+        views: Annotated[tuple[ViewRef, ...], Field(min_length=1, max_length=50)],
+        since: Moment | None = None,
+        until: Moment | None = None,
+        last: Duration | None = None,
+        event_time: Column | None = None,
         zone: ZoneName | None = None,
     ) -> TrainingSet:
-        """Join every row of an uploaded spine with the features of views as they were known at its time.
+        """Join every row of a spine with the features of views as they were known at its time.
 
-        Features are called `view__feature`. The versions that were read are pinned, the result is stored.
+        The spine is an uploaded blob, or a view, whose columns are then in the set: from `since` on, and before
+        `until`; or over the `last` time before its newest row. Features are called `view__feature`. The versions that
+        were read are pinned, the result is stored.
         """
-        return training_sets.build(self._backing, current_call(), name=name, event_time=event_time)
+        return training_sets.build(self._backing, current_call(), name=name)
 
     @operation("features.training_sets", resource="workspace", mode=Mode.READ)
     def training_sets(
@@ -156,10 +178,3 @@ class Features:
         """The newest features of each key; keys of several columns are joined by '|'."""
         ident = current_call().hot_id
         return self._online.read(str(ident), keys, clock=self.gate.clock)
-
-
-def _apply(gate: Gate, entities: tuple[Entity, ...], definitions: tuple[FeatureView, ...]) -> Applied:
-    call = current_call()
-    zone = gate.zones.named(call.zone)
-    new = tuple(each.name for each in entities if views.apply_entity(call, each))
-    return Applied(entities=new, views=tuple(views.apply_view(call, each, zone) for each in definitions))

@@ -20,9 +20,14 @@ LARGEST_BYTES = 2 << 30
 
 
 def uploaded_rows(
-    gate: Gate, stores: Mapping[str, EncryptedBlobs], call: Call, blob: StoredObject
+    gate: Gate,
+    stores: Mapping[str, EncryptedBlobs],
+    call: Call,
+    blob: StoredObject,
+    *,
+    texts: frozenset[str] = frozenset(),
 ) -> ArrowTable:
-    """The rows in a blob that the caller may read."""
+    """The rows in a blob that the caller may read. In CSV, the columns in `texts` are not taken for numbers."""
     from falaj.features import frames
 
     with gate.database.read() as tx:
@@ -31,7 +36,7 @@ def uploaded_rows(
     if row.size_bytes > LARGEST_BYTES:
         raise TooLarge(f"blob {blob.name} has {row.size_bytes} bytes; a source may have {LARGEST_BYTES}")
     store = stores[blob.zone or gate.zones.default.name]
-    return frames.parse(b"".join(store.read(blob.workspace, row.key)), name=blob.name)
+    return frames.parse(b"".join(store.read(blob.workspace, row.key)), name=blob.name, texts=texts)
 
 
 def require(gate: Gate, tx: Transaction, call: Call, action: str, found: StoredObject) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
-from falaj.errors import Conflict
+from falaj.errors import Conflict, NotFound
 from falaj.features.tables import entities, training_sets, views
 from falaj.governance import objects
 from falaj.governance.call import Call
@@ -34,6 +34,14 @@ def view(tx: Transaction, found: StoredObject, *, version: int | None = None) ->
         query = query.where(views.c.version == version)
     row = tx.execute(query.limit(1)).mappings().first()
     return None if row is None else _stored_view(found, row)
+
+
+def newest(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView:
+    """A version of a view, or the newest; NotFound if there is none."""
+    stored = view(tx, found, version=version)
+    if stored is None:
+        raise NotFound(f"view {found.name} has no version {version}")
+    return stored
 
 
 def online_view(tx: Transaction, found: StoredObject) -> StoredView | None:

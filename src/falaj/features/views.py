@@ -1,4 +1,4 @@
-"""Views: applied as definitions, each change a new version; and their rows, ingested and read."""
+"""The rows of views: ingested, stored and read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from falaj.errors import Conflict, InvalidInput, NotFound, ResidencyDenied
+from falaj.errors import Conflict
 from falaj.features import store
-from falaj.features.aggregations import aggregated_rows
+from falaj.features.aggregations import aggregated_rows, newest_windows
 from falaj.features.joins import ARRIVAL, JoinedView
 from falaj.features.sources import require, uploaded_rows
-from falaj.governance import objects
 from falaj.governance.call import Call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.gate import Gate
@@ -19,9 +18,8 @@ from falaj.governance.operations import ArrowStream
 from falaj.ports.metadata import Transaction
 from falaj.ports.queries import ArrowInput, ArrowTable, Queries
 from falaj.ports.tables import TableStore
-from falaj.records.features import ColumnType, Entity, Feature, FeatureView, Ingested, StoredView
+from falaj.records.features import ColumnType, Feature, Ingested, StoredView
 from falaj.records.objects import StoredObject
-from falaj.records.residency import Zone
 
 TRIES = 5
 """How often an ingestion is tried when others come between."""
@@ -37,50 +35,16 @@ class Backing:
     queries: Queries
 
 
-def apply_entity(call: Call, given: Entity) -> bool:
-    """Whether the entity is new. One that is there may not change: views were built on it."""
-    found = objects.by_name(call.tx, workspace=call.target.id, kind="entity", name=given.name)
-    if found is None:
-        store.add_entity(call, call.create("entity", given.name, workspace=call.target), given)
-        return True
-    if store.entity(call.tx, found) != given:
-        raise Conflict(f"entity {given.name} is there with another key; give the new one another name")
-    return False
-
-
-def apply_view(call: Call, given: FeatureView, zone: Zone) -> StoredView:
-    """The view as it is now: the same version if nothing changed, else a new one."""
-    keys = _keys(call, given)
-    found = objects.by_name(call.tx, workspace=call.target.id, kind="view", name=given.name)
-    if found is None:
-        if not given.own_label.permits(zone.jurisdiction):
-            words = f"view {given.name} ({given.own_label.describe()}) may not lie in zone {zone.name}"
-            raise ResidencyDenied(f"{words} ({zone.jurisdiction})")
-        found = call.create("view", given.name, workspace=call.target, zone=zone.name, own=given.own_label)
-        store.add_view(call, found.id, 1, given, keys)
-    else:
-        before = newest(call.tx, found)
-        if before.definition.own_label != given.own_label:
-            raise Conflict(f"view {given.name}: a new version keeps its label; object.label changes it")
-        if (before.definition, before.keys) != (given, keys):
-            store.add_view(call, found.id, before.version + 1, given, keys)
-    return newest(call.tx, found)
-
-
-def newest(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView:
-    view = store.view(tx, found, version=version)
-    if view is None:
-        raise NotFound(f"view {found.name} has no version {version}")
-    return view
-
-
 def ingest(backing: Backing, call: Call, blob: StoredObject) -> Ingested:
     """Transform the rows of `blob` and add them to the view that is the call's target."""
     gate = backing.gate
     with gate.database.read() as tx:
         _require_zone(gate, tx, call, blob)
-        view = newest(tx, call.target)
-    rows = _transformed(backing, view, uploaded_rows(gate, backing.blobs, call, blob))
+        view = store.newest(tx, call.target)
+    texts = frozenset(
+        each.name for each in (*view.keys, *view.definition.columns) if each.type is ColumnType.TEXT
+    )
+    rows = _transformed(backing, view, uploaded_rows(gate, backing.blobs, call, blob, texts=texts))
     for left in reversed(range(TRIES)):
         try:
             return _publish(backing, call, view, rows)
@@ -88,7 +52,7 @@ def ingest(backing: Backing, call: Call, blob: StoredObject) -> Ingested:
             if not left:
                 raise
         with gate.database.read() as tx:
-            view = newest(tx, call.target, version=view.version)
+            view = store.newest(tx, call.target, version=view.version)
     raise AssertionError("the last try raises")
 
 
@@ -109,10 +73,20 @@ def stream(backing: Backing, view: StoredView) -> ArrowStream:
 
 def feature_rows(backing: Backing, view: StoredView) -> ArrowInput:
     """The rows of a view with its features: as stored, or aggregated."""
+    from falaj.features import frames
+
     rows = stored_rows(backing, view)
     if not view.definition.aggregations:
-        return rows
+        return frames.held(rows)
     return backing.queries.select(aggregated_rows(view, "source"), {"source": rows})
+
+
+def newest_feature_rows(backing: Backing, view: StoredView) -> ArrowInput:
+    """The same, of the newest row of each key at least: of aggregated views no others, because that is quicker."""
+    if not view.definition.aggregations:
+        return stored_rows(backing, view)
+    recent = backing.queries.select(newest_windows(view, "source"), {"source": stored_rows(backing, view)})
+    return backing.queries.select(aggregated_rows(view, "source"), {"source": recent})
 
 
 def joined(view: StoredView, rows: str, *, prefix: str = "") -> JoinedView:
@@ -133,20 +107,7 @@ def require_scan(gate: Gate, call: Call, found: list[StoredObject]) -> list[Stor
     with gate.database.read() as tx:
         for each in found:
             require(gate, tx, call, "features.scan", each)
-        return [newest(tx, each) for each in found]
-
-
-def _keys(call: Call, given: FeatureView) -> tuple[Feature, ...]:
-    keys = []
-    for name in given.entities:
-        found = objects.resolve(call.tx, name, kind="entity", workspace=call.target.name)
-        entity = store.entity(call.tx, found)
-        keys.append(Feature(name=entity.key, type=entity.type))
-    taken = [each.name for each in (*given.columns, *given.features)] + [given.event_time, given.created_time]
-    twice = [key.name for key in keys if key.name in taken or keys.count(key) > 1]
-    if twice:
-        raise InvalidInput.at(f"view {given.name}", given=", ".join(twice), allowed="key columns named once")
-    return tuple(keys)
+        return [store.newest(tx, each) for each in found]
 
 
 def _require_zone(gate: Gate, tx: Transaction, call: Call, blob: StoredObject) -> None:

@@ -14,7 +14,7 @@ from falaj.governance import objects
 from falaj.governance.call import Call, current_call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.digest import RunningDigest
-from falaj.governance.encryption.keyring import require_living_key
+from falaj.governance.encryption.keyring import require_living_key, stop_publishing
 from falaj.governance.gate import Gate
 from falaj.governance.listing import page_in_target
 from falaj.governance.operations import ByteStream, Mode, operation
@@ -89,8 +89,8 @@ class Blobs:
         call.content = digest.hexdigest()
 
         def publish() -> Blob:
-            self._stores[place.name].size(key)  # NotFound if a sweep was quicker
             require_living_key(call.tx, call.target.id)
+            self._stores[place.name].size(key)  # NotFound if a sweep was quicker
             new = call.create("blob", workspace=call.target, zone=place.name, own=own, ident=ident)
             row = {
                 "id": ident,
@@ -167,12 +167,20 @@ class Blobs:
 
     def _orphans(self, store: EncryptedBlobs, before: datetime) -> Iterator[BlobKey]:
         for stored in store.list(self._prefix):
-            if stored.modified_at < before:
-                with self.gate.database.read() as tx:
-                    living = _is_living(tx, stored.key, now=before)
-                if not living:
-                    store.delete(stored.key)
-                    yield stored.key
+            if stored.modified_at < before and self._remove_orphan(store, stored.key, before):
+                yield stored.key
+
+    def _remove_orphan(self, store: EncryptedBlobs, key: BlobKey, before: datetime) -> bool:
+        """Delete `key` if no blob refers to it; whether. One that is being published just now is waited for."""
+        with self.gate.database.read() as tx:
+            if _is_living(tx, key, now=before):
+                return False
+        with self.gate.database.write() as tx:
+            stop_publishing(tx, key.split("/")[-2])
+            if _is_living(tx, key, now=before):
+                return False
+            store.delete(key)
+        return True
 
 
 def blob_record(tx: Transaction, found: StoredObject) -> Blob:

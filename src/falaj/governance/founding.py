@@ -37,12 +37,20 @@ def found(tx: Transaction, keyring: Keyring, *, administrator: str, now: datetim
     keyring.create(tx, ROOT, now=now)
     person = add_principal(tx, administrator, kind="user", now=now)
     controller = add_principal(tx, "controller", kind="service", now=now)
+    found_service(tx, "model-server", Role.OPERATOR, now=now)
     default = _workspace(new_id("workspace"), DEFAULT_WORKSPACE, now, owner=person.id)
     objects.create(tx, default)
     keyring.create(tx, default.id, now=now)
     for role in (Role.ADMIN, Role.AUDITOR):
         give_role(tx, ROOT, person.id, role)
     give_role(tx, ROOT, controller.id, Role.OPERATOR)
+
+
+def found_service(tx: Transaction, name: str, role: Role, *, now: datetime) -> StoredObject:
+    """A service account of the platform itself, with one role everywhere."""
+    account = add_principal(tx, name, kind="service", now=now)
+    give_role(tx, ROOT, account.id, role)
+    return account
 
 
 def record_founding(tx: Transaction, log: AuditLog, *, administrator: str, now: datetime) -> None:

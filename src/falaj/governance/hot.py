@@ -41,6 +41,7 @@ class HotDoor:
         self._length = window
         self._epoch = RecentEpoch(database)
         self._windows: dict[tuple[str, str | None, str, str], _Window] = {}
+        self._ended: list[_Window] = []
         self._lock = threading.Lock()
 
     def admit(self, caller: Caller, action: str, resource: str, data: bytes = b"") -> None:
@@ -50,14 +51,36 @@ class HotDoor:
         while window is None or window.epoch != self._epoch.value() or not window.count_in(data):
             window = self._open(caller, action, resource)
 
+    def decide(self, caller: Caller, action: str, resource: str) -> None:
+        """Make the decision for `count`, or raise; it reads the database, so not on an event loop."""
+        self._open(caller, action, resource)
+
+    def count(self, caller: Caller, action: str, resource: str, data: bytes, *, epoch: int) -> bool:
+        """Count one call without any I/O; false if no decision of `epoch` or later is in memory: `decide` first."""
+        window = self._windows.get((caller.id, caller.token, action, resource))
+        return window is not None and window.epoch >= epoch and window.count_in(data)
+
     def flush(self, *, all_windows: bool = False) -> None:
         """Append the entries of windows that have ended, or of all."""
         now = self._clock()
         with self._lock:
             over = [k for k, w in self._windows.items() if all_windows or now - w.since >= self._length]
-            ended = [self._windows.pop(key) for key in over]
-        for window in ended:
-            self._audit.append_grouped(window.draft(now, self._audit))
+            self._ended += [self._windows.pop(key) for key in over]
+        self._write_ended()
+
+    def _write_ended(self) -> None:
+        """Append what has ended; what cannot be appended now is tried again, so that no call goes uncounted."""
+        while True:
+            with self._lock:
+                if not self._ended:
+                    return
+                window = self._ended.pop()
+            try:
+                self._audit.append_grouped(window.draft(self._clock(), self._audit))
+            except BaseException:
+                with self._lock:
+                    self._ended.append(window)
+                raise
 
     def _open(self, caller: Caller, action: str, resource: str) -> _Window:
         with self._database.read() as tx:
@@ -77,9 +100,9 @@ class HotDoor:
         window = _Window(epoch, _entry(caller, action, found, decision.rule, self._clock()))
         key = (caller.id, caller.token, action, resource)
         with self._lock:
-            replaced, self._windows[key] = self._windows.get(key), window
-        if replaced is not None:
-            self._audit.append_grouped(replaced.draft(self._clock(), self._audit))
+            self._ended += [replaced] if (replaced := self._windows.get(key)) is not None else []
+            self._windows[key] = window
+        self._write_ended()
         return window
 
     def _refuse(

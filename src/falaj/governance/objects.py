@@ -19,6 +19,8 @@ from falaj.records.objects import StoredObject
 from falaj.records.residency import UNRESTRICTED, Label
 
 _ID = re.compile(r"^[a-z]+_[0-9a-z]{26}$")
+_PART = re.compile(r"^([a-z]+_[0-9a-z]{26})-[0-9][0-9.]*$")
+"""A part of an object, such as one prediction of a batch: whoever refers to it refers to the object."""
 
 _COLUMNS = "id, workspace, kind, name, owner, zone, label, own_label, created_at"
 _BY_ID = f"SELECT {_COLUMNS} FROM governance_objects WHERE id = ? AND deleted_at IS NULL"  # noqa: S608 - constants
@@ -148,6 +150,8 @@ def _label(value: dict[str, Any] | None) -> Label:
 def _lookup(tx: Transaction, reference: str, kind: str | None, workspace: str) -> StoredObject | None:
     if reference == ROOT or is_id(reference):
         return by_id(tx, reference)
+    if (part := _PART.match(reference)) and (whole := by_id(tx, part[1])):
+        return whole
     place, _, rest = reference.rpartition("/")
     prefix, _, name = rest.rpartition(":")
     if prefix and kind and prefix not in KIND_GROUPS.get(kind, (kind,)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import delete, insert
 
@@ -33,3 +34,9 @@ def emit(call: Call) -> None:
             "delivered": False,
         },
     )
+
+
+def announce(call: Call, event: str, *, subject: str, data: dict[str, Any]) -> None:
+    """An event of its own within `call`, such as monitoring.alert; it is told only if the call commits."""
+    row = {"id": new_id("evt"), "type": f"falaj.{event}", "subject": subject, "data": data, "at": call.now}
+    call.tx.execute(_insert, row | {"delivered": False})

@@ -16,8 +16,9 @@ class UserCode:
     """A command of a user's, and all that it may touch.
 
     `directory` is its working directory (writable; do not trust what is left there, links least of all);
-    `readable` are further paths it may read; `hidden` are paths that it must not reach even where the
-    mechanism shows the rest of the machine. `environment` is the whole environment.
+    `readable` are further paths it may read, `devices` further devices it may use; `hidden` are paths that it
+    must not reach even where the mechanism shows the rest of the machine. `environment` is the whole
+    environment.
     """
 
     command: Sequence[str]
@@ -26,6 +27,7 @@ class UserCode:
     readable: Sequence[Path] = ()
     hidden: Sequence[Path] = ()
     network: bool = False
+    devices: Sequence[Path] = ()
 
 
 class Sandbox(Protocol):

@@ -46,6 +46,21 @@ class Server(Record):
         return self
 
 
+class Serving(Record):
+    """Where the model server answers, and how often it writes down what it answered. TLS unless given is the API's.
+
+    With `predictions = "forget"` answers are counted, but neither logged nor watched for drift, and cannot be labelled.
+    """
+
+    bind: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 7481
+    tls: Tls | None = None
+    log_every: Annotated[timedelta, Field(ge=timedelta(milliseconds=100), le=timedelta(minutes=5))] = (
+        timedelta(seconds=5)
+    )
+    predictions: Literal["log", "forget"] = "log"
+
+
 class Metadata(Record):
     """SQLite in the home, or a PostgreSQL whose URL is a secret because it may hold a password."""
 
@@ -108,6 +123,7 @@ class Config(Record):
     """The whole of falaj.toml."""
 
     server: Server = Server()
+    serving: Serving = Serving()
     metadata: Metadata = Metadata()
     zones: Annotated[dict[Name, ZoneConfig], Field(min_length=1)] = {"local": ZoneConfig(jurisdiction="AE")}
     keys: Annotated[KeyFileConfig | Pkcs11Config, Field(discriminator="driver"), _driver("keyfile")] = (
@@ -116,6 +132,18 @@ class Config(Record):
     audit: AuditConfig = AuditConfig()
     policies: tuple[str, ...] = ()
     isolation: Literal["auto", "bubblewrap", "uid", "same-uid"] = "auto"
+
+    @property
+    def tls_of_serving(self) -> Tls | None:
+        return self.serving.tls or self.server.tls
+
+    @model_validator(mode="after")
+    def _serving_has_tls_beyond_loopback(self) -> Config:
+        if self.tls_of_serving is None and not is_loopback(self.serving.bind):
+            raise ValueError(
+                f"serving.bind {self.serving.bind} without TLS is refused; set serving.tls, or bind to 127.0.0.1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_default_zone(self) -> Config:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from falaj.records.names import DataClass, Jurisdiction, Name, ObjectId, Reference, RefersTo, Spelled
 from falaj.records.record import Record
@@ -24,12 +24,23 @@ Column = Annotated[
 Duration = Annotated[timedelta, Field(gt=timedelta(0), le=timedelta(days=36_500))]
 
 
+def _in_utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
+"""A moment; one that does not say where it was is in UTC."""
+
+
 class ColumnType(StrEnum):
     INTEGER = "integer"
     FLOAT = "float"
     BOOLEAN = "boolean"
     TEXT = "text"
     MOMENT = "moment"
+
+
+NUMBERS = (ColumnType.INTEGER, ColumnType.FLOAT)
 
 
 class Feature(Record):
@@ -46,11 +57,12 @@ class Entity(Record):
     key: Column
     type: Annotated[ColumnType, Field(description="integer or text")] = ColumnType.TEXT
 
-    @model_validator(mode="after")
-    def _key_is_comparable(self) -> Self:
-        if self.type not in (ColumnType.INTEGER, ColumnType.TEXT):
+    @field_validator("type")
+    @classmethod
+    def _key_is_comparable(cls, given: ColumnType) -> ColumnType:
+        if given not in (ColumnType.INTEGER, ColumnType.TEXT):
             raise ValueError("the key of an entity is integer or text")
-        return self
+        return given
 
 
 class Function(StrEnum):
@@ -114,6 +126,14 @@ class FeatureView(Record):
         unknown = {each.column for each in self.aggregations} - {column.name for column in self.columns}
         if unknown:
             raise ValueError(f"aggregations are over columns of the view, not {', '.join(sorted(unknown))}")
+        numbers = {column.name for column in self.columns if column.type in NUMBERS}
+        words = [
+            f"{each.name} ({each.function} of {each.column})"
+            for each in self.aggregations
+            if each.function is not Function.COUNT and each.column not in numbers
+        ]
+        if words:
+            raise ValueError(f"only count takes what is neither integer nor float: {', '.join(words)}")
         return self
 
 
@@ -133,11 +153,28 @@ class StoredView(Record):
     created_at: datetime
 
 
+class Change(StrEnum):
+    NEW = "new"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+
+
+class Planned(Record):
+    """What applying a definition comes to. `differences` are the fields that are new in this version of a view."""
+
+    kind: Literal["entity", "view"]
+    name: str
+    change: Change
+    version: int | None = None
+    differences: tuple[str, ...] = ()
+
+
 class Applied(Record):
-    """What applying definitions came to: the entities that are new, and the views as they are now."""
+    """What applying definitions came to: the entities that are new, the views as they are now, and each change."""
 
     entities: tuple[str, ...]
     views: tuple[StoredView, ...]
+    changes: tuple[Planned, ...] = ()
 
 
 class Ingested(Record):
@@ -156,8 +193,16 @@ class PinnedView(Record):
     table_version: int
 
 
+def pin_of(view: StoredView) -> PinnedView:
+    """What is pinned of `view` when its rows are read now."""
+    return PinnedView(view=view.id, version=view.version, table_version=view.table_version or 0)
+
+
 class TrainingSet(Record):
-    """A spine with the features of some views as they were known at each row's time."""
+    """A spine with the features of some views as they were known at each row's time.
+
+    `spine_pin` says which rows the spine was, where it is a view.
+    """
 
     id: ObjectId
     workspace: ObjectId
@@ -165,6 +210,9 @@ class TrainingSet(Record):
     zone: str
     label: Label
     spine: ObjectId
+    spine_pin: PinnedView | None = None
+    since: datetime | None = None
+    until: datetime | None = None
     event_time: str
     views: tuple[PinnedView, ...]
     columns: tuple[str, ...]

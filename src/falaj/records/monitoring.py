@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import AwareDatetime, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, model_validator
 
 from falaj.records.record import Record
 
@@ -19,6 +19,14 @@ FEATURE_LIMIT = 10_000
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Column = Annotated[str, Field(min_length=1, max_length=256)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _infinity(value: object) -> object:
+    """JSON has no infinity: it travels as a word."""
+    return float(str(value)) if value in ("Infinity", "-Infinity") else value
+
+
+Bound = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_infinity)]
 
 
 class Kind(StrEnum):
@@ -62,8 +70,8 @@ class FeatureSketch(SketchRecord):
     count: Count = 0
     nulls: Count = 0
     sketch: Annotated[bytes, Field(max_length=SKETCH_BYTES_LIMIT)] | None = None
-    minimum: Annotated[float, Field(allow_inf_nan=True)] | None = None
-    maximum: Annotated[float, Field(allow_inf_nan=True)] | None = None
+    minimum: Bound | None = None
+    maximum: Bound | None = None
     categories: Annotated[dict[str, Count], Field(max_length=CATEGORY_LIMIT)] = {}
     other: Count = 0
 

@@ -37,3 +37,5 @@ class PlatformStatus(Record):
     pid: int | None = None
     version: str | None = None
     controller: str | None = None
+    models: str | None = None
+    """Where the model server answers; none until something is deployed."""

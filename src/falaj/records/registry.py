@@ -88,11 +88,15 @@ SIDE_FILES = frozenset(
 
 
 class TensorSpec(Record):
-    """One input or output of a model; -1 in `shape` is a dimension of any size, such as the batch."""
+    """One input or output of a model; -1 in `shape` is a dimension of any size, such as the batch.
+
+    `features` are the names of its columns, in order, where they are known.
+    """
 
     name: FeatureName
     dtype: Dtype
     shape: Annotated[tuple[Dimension, ...], Field(max_length=32)] = ()
+    features: Annotated[tuple[FeatureName, ...], Field(max_length=10_000)] = ()
 
 
 class ModelFile(Record):

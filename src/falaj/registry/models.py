@@ -156,6 +156,12 @@ class Models:
         call = current_call()
         return aliases.approve(call, self._opened(call.tx, call.target), alias, comment=comment)
 
+    @operation("models.approvals", resource="model_version", mode=Mode.READ)
+    def approvals(self, model: ModelVersionRef, *, alias: AliasName) -> Page[Approval]:
+        """The approvals of a version for an alias that hold."""
+        call = current_call()
+        return Page(items=tuple(store.approvals_of(call.tx, call.target.id, alias)))
+
     @operation("models.protect", resource="model", allow=Role.ADMIN)
     def protect(self, model: ModelRef, *, alias: AliasName) -> Alias:
         """Let an alias move only to versions that someone other than their author has approved."""

@@ -10,10 +10,12 @@ from falaj.assembly import drivers
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import Platform as Assembled
 from falaj.assembly.platform import assemble
+from falaj.assembly.workbench import job_keeper
 from falaj.control import work
 from falaj.control.controller import Controller
 from falaj.governance.caller import start_thread
 from falaj.sdk.platform import Platform
+from falaj.training import store as jobs
 
 log = logging.getLogger("falaj.embedded")
 
@@ -47,7 +49,7 @@ class EmbeddedController:
         self._thread: threading.Thread | None = None
         if platform.config.metadata.driver == "sqlite":
             with platform.database.read() as tx:
-                if work.unfinished(tx):
+                if work.unfinished(tx) or jobs.are_running(tx):
                     platform.intents.wanted.set()
             self._thread = start_thread(self._run, name="controller")
 
@@ -67,6 +69,7 @@ class EmbeddedController:
             self._platform.rooms,
             lambda: drivers.open_workflows(home, config),
             holder="embedded",
+            jobs=job_keeper(self._platform),
         )
         try:
             controller.run(self._stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -10,6 +10,10 @@ from typing import IO, Any, Self
 from falaj.control.platform import Rooms
 from falaj.records.audit import LogCheck
 from falaj.records.blobs import Blob
+from falaj.records.features import Applied, Ingested, TrainingSet
+from falaj.records.pipelines import StoredPipeline
+from falaj.records.registry import ModelVersion
+from falaj.records.training import Job
 
 CHUNK_BYTES = 1 << 20
 
@@ -30,6 +34,42 @@ class Platform(Rooms):
     def get(self, blob: str) -> bytes:
         """All the bytes of a blob."""
         return b"".join(self.blob.read(blob))
+
+    def apply(self, what: Any, **where: Any) -> Applied:
+        """Bring entities and views to the definitions in a file or folder, or to these records."""
+        from falaj.sdk import features
+
+        return features.apply(self, what, **where)
+
+    def ingest(self, view: str, rows: Any, **where: Any) -> Ingested:
+        """Upload a file (Parquet, CSV or Arrow) or a table, and add its rows to a view."""
+        from falaj.sdk import features
+
+        return features.ingest(self, view, rows, **where)
+
+    def training_set(self, name: str, *, spine: Any, views: Sequence[str], **options: Any) -> TrainingSet:
+        """Join a file, a table or a view with the features of `views`; `options` as of features.training_set."""
+        from falaj.sdk import features
+
+        return features.training_set(self, name, spine=spine, views=views, **options)
+
+    def train(self, script: str | Path, **options: Any) -> Job:
+        """Submit a script with the code around it as a job; `args`, `inputs`, and the other fields of JobSpec."""
+        from falaj.sdk import training
+
+        return training.train(self, script, **options)
+
+    def pipeline(self, script: str | Path, **fields: Any) -> StoredPipeline:
+        """Apply the pipeline that trains by `script`, with the code around it; `fields` are those of Pipeline."""
+        from falaj.sdk.pipelines import apply_pipeline
+
+        return apply_pipeline(self, script, **fields)
+
+    def register(self, job: str, model: str, **where: Any) -> ModelVersion:
+        """Make the model that a job left behind the next version of `model`."""
+        from falaj.control.job_models import register_model
+
+        return register_model(self, self.jobs.show(job), model, **where)
 
     def verify_audit(self) -> LogCheck:
         """The verdict on the audit log: the last word of audit.verify."""

@@ -70,7 +70,7 @@ class Runs:
         `sources` are the objects that the run reads; their restrictions flow into it.
         """
         call = current_call()
-        home = self._experiment(call, experiment)
+        home = self._experiment(call, experiment, home=call.target)
         new = call.create("run", workspace=call.target)
         started = store.create_run(call.tx, new, experiment=home.id, name=name)
         store.put_values(call.tx, params_table, new.id, _as_text(params or {}))
@@ -195,9 +195,8 @@ class Runs:
         store.end_run(call.tx, call.target.id, status=status, now=call.now)
         return store.run_record(call.tx, call.target)
 
-    def _experiment(self, call: Call, name: str) -> StoredObject:
+    def _experiment(self, call: Call, name: str, *, home: StoredObject) -> StoredObject:
         """The experiment of that name. It is not made by `call.create`: what the run reads does not flow into it."""
-        home = call.target
         find = partial(objects.by_name, call.tx, workspace=home.id, kind="experiment", name=name)
         found = find()
         if found is None:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -22,8 +23,11 @@ from falaj.governance.caller import Caller, acting_as
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.identity import Role
 from falaj.records.names import PrincipalId
+from falaj.records.pipelines import Pipeline
+from falaj.records.training import JobSpec
 from falaj.sdk.embedded import open_platform
 from falaj.sdk.remote import far as far_room
+from falaj.training.packing import pack_code
 from model_files import onnx
 from platforms import TWO_ZONES, configuration
 from probe import Probe
@@ -39,11 +43,28 @@ DRIVER = Entity(name="driver", key="driver_id")
 TRIPS = FeatureView(
     name="trips", entities=("driver",), columns=(Feature(name="fare", type=ColumnType.FLOAT),)
 )
+SPEC = JobSpec(name="train", script="train.py", priority=-1)
+LOST = SPEC.model_copy(update={"inputs": {"training": "nothing"}})
+PIPELINE = Pipeline(
+    name="weekly",
+    endpoint="churn",
+    model="churn",
+    spine="nothing",
+    window=timedelta(days=7),
+    views=("nothing",),
+    job=SPEC,
+)
 PICKLE = b"\x80\x04cos\nsystem\n."
 
 
 def uploaded(platform: Any) -> str:
     return str(platform.blob.upload(iter([onnx()])).id)
+
+
+def packed(platform: Any) -> str:
+    with NamedTemporaryFile("w", suffix=".py", prefix="train") as script:
+        code = pack_code(script.name)
+    return str(platform.blob.upload(iter([code.archive])).id)
 
 
 @dataclass
@@ -175,6 +196,15 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda p: p.models.register("churn", files=(p.put("b", PICKLE).id,), paths=("m.pkl",)),
     ),
     "a promotion": ("admin", lambda p: p.models.promote("churn@1", to="champion")),
+    "a job without its code": ("admin", lambda p: p.jobs.submit(SPEC)),
+    "a job on data that is not there": ("admin", lambda p: p.jobs.submit(LOST, code=packed(p))),
+    "a job": ("admin", lambda p: p.jobs.submit(SPEC, code=packed(p)).spec),
+    "an endpoint": ("admin", lambda p: p.endpoints.deploy("churn", model="churn@1").routes),
+    "an endpoint for a stranger": ("sam", lambda p: p.endpoints.show("churn")),
+    "a monitor of nothing": ("admin", lambda p: p.monitoring.watch("nothing", reference="nothing")),
+    "an optimization on nothing": ("admin", lambda p: p.optimization.start("churn@1", data="x", target="y")),
+    "a pipeline without its views": ("admin", lambda p: p.pipelines.apply(PIPELINE)),
+    "pipelines": ("admin", lambda p: p.pipelines.list()),
     "an upload": ("dana", lambda p: p.blob.upload(iter([b"a", b"bc"]), workspace="risk", classes=("pii",))),
     "put": ("admin", lambda p: p.put("put", b"bytes", workspace="risk", zone="frankfurt")),
     "get": ("admin", lambda p: p.get("risk/put")),

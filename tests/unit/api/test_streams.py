@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from sqlalchemy import update
 from cutting_proxy import cutting_proxy
 from doors import Served
 from falaj.control.tables import work as work_table
-from falaj.errors import Conflict, Internal, Interrupted, NotFound, Unavailable
+from falaj.errors import Conflict, Internal, Interrupted, NotFound, Unauthenticated, Unavailable
 from falaj.sdk.platform import Platform
 from falaj.sdk.remote import connect, far
 from probe import SECRET, Note, Probe
@@ -183,6 +184,40 @@ def test_a_role_taken_away_in_the_middle_ends_the_stream(served: Served, platfor
 
         with pytest.raises(NotFound):
             list(stream)
+
+
+@pytest.mark.parametrize("stream", ["bytes", "records", "batches"])
+def test_a_stream_ends_when_its_token_expires(served: Served, platform: Platform, stream: str) -> None:
+    reader = served.connect(served.issue(expires_in=timedelta(minutes=1)))
+    probe = far(Probe, reader.workspace.gate)
+    begin = {
+        "bytes": lambda: probe.pieces(count=500),
+        "records": lambda: probe.notes(count=50_000, text="x" * 1000),
+        "batches": lambda: probe.table(count=500),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(served.parts.gate, "_recheck_s", 0.0)
+        pieces = iter(begin[stream]())
+        next(pieces)
+        served.clock.advance(timedelta(minutes=2))
+
+        with pytest.raises(Unauthenticated if stream == "records" else Interrupted):
+            list(pieces)
+        with pytest.raises(Unauthenticated):
+            reader.user.whoami()
+
+
+def test_a_stream_goes_on_while_its_token_lasts(served: Served, platform: Platform) -> None:
+    reader = served.connect(served.issue(expires_in=timedelta(minutes=3)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(served.parts.gate, "_recheck_s", 0.0)
+        pieces = far(Probe, reader.workspace.gate).pieces(count=100)
+        first = next(pieces)
+        served.clock.advance(timedelta(minutes=2))
+
+        rest = list(pieces)
+
+    assert len(first) + sum(map(len, rest)) == 100 * 65536
 
 
 # ----------------------------------------------------------------------------------------- cut on the way

@@ -6,10 +6,12 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.drivers.duckdb.queries import DuckDbQueries
+from falaj.features.joining import join
 from falaj.features.joins import ARRIVAL, ROW, JoinedView, newest_rows, pair_counts, point_in_time_join
 
 QUERIES = DuckDbQueries(threads=1)
@@ -56,11 +58,12 @@ def _seen(city: str | None, driver: int | None, at: int | None, view: View) -> i
     return best[1]
 
 
-few_moments = st.one_of(st.none(), st.integers(-3, 12))
-cities = st.one_of(st.none(), st.sampled_from(["dubai", "al ain", ""]))
-drivers = st.one_of(st.none(), st.integers(1, 3))
+few_moments = st.sampled_from([None, *range(-3, 13)])
+cities = st.sampled_from([None, "", "al ain", "dubai", "dubai", "dubai", "dubai"])
+drivers = st.sampled_from([None, 3, 2, 1, 1, 1, 1])
 values = st.one_of(st.none(), st.integers(0, 99))
-rows = st.lists(st.builds(Row, cities, drivers, few_moments, few_moments, values), max_size=25)
+row = st.builds(Row, cities, drivers, few_moments, few_moments, values)
+rows = st.one_of(st.lists(row, max_size=3), st.lists(row, min_size=10, max_size=25))
 views = st.builds(
     View,
     rows,
@@ -69,7 +72,7 @@ views = st.builds(
     st.booleans(),
     st.booleans(),
 )
-spines = st.lists(st.tuples(cities, drivers, few_moments), max_size=20)
+spines = st.one_of(st.just([]), st.lists(st.tuples(cities, drivers, few_moments), min_size=8, max_size=20))
 
 
 def table_of(view: View) -> pa.Table:
@@ -110,7 +113,7 @@ def spine_table(spine: list[tuple[Any, ...]]) -> pa.Table:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(spine=spines, joins=st.lists(views, min_size=1, max_size=3))
 def test_the_join_finds_what_looking_at_every_row_finds(
     spine: list[tuple[Any, ...]], joins: list[View]
@@ -131,7 +134,7 @@ def test_the_join_finds_what_looking_at_every_row_finds(
         assert found[f"view{number}__value"].to_pylist() == reference(spine, view)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(spine=spines, joins=st.lists(views, min_size=1, max_size=2))
 def test_pairs_are_counted_as_they_are(spine: list[tuple[Any, ...]], joins: list[View]) -> None:
     sql = pair_counts("spine", [joined(view, number) for number, view in enumerate(joins)])
@@ -149,7 +152,48 @@ def test_pairs_are_counted_as_they_are(spine: list[tuple[Any, ...]], joins: list
         assert (found[f"pairs{number}"], found[f"rows{number}"]) == (pairs, len(view.rows))
 
 
-@settings(max_examples=60)
+@pytest.mark.parametrize("in_pairs", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "ttl", "expected"),
+    [
+        ([Row("dubai", 1, 1, 9, 1), Row("dubai", 1, 5, 5, 2)], None, 2),  # known later, happened earlier
+        ([Row("dubai", 1, 5, 7, 1), Row("dubai", 1, 5, 6, 2)], None, 1),  # of one event, the later created
+        ([Row("dubai", 1, 5, 6, 1), Row("dubai", 1, 5, 6, 2)], None, 2),  # and then the later arrival
+        ([Row("dubai", 1, 5, 11, 1), Row("dubai", 1, 4, 4, 2)], None, 2),  # not known yet
+        ([Row("dubai", 1, 5, 3, 1), Row("dubai", 1, 5, 4, None)], None, None),  # nothing is a value too
+        ([Row("dubai", 1, 5, 5, 1)], 5, 1),
+        ([Row("dubai", 1, 5, 5, 1)], 4, None),  # too old
+    ],
+)
+def test_which_row_counts(rows: list[Row], ttl: int | None, expected: int | None, in_pairs: bool) -> None:
+    view = View(rows, ("city",), ttl, True, in_pairs)
+    sql = point_in_time_join("spine", ["at"], event_time="at", views=[joined(view, 0)])
+
+    found = QUERIES.select(sql, {"spine": spine_table([("dubai", 1, 10)]), "view0": table_of(view)})
+
+    assert found["view0__value"].to_pylist() == [expected] == reference([("dubai", 1, 10)], view)
+
+
+@pytest.mark.parametrize(("spine_rows", "in_pairs"), [(1, True), (4, True), (5, False)])
+def test_a_view_is_sorted_where_its_keys_have_many_rows(spine_rows: int, in_pairs: bool) -> None:
+    asked: list[str] = []
+
+    class Overheard:
+        def select(self, sql: str, inputs: Any) -> Any:
+            asked.append(sql)
+            return QUERIES.select(sql, inputs)
+
+    view = View([Row("dubai", 1, at, at, at) for at in range(6)], ("city",), None, False, False)
+    spine = [("dubai", 1, 3)] * spine_rows
+    inputs = {"spine": spine_table(spine), "view0": table_of(view)}
+
+    found = join(Overheard(), inputs, ["at"], event_time="at", views=[joined(view, 0)])
+
+    assert found["view0__value"].to_pylist() == [3] * spine_rows
+    assert ("ASOF" not in asked[-1]) == in_pairs
+
+
+@settings(max_examples=20)
 @given(view=views)
 def test_the_newest_row_of_a_key_is_what_a_join_at_the_end_of_time_finds(view: View) -> None:
     forever = View([row._replace() for row in view.rows], view.keys, None, view.has_created, False)

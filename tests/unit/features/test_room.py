@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from falaj.errors import Conflict, Damaged, Denied, InvalidInput, NotFound, ResidencyDenied
+from falaj.features import frames
 from falaj.features.tables import views
 from falaj.governance.caller import acting_as
 from falaj.records.features import Aggregation, ColumnType, Entity, Feature, FeatureView, Function
@@ -22,6 +23,7 @@ MOMENT = pa.timestamp("us", "UTC")
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
+CAR = Feature(name="car", type=ColumnType.TEXT)
 DRIVER = Entity(name="driver", key="driver", type=ColumnType.INTEGER)
 CITY = Entity(name="city", key="city")
 TRIPS = FeatureView(
@@ -115,6 +117,15 @@ def test_aggregations_over_unknown_columns_are_refused() -> None:
         FeatureView(name="v", entities=("driver",), columns=TRIPS.columns, aggregations=(wrong,))
 
 
+def test_texts_are_counted_and_not_summed_up() -> None:
+    counted = Aggregation(name="x", column="car", function=Function.COUNT, window=DAY)
+    summed = counted.model_copy(update={"function": Function.SUM})
+
+    FeatureView(name="v", entities=("driver",), columns=TRIPS.columns, aggregations=(counted,))
+    with pytest.raises(ValueError, match="only count"):
+        FeatureView(name="v", entities=("driver",), columns=TRIPS.columns, aggregations=(summed,))
+
+
 # -------------------------------------------------------------------------------------------- ingestion
 
 
@@ -167,6 +178,72 @@ def test_every_column_that_does_not_fit_is_named_and_nothing_is_taken(light_grou
     assert light_ground.features.show("trips").table_version is None
 
 
+def test_the_first_bad_rows_are_named(light_ground: Ground) -> None:
+    light_ground.features.apply(entities=(DRIVER,), views=(TRIPS,))
+    lines = [
+        "driver,at,known,km,car",
+        *(f"{n},2024-06-01T08:00:00Z,2024-06-01 08:00:00,1,x" for n in range(100)),
+    ]
+    lines[8] = "x,2024-06-01T08:00:00Z,,1,x"
+    lines[51] = "y,yesterday,2024-06-01 08:00:00,far,x"
+    blob = light_ground.platform.put("wrong", "\n".join(lines).encode())
+
+    with pytest.raises(InvalidInput) as refused:
+        light_ground.features.ingest("trips", data=blob.id)
+
+    given = {fault.where: fault.given for fault in refused.value.faults}
+    assert given == {
+        "view trips.driver": "string: x, y in rows 8, 51",
+        "view trips.at": "string: yesterday in row 51",
+        "view trips.known": "1 without a value: row 8",
+        "view trips.km": "string: far in row 51",
+    }
+    assert light_ground.features.show("trips").table_version is None
+
+
+def test_texts_of_a_csv_stay_texts(light_ground: Ground) -> None:
+    light_ground.features.apply(
+        entities=(CITY,), views=(FeatureView(name="v", entities=("city",), columns=(CAR,)),)
+    )
+    csv = b"city,event_time,car\n007,2024-06-01T08:00:00Z,0050\n"
+
+    light_ground.features.ingest("v", data=light_ground.platform.put("rows", csv).id)
+
+    rows = light_ground.features.scan("v").read_all()
+    assert (rows["city"].to_pylist(), rows["car"].to_pylist()) == (["007"], ["0050"])
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"\x00\x01\x02", b"ARROW1\0\0 and then nothing"])
+def test_files_without_rows_are_refused(light_ground: Ground, data: bytes) -> None:
+    light_ground.features.apply(entities=(DRIVER,), views=(TRIPS,))
+    blob = light_ground.platform.put("none", data)
+
+    with pytest.raises(InvalidInput):
+        light_ground.features.ingest("trips", data=blob.id)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM other",
+        "SELEC",
+        "DROP TABLE source",
+        "SELECT 1; SELECT 2",
+        "SELECT *, driver FROM source",
+        "SELECT 1 AS x",
+    ],
+)
+def test_sql_that_does_not_fit_is_refused_and_nothing_is_taken(light_ground: Ground, sql: str) -> None:
+    light_ground.features.apply(entities=(DRIVER,), views=(TRIPS.model_copy(update={"sql": sql}),))
+
+    with pytest.raises(InvalidInput):
+        light_ground.features.ingest("trips", data=light_ground.put("rows", trips(MORNING_TRIP)))
+
+    assert light_ground.features.show("trips").table_version is None
+
+
 def test_bytes_that_are_no_rows_are_refused(light_ground: Ground) -> None:
     light_ground.features.apply(entities=(DRIVER,), views=(TRIPS,))
     blob = light_ground.platform.put("broken", b"PAR1 and then nothing")
@@ -195,7 +272,7 @@ def test_a_training_set_sees_what_was_known_and_keeps_every_row(ground: Ground) 
     ground.features.ingest("trips", data=ground.put("rows", trips(MORNING_TRIP, NOON_TRIP)))
     given = spine((1, NOON + HOUR), (1, NOON), (None, NOON), (7, NOON), (1, NOON + DAY + HOUR))
 
-    made = ground.features.training_set(ground.put("spine", given), views=("trips",), name="june")
+    made = ground.features.training_set("june", spine=ground.put("spine", given), views=("trips",))
 
     found = loaded(ground, "june")
     assert found["number"] == [0, 1, 2, 3, 4]
@@ -205,14 +282,30 @@ def test_a_training_set_sees_what_was_known_and_keeps_every_row(ground: Ground) 
     assert [each.name for each in ground.features.training_sets().items] == ["june"]
 
 
+def test_rows_that_do_not_fit_into_memory_are_read_from_their_files(
+    light_ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    light_ground.features.apply(entities=(DRIVER,), views=(TRIPS,))
+    for number, trip in enumerate((MORNING_TRIP, NOON_TRIP)):
+        light_ground.features.ingest("trips", data=light_ground.put(f"rows-{number}", trips(trip)))
+    blob = light_ground.put("spine", spine((1, NOON + HOUR), (1, NOON)))
+
+    light_ground.features.training_set("held", spine=blob, views=("trips",))
+    monkeypatch.setattr(frames, "HELD_BYTES", 0)
+    light_ground.features.training_set("streamed", spine=blob, views=("trips",))
+
+    assert loaded(light_ground, "held") == loaded(light_ground, "streamed")
+    assert loaded(light_ground, "held")["trips__km"] == [9.0, 5.0]
+
+
 def test_a_training_set_does_not_change_when_its_views_do(light_ground: Ground) -> None:
     features = light_ground.features
     features.apply(entities=(DRIVER,), views=(TRIPS,))
     features.ingest("trips", data=light_ground.put("rows", trips(MORNING_TRIP)))
-    features.training_set(light_ground.put("spine", spine((1, NOON))), views=("trips",), name="before")
+    features.training_set("before", spine=light_ground.put("spine", spine((1, NOON))), views=("trips",))
 
     features.ingest("trips", data=light_ground.put("more", trips((1, NOON, NOON, 7.0, None))))
-    features.training_set("spine", views=("trips",), name="after")
+    features.training_set("after", spine="blob:spine", views=("trips",))
 
     assert loaded(light_ground, "before")["trips__km"] == [5.0]
     assert loaded(light_ground, "after")["trips__km"] == [7.0]
@@ -229,7 +322,7 @@ def test_aggregations_sum_up_the_window_before_each_row(light_ground: Ground) ->
     light_ground.features.ingest("trips", data=light_ground.put("rows", rows))
     given = spine((1, NOON), (1, NOON + 2 * HOUR), (1, NOON + 9 * HOUR), (2, NOON))
 
-    light_ground.features.training_set(light_ground.put("spine", given), views=("trips",), name="sums")
+    light_ground.features.training_set("sums", spine=light_ground.put("spine", given), views=("trips",))
 
     found = loaded(light_ground, "sums")
     assert found["trips__sum_3h"] == [0.0, 3.0, 9.0, None]
@@ -244,7 +337,7 @@ def test_an_aggregation_is_not_seen_before_its_last_row_was_known(light_ground: 
     light_ground.features.ingest("trips", data=light_ground.put("rows", trips(MORNING_TRIP, NOON_TRIP)))
     given = spine((1, NOON), (1, NOON + HOUR))
 
-    light_ground.features.training_set(light_ground.put("spine", given), views=("trips",), name="sums")
+    light_ground.features.training_set("sums", spine=light_ground.put("spine", given), views=("trips",))
 
     assert loaded(light_ground, "sums")["trips__km_sum"] == [5.0, 14.0]
 
@@ -263,7 +356,7 @@ def test_a_spine_that_does_not_fit_is_refused(light_ground: Ground, given: pa.Ta
     light_ground.features.ingest("trips", data=light_ground.put("rows", trips(MORNING_TRIP)))
 
     with pytest.raises(InvalidInput):
-        light_ground.features.training_set(light_ground.put("spine", given), views=("trips",), name="none")
+        light_ground.features.training_set("none", spine=light_ground.put("spine", given), views=("trips",))
 
     assert light_ground.features.training_sets().items == ()
 
@@ -276,11 +369,11 @@ def test_restrictions_of_the_rows_flow_into_the_view_and_the_training_set(ground
     ground.features.ingest("trips", data=ground.put("rows", trips(MORNING_TRIP), only=("AE",)))
     ground.put("spine", spine((1, NOON)))
 
-    made = ground.features.training_set("spine", views=("trips",), name="june")
+    made = ground.features.training_set("june", spine="blob:spine", views=("trips",))
 
     assert ground.features.show("trips").label.only == made.label.only == {"AE"}
     with pytest.raises(ResidencyDenied) as refused:
-        ground.features.training_set("spine", views=("trips",), name="abroad", zone="frankfurt")
+        ground.features.training_set("abroad", spine="blob:spine", views=("trips",), zone="frankfurt")
     assert refused.value.details["path"] == ["blob:rows", "view:trips"]
 
 

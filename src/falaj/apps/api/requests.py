@@ -18,6 +18,9 @@ from falaj.records.names import new_id
 CHUNK_S = 60.0
 """So long an upload may say nothing."""
 
+BODY_S = 60.0
+"""So long any other body may take as a whole."""
+
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
@@ -29,11 +32,12 @@ async def read_body(request: Request, *, limit: int) -> bytes:
         raise _too_large(declared, limit)
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise _too_large(f"more than {limit}", limit)
-    except ClientDisconnect:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(f"more than {limit}", limit)
+    except (ClientDisconnect, TimeoutError):
         raise Interrupted("the request broke off; nothing was done, send it again") from None
     return bytes(body)
 

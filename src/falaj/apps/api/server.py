@@ -83,6 +83,12 @@ class LimitedHeaders(HttpToolsProtocol):
         self._head_came()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        """What else comes, be it the rest of a body that nobody reads, is no reason to keep the connection."""
+        super().on_response_complete()
+        if self.cycle.response_complete:
+            self._await_head()
+
     def _await_head(self) -> None:
         self._head_came()
         self._deadline = self.loop.call_later(HEAD_S, self.transport.close)

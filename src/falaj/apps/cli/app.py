@@ -24,6 +24,9 @@ COMMANDS = {
     "status": ("Say whether a platform runs on the home, and where.", "running"),
     "down": ("Stop the platform that runs on the home.", "running"),
     "doctor": ("Check the installation and the home, and say what mends them.", "diagnosis"),
+    "apply": ("Bring entities and feature views to the definitions in files.", "applying"),
+    "train": ("Run a training script as a job, and follow it.", "training"),
+    "deploy": ("Answer requests with a model version.", "serving"),
     "login": ("Sign in to a platform, and keep the credential.", "signin"),
     "config": ("Check falaj.toml, or show it with its defaults.", "configuration"),
     "completion": ("Print the completion script of a shell.", "completion"),
@@ -45,8 +48,13 @@ ROOMS = {
     "work": "Long work: watch it, cancel it.",
     "platform": "The platform that answers: its version, controller and metrics.",
     "runs": "Runs of experiments: parameters, metrics, artifacts.",
+    "jobs": "Jobs: list them, read their logs, wait, cancel, retry, explain.",
     "features": "Features: define views, take rows in, make training sets, read online.",
     "models": "Models: register versions, promote, approve, roll back, verify.",
+    "endpoints": "Endpoints: deploy model versions, route requests, read predictions and scores.",
+    "monitoring": "Monitors: drift of endpoints against their training sets, and alerts.",
+    "optimization": "Optimizations: faster variants of a model, measured, accepted or refused.",
+    "pipelines": "Pipelines: train anew, try beside the champion, promote or roll back.",
 }
 """Every room in one line, so that the help of the root imports none of them."""
 

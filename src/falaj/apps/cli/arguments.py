@@ -136,10 +136,14 @@ def _from_markers(annotation: Any) -> str:
         if isinstance(marker, RefersTo) and marker.kind is None:
             return "An id, or kind:name."
         if isinstance(marker, RefersTo):
-            return f"{REFERENCES.get(marker.kind or '', f'A {marker.kind}')}: its name or id."
+            return f"{REFERENCES.get(marker.kind or '') or _with_article(marker.kind or '')}: its name or id."
         if isinstance(marker, PlacedIn):
             return "A zone; falaj zone list names them."
     return ""
+
+
+def _with_article(kind: str) -> str:
+    return f"{'An' if kind[:1] in 'aeiou' else 'A'} {kind.replace('_', ' ')}"
 
 
 def _markers(annotation: Any) -> list[Any]:

@@ -6,7 +6,6 @@ It stays text as far as it can: the operation's own check says what is wrong wit
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,8 @@ from falaj.apps.cli.arguments import Typed, command_path, typed_parameters
 from falaj.apps.cli.values import duration
 from falaj.errors import Fault, InvalidInput
 from falaj.governance.operations import Operation
-
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-DURATION_RULE = "a number followed by s, m, h or d"
+from falaj.records import durations
+from falaj.records.durations import read_duration
 
 EXAMPLES = {
     "actions": "blob.read",
@@ -106,17 +104,16 @@ def _split(part: str, how: Typed) -> list[str]:
 
 def _read(text: Any, how: Typed) -> Any:
     if how.kind == "duration":
-        return _length_of_time(text, how.spelled)
+        return length_of_time(text, how.spelled)
     return _json(text, how.spelled) if how.kind == "json" else text
 
 
-def _length_of_time(text: str, where: str) -> timedelta | str:
-    found = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
-    if found:
-        return timedelta(**{UNITS[found[2]]: int(found[1])})
+def length_of_time(text: str, where: str) -> timedelta | str:
+    if (found := read_duration(text)) is not None:
+        return found
     if text.upper().startswith("P"):  # ISO 8601
         return text
-    raise InvalidInput.at(where, given=text, allowed=DURATION_RULE, fix=f"{where} 30d")
+    raise InvalidInput.at(where, given=text, allowed=durations.RULE, fix=f"{where} 30d")
 
 
 def _json(text: str, where: str) -> Any:

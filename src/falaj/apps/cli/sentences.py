@@ -8,10 +8,15 @@ from typing import Any, NamedTuple
 
 from falaj.apps.cli.values import plural, size, text_of
 from falaj.records.blobs import Blob
+from falaj.records.features import Materialized
 from falaj.records.identity import Grant, Group, Principal, SignInLink, Token, Workspace
 from falaj.records.keys import Destruction, Rotation
 from falaj.records.objects import Labelled
+from falaj.records.pipelines import StoredPipeline
 from falaj.records.policy import Policy
+from falaj.records.registry import Alias, Approval, ModelVersion, Promotion
+from falaj.records.serving import DeployedEndpoint, Scored
+from falaj.records.training import Job
 from falaj.records.work import Work
 
 
@@ -153,12 +158,104 @@ def _copying(made: Work, given: Given) -> Said:
     )
 
 
+def _optimizing(made: Work, given: Given) -> Said:
+    return Said(f"work {made.id} measures variants of {given['model']}", (("next", f"work watch {made.id}"),))
+
+
 def _swept(made: Any, given: Given) -> Said:
     return Said(f"{plural(made.removed, 'leftover')} removed")
 
 
+def _materialized(made: Materialized, given: Given) -> Said:
+    words = f"{given['view']}: the newest of {plural(made.keys, 'key')} online, version {made.version}"
+    return Said(words, (("next", _of("features read", given["view"], "KEY")),))
+
+
 def _cancelled(made: Work, given: Given) -> Said:
     return Said(f"work {made.id} stops before its next step", (("next", f"work watch {made.id}"),))
+
+
+def _submitted(made: Job, given: Given) -> Said:
+    return Said(f"job {made.id} ({made.name}) is queued", (("next", f"jobs logs {made.id} --follow"),))
+
+
+def _job_cancelled(made: Job, given: Given) -> Said:
+    words = "is cancelled" if made.state.ended else "is asked to end, and killed if it does not"
+    return Said(f"job {made.id} {words}", (("undo", f"jobs retry {made.id}"),))
+
+
+def _deployed(made: DeployedEndpoint, given: Given) -> Said:
+    shares = ", ".join(f"{made.model}@{each.version} ({each.weight})" for each in made.routes)
+    where = f"\n  at     {made.url}/infer" if made.url else "\n  at     an address that 'falaj up' gives it"
+    undo = " ".join(f"{each.version}={each.weight}" for each in made.previous)
+    named = _endpoint(made, given)
+    back = f"endpoints route {named} {undo}" if made.previous else f"endpoints remove {named}"
+    return Said(
+        f"{made.name} is answered by {shares}{where}",
+        (("next", f"endpoints stats {named}"), ("undo", back)),
+    )
+
+
+def _endpoint(made: DeployedEndpoint, given: Given) -> str:
+    """As it was typed, or by the name that it was given."""
+    place = f"{given['workspace']}/" if given.get("workspace") else ""
+    return shlex.quote(str(given.get("endpoint") or f"{place}{made.name}"))
+
+
+def _removed(made: DeployedEndpoint, given: Given) -> Said:
+    undo = f"deploy {made.model}@{made.routes[0].version} --name {made.name}"
+    return Said(f"{made.name} answers no more; its predictions stay", (("undo", undo),))
+
+
+def _scored(made: Scored, given: Given) -> Said:
+    unknown = f"; {plural(len(made.unknown), 'prediction')} not in the log (yet)" if made.unknown else ""
+    return Said(
+        f"{plural(made.stored, 'label')} stored, {made.replaced} in place of earlier ones{unknown}",
+        (("next", _of("endpoints stats", given["endpoint"])),),
+    )
+
+
+def _registered(made: ModelVersion, given: Given) -> Said:
+    words = f"{made.reference} is registered: {made.format}, {size(made.size_bytes)}, signed"
+    follow = (
+        ("next", f"models promote {made.reference} --to champion"),
+        ("next", f"deploy {made.reference}"),
+    )
+    return Said(words, follow)
+
+
+def _promoted(made: Promotion, given: Given) -> Said:
+    change, was = made.change, f" (was {made.change.previous})" if made.change.previous else ""
+    approved = f", approved by {', '.join(made.approved_by)}" if made.approved_by else ""
+    undo = (("undo", f"models rollback {made.model} --alias {change.alias}"),) if change.previous else ()
+    return Said(f"{change.version} is {change.alias}{was}{approved}", undo)
+
+
+def _approved(made: Approval, given: Given) -> Said:
+    follow = f"models promote {made.version} --to {made.alias}"
+    return Said(f"{made.version} is approved for {made.alias} by {made.by}", (("next", follow),))
+
+
+def _protected(made: Alias, given: Given) -> Said:
+    words = f"{made.alias} moves only to versions that someone other than their author has approved"
+    return Said(words, (("next", f"models approve VERSION --alias {made.alias}"),))
+
+
+def _pipeline_applied(made: StoredPipeline, given: Given) -> Said:
+    plan = made.definition
+    starts = [words for words, on in (("drift", plan.on_drift), (f"every {plan.every}", plan.every)) if on]
+    words = f"pipeline {plan.name} trains {plan.model} anew for {plan.endpoint}"
+    words += f"; started by {' and '.join([*starts, 'a person'])}"
+    return Said(words, (("next", f"pipelines start {plan.name}"),))
+
+
+def _pipeline_started(made: Work, given: Given) -> Said:
+    return Said(f"work {made.id} trains anew", (("next", f"work watch {made.id}"),))
+
+
+def _canary_started(made: Work, given: Given) -> Said:
+    words = f"work {made.id} tries {given['model']} on {given['endpoint']}"
+    return Said(words, (("next", f"work watch {made.id}"),))
 
 
 def _of(start: str, *words: Any) -> str:
@@ -190,5 +287,22 @@ SENTENCES: dict[str, Callable[[Any, Given], Said]] = {
     "blob.delete": _deleted,
     "blob.copy": _copying,
     "blob.sweep": _swept,
+    "optimization.start": _optimizing,
     "work.cancel": _cancelled,
+    "endpoints.deploy": _deployed,
+    "endpoints.route": _deployed,
+    "endpoints.remove": _removed,
+    "endpoints.feedback": _scored,
+    "jobs.submit": _submitted,
+    "jobs.retry": _submitted,
+    "jobs.cancel": _job_cancelled,
+    "features.materialize": _materialized,
+    "models.register": _registered,
+    "models.promote": _promoted,
+    "models.rollback": _promoted,
+    "models.approve": _approved,
+    "models.protect": _protected,
+    "pipelines.apply": _pipeline_applied,
+    "pipelines.start": _pipeline_started,
+    "pipelines.canary": _canary_started,
 }

@@ -12,15 +12,20 @@ from pydantic import BaseModel
 from falaj.apps.cli.values import printable, text_of
 
 COLUMNS: dict[str, tuple[str, ...]] = {
+    "Alert": ("id", "state", "version", "columns", "since", "until", "rows", "windows"),
     "Allowed": ("principal", "kind", "rule"),
     "AuditEntry": ("seq", "at", "caller", "action", "outcome", "rule", "objects"),
     "Blob": ("name", "size_bytes", "zone", "label", "created_at", "committed", "id"),
     "Group": ("name", "members", "id"),
+    "Job": ("id", "name", "state", "attempt", "progress", "submitted_at", "ended_at", "reason"),
     "LineageNode": ("depth", "kind", "name", "zone", "label", "id"),
+    "Monitor": ("name", "endpoint", "training_set", "reference_rows", "alert", "created_at", "id"),
+    "Optimization": ("id", "model", "data", "target", "job", "created_at"),
     "Policy": ("name", "workspace", "version", "published_at", "id"),
     "Principal": ("name", "kind", "disabled", "created_at", "id"),
     "StoredObject": ("name", "kind", "zone", "label", "created_at", "id"),
     "Token": ("id", "principal", "purpose", "workspace", "actions", "expires_at", "revoked_at"),
+    "TrainingSet": ("name", "rows", "event_time", "zone", "label", "created_at", "id"),
     "Work": ("id", "workflow", "state", "step", "steps", "doing", "created_at"),
     "Workspace": ("name", "created_at", "id"),
 }

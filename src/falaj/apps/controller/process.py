@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Mapping
 
@@ -13,7 +12,9 @@ from falaj.apps.logs import log_to
 from falaj.assembly import drivers
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
+from falaj.assembly.workbench import job_keeper
 from falaj.control.controller import Controller, Pace
+from falaj.control.holders import holder_name
 from falaj.control.workflows import WORKFLOWS, Workflow
 
 
@@ -31,9 +32,10 @@ def main(*, pace: Pace = Pace(), workflows: Mapping[str, Workflow] = WORKFLOWS) 
         platform.gate,
         platform.rooms,
         lambda: drivers.open_workflows(home, platform.config),
-        holder=f"{socket.gethostname()}:{os.getpid()}",
+        holder=holder_name(),
         pace=pace,
         workflows=workflows,
+        jobs=job_keeper(platform),
     )
     controller.run(stop)
     platform.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import sqlalchemy as sa
@@ -38,6 +41,7 @@ class DbosWorkflows:
             "use_listen_notify": False,
         }
         if url.startswith("sqlite"):
+            _make_whole(Path(url.removeprefix("sqlite:///")))
             config["system_database_engine"] = _wal_engine(url)
         _drop_closed_handlers()
         self._bodies: dict[str, Body] = {}
@@ -136,6 +140,16 @@ def _revive(value: dict[str, Any]) -> Any:
     if set(value) == {"__error__"}:
         return rebuild(*value["__error__"])
     return value
+
+
+def _make_whole(path: Path) -> None:
+    """Make the database under another name first: dbos migrates in many steps, and a half-made one is of no use."""
+    if path.exists():
+        return
+    with TemporaryDirectory(dir=path.parent, prefix="workflows-") as folder:
+        draft = Path(folder) / "new.db"
+        DBOS.migrate(f"sqlite:///{draft}")
+        os.replace(draft, path)
 
 
 def _wal_engine(url: str) -> sa.Engine:

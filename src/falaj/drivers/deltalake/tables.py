@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from pathlib import Path
 
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from falaj.errors import Conflict, NotFound, Unavailable
 from falaj.ports.tables import ArrowDataset, ArrowRows, TableKey
+
+MARK = "falaj.write"
+"""Under this key a commit says which write it was: the newest version may be another writer's already."""
 
 
 class DeltaTables:
@@ -37,12 +41,20 @@ class DeltaTables:
         path = self._path(table)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            write_deltalake(str(path), rows, mode="overwrite", schema_mode="overwrite")
+            found = DeltaTable(str(path)) if DeltaTable.is_deltatable(str(path)) else None
+            before = -1 if found is None else found.version()
+            mark = CommitProperties(custom_metadata={MARK: (token := uuid.uuid4().hex)})
+            write_deltalake(
+                found or str(path), rows, mode="overwrite", schema_mode="overwrite", commit_properties=mark
+            )
+            version = _version_of(DeltaTable(str(path)), token)
         except CommitFailedError as error:
             raise Conflict(f"table {table}: another writer came between; try again") from error
         except DeltaError as error:
             raise Unavailable(f"table {table} cannot be written: {error}") from error
-        return int(DeltaTable(str(path)).version())
+        if version != before + 1:  # then it holds the other writer's rows too
+            raise Conflict(f"table {table}: another writer came between; try again")
+        return version
 
     def read(self, table: TableKey, *, version: int) -> ArrowDataset:
         return self._open(table, version=version).to_pyarrow_dataset()
@@ -59,3 +71,7 @@ class DeltaTables:
 
     def _path(self, table: TableKey) -> Path:
         return self._root / table
+
+
+def _version_of(table: DeltaTable, token: str) -> int:
+    return next(int(commit["version"]) for commit in table.history() if commit.get(MARK) == token)

@@ -35,6 +35,8 @@ SETTINGS = (
     "/etc/ssl/openssl.cnf",
 )
 NETWORK_SETTINGS = ("/etc/hosts", "/etc/resolv.conf")
+# Without the network there is still a loopback, and programs call it by its name.
+LOOPBACK_HOSTS = Path(__file__).with_name("hosts")
 SCRATCH = ("--perms", "1777", "--tmpfs")
 
 
@@ -76,7 +78,7 @@ def as_user() -> list[str]:
 
 def apart(code: UserCode) -> list[str]:
     """bwrap's arguments for namespaces and for the life of the process."""
-    network = [] if code.network else ["--unshare-net"]
+    network = [] if code.network else ["--unshare-net", "--hostname", "localhost"]
     namespaces = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", *network]
     return [*namespaces, "--die-with-parent", "--new-session"]
 
@@ -122,8 +124,11 @@ def visible(code: UserCode) -> Iterable[Mount]:
             yield shown(path)
     settings = SETTINGS + NETWORK_SETTINGS if code.network else SETTINGS
     yield from (shown(path) for path in map(Path, settings) if path.exists())
+    if not code.network:
+        yield Mount(("--ro-bind",), LOOPBACK_HOSTS, Path("/etc/hosts"))
     yield from (shown(path) for path in python_folders())
     yield from (shown(path) for path in code.readable)
+    yield from (Mount(("--dev-bind",), path.resolve(), path.absolute()) for path in code.devices)
     yield Mount(("--bind",), code.directory.resolve(), code.directory.absolute())
 
 

@@ -7,13 +7,14 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert, select
 
-from falaj.errors import Conflict, Tampered
+from falaj.errors import Conflict, Tampered, Unavailable
 from falaj.governance.audit.merkle import Frontier
 from falaj.governance.audit.verify import canonical, head_message, key_id, leaf_hash
 from falaj.governance.tables import audit_heads, audit_state
@@ -175,67 +176,87 @@ def entry_of(text: str) -> dict[str, Any]:
 
 
 class _Group:
-    """Commits for many at once: whoever comes while nobody commits leads, and commits for all who wait by then."""
+    """Commits for many at once: whoever comes while nobody commits leads, and commits for all who wait by then.
+
+    Ctrl-C may come at any moment, in the main thread: it is raised there alone, and nobody waits for that thread.
+    """
 
     def __init__(self, commit: Callable[[Sequence[Draft]], None]) -> None:
         self._commit = commit
         self._lock = threading.Lock()
         self._waiting: list[_Ticket] = []
-        self._led = False
+        self._leader: _Ticket | None = None
 
     def submit(self, draft: Draft) -> None:
         ticket = _Ticket(draft)
-        with self._lock:
-            self._waiting.append(ticket)
-            leads, self._led = not self._led, True
-        if not leads:
-            self._wait(ticket)
-        if not ticket.done:
-            self._lead()
+        try:
+            with self._lock:
+                self._waiting.append(ticket)
+                self._leader = self._leader or ticket
+            if self._leader is not ticket:
+                ticket.turn.acquire()
+            if not ticket.done:
+                self._lead(ticket)
+        except BaseException:
+            self._abandon(ticket)
+            raise
         if ticket.error is not None:
             raise ticket.error
 
-    def _wait(self, ticket: _Ticket) -> None:
-        try:
-            ticket.turn.acquire()
-        except BaseException:  # Ctrl-C: nobody may be left waiting for this one
-            with self._lock:
-                if not ticket.leads and ticket in self._waiting:
-                    self._waiting.remove(ticket)
-            if ticket.leads:
-                self._lead()
-            raise
-
-    def _lead(self) -> None:
+    def _lead(self, ticket: _Ticket) -> None:
         """Commit for all who wait, wake them, and hand the lead to one who came in the meantime."""
-        with self._lock:
-            group, self._waiting = self._waiting, []
-        error: BaseException | None = None
+        group: list[_Ticket] = []
+        error: Exception | None = Unavailable(
+            "the audit log was interrupted while it recorded this; try again"
+        )
         try:
-            self._commit([ticket.draft for ticket in group])
-        except BaseException as failure:
+            with self._lock:
+                group, self._waiting = self._waiting, []
+            self._commit([each.draft for each in group])
+            error = None
+        except Exception as failure:
             error = failure
+        finally:
+            try:
+                self._hand_on(ticket, group, error)
+            except BaseException:  # Ctrl-C: once more, what was done stays done
+                self._hand_on(ticket, group, error)
+                raise
+
+    def _hand_on(self, ticket: _Ticket, group: Sequence[_Ticket], error: Exception | None) -> None:
+        for each in group:
+            each.done, each.error = True, error
         with self._lock:
-            following = self._waiting[0] if self._waiting else None
-            self._led = following is not None
-            if following is not None:
-                following.leads = True
-        for ticket in group:
-            ticket.done, ticket.error = True, error
-            ticket.turn.release()
+            if self._leader is ticket:
+                self._leader = self._waiting[0] if self._waiting else None
+            following = self._leader
+        for each in group:
+            each.wake()
         if following is not None:
-            following.turn.release()
+            following.wake()
+
+    def _abandon(self, ticket: _Ticket) -> None:
+        """Nobody will come back for `ticket`: take it out, or do what others wait for it to do."""
+        with self._lock:
+            leads = self._leader is ticket
+            if ticket in self._waiting and not leads:
+                self._waiting.remove(ticket)
+        if leads:
+            self._lead(ticket)
 
 
 class _Ticket:
     """One who waits for a commit; `turn` opens when it is done, or when it is this one's turn to lead."""
 
-    __slots__ = ("done", "draft", "error", "leads", "turn")
+    __slots__ = ("done", "draft", "error", "turn")
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.done = False
-        self.leads = False
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.turn = threading.Lock()
         self.turn.acquire()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # it was woken already
+            self.turn.release()

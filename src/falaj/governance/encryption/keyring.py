@@ -136,8 +136,13 @@ def require_living_key(tx: Transaction, workspace: str) -> None:
     living = select(data_keys.c.version).where(
         data_keys.c.workspace == workspace, data_keys.c.wrapped.is_not(None)
     )
-    if tx.execute(living.limit(1)).first() is None:
+    if tx.execute(living.limit(1).with_for_update(read=True)).first() is None:  # none is, until `tx` ends
         raise KeyUnavailable(f"the data keys of workspace {workspace} were destroyed")
+
+
+def stop_publishing(tx: Transaction, workspace: str) -> None:
+    """Until `tx` ends, nobody gets past `require_living_key` for `workspace`; waits for those who did."""
+    tx.execute(select(data_keys.c.version).where(data_keys.c.workspace == workspace).with_for_update())
 
 
 def _living(rows: Sequence[RowMapping]) -> list[RowMapping]:

@@ -59,11 +59,11 @@ class Keys:
 
     def _destroy(self) -> Destruction:
         call = current_call()
-        kept = select(func.count()).where(objects.c.workspace == call.target.id, objects.c.kind == "blob")
-        blobs = int(call.tx.execute(kept).scalar_one())
         versions = self._keyring.destroy(call.tx, call.target.id, now=call.now)
         if not versions:
             raise Conflict(f"the keys of workspace {call.target.name} are destroyed already")
+        kept = select(func.count()).where(objects.c.workspace == call.target.id, objects.c.kind == "blob")
+        blobs = int(call.tx.execute(kept).scalar_one())  # after the keys: an upload may have been waited for
         return Destruction(
             workspace=call.target.name, versions=tuple(versions), blobs=blobs, destroyed_at=call.now
         )

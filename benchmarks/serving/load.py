@@ -1,0 +1,90 @@
+"""A load generator in a process of its own: so many connections, each with one request under way at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import sys
+import time
+
+import uvloop
+
+
+class Client(asyncio.Protocol):
+    """Sends the next request as soon as an answer is complete; checks that each is a 200 of full length."""
+
+    def __init__(self, request: bytes, times: list[float]) -> None:
+        self._request = request
+        self._times = times
+        self._got = b""
+        self._length = 0
+        self.failures = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        got = self._got + data if self._got else data
+        head = got.find(b"\r\n\r\n")
+        if head < 0 or len(got) < head + 4 + self._body(got[:head]):
+            self._got = got
+            return
+        self._got = b""
+        self.failures += not got.startswith(b"HTTP/1.1 200")
+        self._times.append(time.perf_counter() - self._began)
+        self._send()
+
+    def _send(self) -> None:
+        self._began = time.perf_counter()
+        self._transport.write(self._request)
+
+    def _body(self, head: bytes) -> int:
+        at = head.lower().index(b"content-length:") + 15
+        return int(head[at : at + 12].split(b"\r\n")[0])
+
+
+def infer_request(path: str, token: str, *, width: int, seed: int) -> bytes:
+    """One JSON row of `width` floats with four decimals."""
+    draw = random.Random(seed)
+    row = [round(draw.gauss(0, 1), 4) for _ in range(width)]
+    body = json.dumps(
+        {"inputs": [{"name": "x", "shape": [1, width], "datatype": "FP32", "data": row}]}
+    ).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def main(port: int, connections: int, seconds: float, warm_up_s: float, token: str) -> None:
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+    clients = []
+    for number in range(connections):
+        request = infer_request("/v2/models/a/infer", token, width=32, seed=number)
+        _, client = await loop.create_connection(lambda r=request: Client(r, times), "127.0.0.1", port)
+        clients.append(client)
+    await asyncio.sleep(warm_up_s)
+    times.clear()
+    began, spent = time.perf_counter(), cpu_seconds()
+    await asyncio.sleep(seconds)
+    taken, spent = time.perf_counter() - began, cpu_seconds() - spent
+    found = sorted(times)
+    told = {
+        "rate": len(found) / taken,
+        "p50_ms": found[len(found) // 2] * 1e3,
+        "p99_ms": found[len(found) * 99 // 100] * 1e3,
+        "failures": sum(client.failures for client in clients),
+        "generator_cpu": spent / taken,
+    }
+    print(json.dumps(told), flush=True)
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5]))

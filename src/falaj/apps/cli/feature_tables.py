@@ -1,0 +1,84 @@
+"""Views, training sets and online features as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from falaj.apps.cli.sentences import Said
+from falaj.apps.cli.tables import show_fields, show_rows, show_text
+from falaj.apps.cli.values import plural, text_of
+from falaj.records.features import OnlineRows, StoredView, TrainingSet
+
+
+def made_sentence(made: TrainingSet) -> Said:
+    """What to say of a new training set."""
+    shape = f"{plural(made.rows, 'row')}, {plural(len(made.columns), 'column')}, {plural(len(made.views), 'view')}"
+    return Said(
+        f"training set {made.name} is made: {shape}, in zone {made.zone}, {made.label.describe()}",
+        (("next", f"features load {made.name} --output {made.name}.arrow"),),
+    )
+
+
+def show_views(views: Sequence[StoredView]) -> None:
+    """One row per view."""
+    headings = ["name", "version", "of", "features", "rows", "online", "ttl", "zone", "label"]
+    show_rows(headings, [_line(view) for view in views])
+
+
+def _line(view: StoredView) -> list[str]:
+    definition = view.definition
+    return [
+        definition.name,
+        str(view.version),
+        ", ".join(definition.entities),
+        str(len(definition.features)),
+        str(view.rows),
+        _online(view),
+        text_of(definition.ttl),
+        view.zone,
+        view.label.describe(),
+    ]
+
+
+def _online(view: StoredView) -> str:
+    if view.online_version is None:
+        return "no"
+    return "yes" if view.online_version == view.table_version else "behind"
+
+
+def show_view(view: StoredView) -> None:
+    """All that a view is: its facts, its features, its SQL."""
+    definition = view.definition
+    shown = {
+        "name": f"{definition.name}, version {view.version}",
+        "id": view.id,
+        "keys": ", ".join(f"{key.name} ({key.type})" for key in view.keys),
+        "event time": definition.event_time,
+        "created time": text_of(definition.created_time),
+        "ttl": text_of(definition.ttl),
+        "rows": f"{view.rows}"
+        + ("" if view.table_version is None else f", table version {view.table_version}"),
+        "online": _online(view),
+        "zone": view.zone,
+        "label": view.label.describe(),
+        "created": text_of(view.created_at),
+    }
+    show_fields(shown)
+    print()
+    summed = {
+        each.name: f"{each.function} of {each.column} over {text_of(each.window)}"
+        for each in definition.aggregations
+    }
+    rows = [[each.name, each.type.value, summed.get(each.name, "as stored")] for each in definition.features]
+    show_rows(["feature", "type", "how"], rows)
+    if definition.sql:
+        print("\nsql")
+        show_text(definition.sql)
+
+
+def show_online(found: OnlineRows) -> None:
+    """One row per key."""
+    rows = [
+        [row.key, text_of(row.event_time), *(text_of(value) for value in row.values)] for row in found.rows
+    ]
+    show_rows(["key", "event", *found.features], rows)

@@ -1,0 +1,106 @@
+"""Follow a job: its log as it is printed, and below it how far it is."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from falaj.apps.cli.values import printable
+from falaj.errors import Interrupted, Unavailable
+from falaj.records.training import Job
+from falaj.sdk.platform import Platform
+
+LINE_EVERY_S = 10.0
+LOOK_EVERY_S = 1.0
+PATIENCE_S = 60.0
+
+Tell = Callable[[Job], None]
+
+
+def follow_job(platform: Platform, job: Job, *, to: TextIO) -> Job:
+    """Print the log of `job` until it ends; the job as it is then."""
+    over = threading.Event()
+    with _progress(job.name) as tell:
+        watcher = threading.Thread(target=_watch, args=(platform, job.id, over, tell), daemon=True)
+        watcher.start()
+        try:
+            print_log(platform, job.id, follow=True, offset=0, to=to)
+        except KeyboardInterrupt:
+            print(f"job {job.id} was not cancelled; falaj jobs cancel {job.id} does that", file=sys.stderr)
+            raise
+        finally:
+            over.set()
+            watcher.join(2 * LOOK_EVERY_S)
+    return platform.jobs.show(job.id)
+
+
+def print_log(platform: Platform, job: str, *, follow: bool, offset: int, to: TextIO) -> None:
+    """Print the log from `offset` on. A stream that breaks off is taken up where it stopped."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    deadline, attempt = time.monotonic() + PATIENCE_S, platform.jobs.show(job).attempt
+    while True:
+        try:
+            for piece in platform.jobs.logs(job, follow=follow, offset=offset):
+                offset += len(piece)
+                deadline = time.monotonic() + PATIENCE_S
+                to.write(printable(decoder.decode(piece)))
+                to.flush()
+            return
+        except (Interrupted, Unavailable):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        newest = platform.jobs.show(job).attempt
+        offset, attempt = offset if newest == attempt else 0, newest
+
+
+def _watch(platform: Platform, job: str, over: threading.Event, tell: Tell) -> None:
+    while not over.wait(LOOK_EVERY_S):
+        try:
+            tell(platform.jobs.show(job))
+        except (Interrupted, Unavailable):
+            continue
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Tell]:
+    """A bar on a terminal, below what is printed; a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        yield _lines(name)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"{name} queued", total=None)
+
+        def tell(job: Job) -> None:
+            far = job.progress
+            words = f"{job.name} {job.state}" + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
+            done, total = (far.step, far.total) if far else (0, None)
+            bar.update(task, description=words, completed=done, total=total)
+
+        yield tell
+
+
+def _lines(name: str) -> Tell:
+    last = time.monotonic()
+
+    def tell(job: Job) -> None:
+        nonlocal last
+        if job.progress is not None and time.monotonic() - last >= LINE_EVERY_S:
+            last = time.monotonic()
+            print(f"{name}: step {job.progress.step} of {job.progress.total}", file=sys.stderr)
+
+    return tell

@@ -1,0 +1,43 @@
+"""The model server's process: serves the endpoints of the home in FALAJ_HOME until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from falaj.apps.logs import log_to
+from falaj.apps.model_server.process import announce, favour_requests, run, serve, told_to_stop
+from falaj.apps.model_server.server import listen
+from falaj.assembly.home import open_home
+from falaj.assembly.platform import assemble
+from falaj.assembly.serving import publish_inner_door
+
+
+def main() -> None:
+    """Serve; arguments are what the parent decided: bind and port."""
+    os.umask(0o077)
+    home = open_home()
+    log_to(home.logs / "models.jsonl")
+    bind, port = sys.argv[1], int(sys.argv[2])
+    platform = assemble(home)
+    try:
+        try:
+            listener = listen(bind, port, tls=platform.config.tls_of_serving)
+        except OSError as error:
+            sys.exit(
+                f"error: the model server cannot listen on {bind}:{port} ({error.strerror}); set serving.port"
+            )
+        with publish_inner_door(home) as inner:
+            run(lambda: serve(platform, listener, inner, ready=_begin, until=told_to_stop))
+    finally:
+        platform.close()
+    os._exit(0)  # all is written; datasketches would complain at length about what Python frees last
+
+
+def _begin(url: str) -> None:
+    favour_requests()
+    announce(url)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Follows the platform: what is to be served, and the policy epoch, as they change in the database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from falaj.apps.model_server.admission import GateAdmits
+from falaj.apps.model_server.recorder import Key, PredictionLog, Source
+from falaj.apps.model_server.server import ModelServer
+from falaj.errors import FalajError
+from falaj.governance import objects
+from falaj.governance.epochs import current_epoch
+from falaj.ports.metadata import Database, Transaction
+from falaj.records.serving import DeployedEndpoint, Deployment, Endpoint, LoadProblem, ModelFile, Route
+from falaj.serving import store
+from falaj.serving.lookups import feature_names
+from falaj.serving.neighbours import OpenVersion
+from falaj.serving.room import path_name
+
+T = TypeVar("T")
+
+POLL_S = 0.2
+RETRY_S = 10.0
+"""How long a version that could not be loaded is left alone."""
+
+Tell = Callable[[str, tuple[LoadProblem, ...]], None]
+"""Reports to the platform which versions of an endpoint cannot be served, and which can again."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An endpoint as the platform wants it, its versions' files, and why there is none for the others."""
+
+    shown: DeployedEndpoint
+    endpoint: Endpoint
+    files: dict[str, ModelFile]
+    problems: dict[str, str]
+
+
+@dataclass
+class Follower:
+    """Brings the server to what the database says, version by version: one that fails leaves the rest as it is."""
+
+    database: Database
+    server: ModelServer
+    admits: GateAdmits
+    log: PredictionLog
+    versions: OpenVersion
+    tell: Tell
+    _revision: int = -1
+    _retry_at: float = float("inf")
+    _serving: dict[str, tuple[Endpoint, dict[str, ModelFile]]] = field(default_factory=dict)
+    _told: dict[Key, str | None] = field(default_factory=dict)
+
+    async def follow(self) -> None:
+        """Until cancelled; what cannot be read now is read a moment later."""
+        while True:
+            try:
+                revision = await asyncio.to_thread(self._read, store.revision)
+                if revision != self._revision or time.monotonic() >= self._retry_at:
+                    await self.sync()
+                    self._revision = revision
+            except Exception:
+                _log.exception("what is to be served cannot be read; it is tried again")
+            await asyncio.sleep(POLL_S)
+
+    async def watch_epoch(self) -> None:
+        """Keep decisions usable, also while models are being loaded; until cancelled."""
+        while True:
+            try:
+                self.admits.observe(await asyncio.to_thread(self._read, current_epoch))
+            except Exception:
+                _log.exception("the policy epoch cannot be read; it is tried again")
+            await asyncio.sleep(POLL_S)
+
+    async def sync(self) -> None:
+        """Serve what the database says now. Where no version of an endpoint can be served, the earlier ones stay."""
+        wanted = await asyncio.to_thread(self._wanted)
+        serving: dict[str, tuple[Endpoint, dict[str, ModelFile]]] = {}
+        for each in wanted:
+            found = await self._loaded(each) or self._serving.get(each.shown.id)
+            if found is not None:
+                serving[each.shown.id] = found
+        files = {file: None for _, own in serving.values() for file in own.values()}
+        endpoints = tuple(endpoint for endpoint, _ in serving.values())
+        self.log.sources = {**self.log.sources, **_sources(serving)}
+        self.admits.endpoints = {endpoint.name: str(endpoint.id) for endpoint in endpoints}
+        await self.server.apply(Deployment(models=tuple(files), endpoints=endpoints))
+        self._serving = serving
+        failing = any(each.problems for each in wanted)
+        self._retry_at = time.monotonic() + RETRY_S if failing else float("inf")
+        await asyncio.to_thread(self._tell, wanted)
+
+    async def _loaded(self, wanted: Wanted) -> tuple[Endpoint, dict[str, ModelFile]] | None:
+        """The endpoint with those of its versions that can be served; none if requests would have nowhere to go."""
+        files = {}
+        for version, file in wanted.files.items():
+            try:
+                await self.server.prepare(file, wanted.endpoint)
+                files[version] = file
+            except FalajError as error:
+                wanted.problems[version] = str(error)
+                _log.error("%s@%s is not served: %s", file.model, version, error)
+        routes = tuple(route for route in wanted.endpoint.routes if route.version in files)
+        if not any(route.weight for route in routes):
+            return None
+        return wanted.endpoint.model_copy(update={"routes": routes}), files
+
+    def _tell(self, wanted: Sequence[Wanted]) -> None:
+        """Report what has changed about which versions are served."""
+        for each in wanted:
+            now = {version: each.problems.get(version) for version in (*each.files, *each.problems)}
+            before = {route.version: route.problem for route in each.shown.routes}
+            changed = {
+                version: problem
+                for version, problem in now.items()
+                if self._told.get((each.shown.id, version), before.get(version)) != problem
+            }
+            if changed:
+                told = tuple(LoadProblem(version=v, problem=p and p[:4000]) for v, p in changed.items())
+                self.tell(each.shown.id, told)
+                self._told |= {(each.shown.id, version): problem for version, problem in changed.items()}
+
+    # ---------------------------------------------------------------------------------- in a thread
+
+    def _read(self, query: Callable[[Transaction], T]) -> T:
+        with self.database.read() as tx:
+            return query(tx)
+
+    def _wanted(self) -> list[Wanted]:
+        with self.database.read() as tx:
+            return [self._one(tx, each) for each in store.all_endpoints(tx)]
+
+    def _one(self, tx: Transaction, shown: DeployedEndpoint) -> Wanted:
+        files: dict[str, ModelFile] = {}
+        problems: dict[str, str] = {}
+        for route in shown.routes:
+            try:
+                files[route.version] = self._file(tx, route.id, route.version)
+            except FalajError as error:
+                problems[route.version] = str(error)
+        models = {file.model for file in files.values()}
+        endpoint = Endpoint(
+            id=shown.id,
+            name=path_name(objects.by_id(tx, shown.workspace), shown.name),
+            model=models.pop() if models else shown.model,
+            routes=tuple(Route(version=route.version, weight=route.weight) for route in shown.routes),
+            lookup=shown.lookup,
+        )
+        return Wanted(shown, endpoint, files, problems)
+
+    def _file(self, tx: Transaction, ident: str, number: str) -> ModelFile:
+        """A version, if it is there and its signature holds."""
+        found = objects.by_id(tx, ident)
+        if found is None:
+            raise objects.unknown(ident, "model_version")
+        version = self.versions(tx, found)
+        name = path_name(objects.by_id(tx, found.workspace), version.name)
+        return ModelFile(model=name, version=number, registered=found.id, features=feature_names(version))
+
+
+def _sources(serving: dict[str, tuple[Endpoint, dict[str, ModelFile]]]) -> dict[Key, Source]:
+    """What the predictions of every version that is served come from."""
+    found: dict[Key, Source] = {}
+    for ident, (endpoint, files) in serving.items():
+        lookup = endpoint.lookup
+        views = () if lookup is None else tuple(view.view for view in lookup.views)
+        for version, file in files.items():
+            features = lookup.features if lookup is not None and lookup.features else file.features
+            found[ident, version] = Source(str(file.registered), views, features)
+    return found

@@ -1,0 +1,161 @@
+"""The model server: listens, sweeps deadlines, changes what it serves while it serves, and stops gently."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy.typing as npt
+
+from falaj.apps.model_server.connection import Connection
+from falaj.apps.model_server.dispatch import Dispatcher
+from falaj.apps.model_server.meters import Meters
+from falaj.apps.model_server.prediction import Prediction, logged
+from falaj.apps.model_server.settings import Limits
+from falaj.errors import FalajError
+from falaj.records.config import Server, Tls
+from falaj.records.serving import Deployment, Endpoint, ModelFile
+from falaj.serving.catalogue import Catalogue
+from falaj.serving.neighbours import Admits, Features, Logs, NoFeatures, NoLogs
+from falaj.serving.runtime.engine import Engine
+from falaj.serving.runtime.engine import load as load_file
+from falaj.serving.runtime.lanes import Lane, Work
+
+Array = npt.NDArray[Any]
+
+BACKLOG = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class ModelServer:
+    """Serves a deployment. Made, started and stopped on one event loop."""
+
+    def __init__(
+        self,
+        admits: Admits,
+        *,
+        features: Features | None = None,
+        logs: Logs | None = None,
+        limits: Limits | None = None,
+        load: Callable[[ModelFile], Engine] = load_file,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.meters = Meters()
+        self.connections: set[Connection] = set()
+        self.stopping = False
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time()
+        self._logs: Logs = logs or NoLogs()
+        self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
+        self._catalogue = Catalogue(self._lane, load)
+        self._dispatcher = Dispatcher(admits, features or NoFeatures(), self._logs, self.meters, self._pool)
+        self.dispatch = self._dispatcher.dispatch
+        self._listening: list[asyncio.Server] = []
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
+        """Answer on `listener`; ready once a deployment is applied."""
+        context = None if tls is None else _tls(tls)
+        self._listening.append(
+            await self._loop.create_server(
+                lambda: Connection(self), sock=listener, ssl=context, backlog=BACKLOG
+            )
+        )
+        self._sweep()
+
+    async def start_inside(self, listener: socket.socket) -> None:
+        """Answer other processes of the platform on `listener`, which nobody else can reach: they name the caller."""
+        self._listening.append(
+            await self._loop.create_unix_server(lambda: Connection(self, inside=True), sock=listener)
+        )
+
+    async def prepare(self, file: ModelFile, endpoint: Endpoint) -> None:
+        """Load a model ahead of the deployment that serves it for `endpoint`; the error says why it cannot be."""
+        await self._catalogue.prepare(file, endpoint)
+
+    async def apply(self, deployment: Deployment) -> None:
+        """Serve `deployment` from now on. If it cannot be loaded, all stays as it was, and the error says why."""
+        try:
+            await self._catalogue.apply(deployment)
+        except FalajError:
+            self.meters.reloads["refused"] += 1
+            raise
+        self.meters.reloads["done"] += 1
+        self._dispatcher.show(self._catalogue.served)
+
+    async def stop(self) -> None:
+        """Take no more connections, answer what was asked, and close; after a while cut off what is left."""
+        self.stopping = True
+        self._dispatcher.ready = False
+        for listening in self._listening:
+            listening.close()
+        for connection in list(self.connections):
+            connection.retire()
+        until = self._loop.time() + self.limits.stop_s
+        while self.connections and self._loop.time() < until:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._dispatcher.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.sleep(0)  # lets aborted connections say that they are lost
+
+    def _sweep(self) -> None:
+        before, self.now = self.now, self._loop.time()
+        late, now = self.now - before - 2 * self.limits.sweep_s, self.now
+        if late > 0:  # the loop was held up, which no client is to blame for
+            for connection in self.connections:
+                connection.deadline += late
+        for connection in [c for c in self.connections if c.deadline < now]:
+            connection.expire()
+        self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
+
+    def _lane(self, engine: Engine) -> Lane:
+        answered = None if isinstance(self._logs, NoLogs) else self._note
+        return Lane(
+            engine,
+            pool=self._pool,
+            threads=self.limits.threads,
+            answered=answered,
+            most_waiting=self.limits.waiting,
+        )
+
+    def _note(
+        self, lane: Lane, works: Sequence[Work], inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        """Hand a batch to the log. A log that fails costs no answer."""
+        try:
+            self._logs.note(logged(lane, cast(Sequence[Prediction], works), inputs, outputs))
+        except Exception:
+            self.meters.unlogged += 1
+            if self.meters.unlogged == 1:
+                _log.exception("the prediction log does not take batches")
+
+
+def listen(bind: str, port: int, *, tls: Tls | None = None, shared: bool = False) -> socket.socket:
+    """A listening socket; beyond loopback only with TLS. `shared` lets several processes answer on one port."""
+    checked = Server(bind=bind, port=port, tls=tls)
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((checked.bind, checked.port))
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _tls(tls: Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(tls.certificate, tls.key)
+    return context

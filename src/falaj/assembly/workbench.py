@@ -1,0 +1,100 @@
+"""The machine that jobs run on: what it has, how user code is kept apart there, and what launches it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from falaj.assembly.home import Home
+from falaj.control.attempts import Yard
+from falaj.control.jobs import JobKeeper
+from falaj.governance import isolation
+from falaj.governance.founding import count_users
+from falaj.ports.launcher import Launcher
+from falaj.ports.metadata import Database
+from falaj.ports.sandbox import MachineFacts
+from falaj.records.config import Config
+from falaj.records.residency import Zone
+from falaj.records.scheduling import Node
+from falaj.scheduling import node_from
+
+if TYPE_CHECKING:
+    from falaj.assembly.platform import Platform
+    from falaj.drivers.processes.order import Walls
+
+LOOK_AGAIN_S = 10.0
+OUTSIDE = Path("/var/lib/falaj")
+
+
+class LocalWorkbench:
+    """This machine, in the default zone of the platform. It is looked at when it is first asked for."""
+
+    def __init__(self, home: Home, config: Config, database: Database, zone: Zone) -> None:
+        self._home, self._config, self._database, self._zone = home, config, database, zone
+        self._lock = threading.Lock()
+        self._seen: tuple[Node, ...] = ()
+        self._seen_at = float("-inf")
+
+    def nodes(self) -> tuple[Node, ...]:
+        from falaj.drivers.machine.hardware import ThisMachine
+
+        with self._lock:
+            if time.monotonic() - self._seen_at > LOOK_AGAIN_S:
+                self._seen = tuple(node_from(facts, zone=self._zone) for facts in ThisMachine().nodes())
+                self._seen_at = time.monotonic()
+            return self._seen
+
+    def require_isolation(self, *, users: int) -> None:
+        isolation.decide(self._facts, users=users, prefer=self._config.isolation)
+
+    def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
+        return self.launcher.log(attempt, offset=offset, limit=limit)
+
+    @cached_property
+    def launcher(self) -> Launcher:
+        from falaj.drivers.processes.launcher import ProcessLauncher
+
+        return ProcessLauncher(self._home.path / "launches", walls=self._walls)
+
+    @property
+    def yard(self) -> Yard:
+        hidden = (self._home.path, self._home.config_dir)
+        return Yard(self._folder, self.launcher, self.nodes, hidden=hidden)
+
+    @property
+    def _folder(self) -> Path:
+        """In the home, which is closed to every other uid. A job with a uid of its own must be able to pass through
+        the folders above its directory, unless bubblewrap brings it there."""
+        by_uid = self._facts.is_root and self._config.isolation in ("auto", "uid")
+        if by_uid and (self._config.isolation == "uid" or not self._facts.bubblewrap_works):
+            return OUTSIDE / self._home.ident / "jobs"
+        return self._home.path / "jobs"
+
+    @cached_property
+    def _facts(self) -> MachineFacts:
+        from falaj.drivers.sandbox import probe
+
+        return probe()
+
+    def _walls(self) -> Walls:
+        """How user code is kept apart now: users may have come since."""
+        from falaj.drivers.processes.order import Walls
+
+        with self._database.read() as tx:
+            users = count_users(tx)
+        decided = isolation.decide(self._facts, users=users, prefer=self._config.isolation)
+        return Walls(decided.mechanism, self._facts)
+
+
+def job_keeper(platform: Platform) -> Callable[[int, Callable[[], NoReturn]], JobKeeper]:
+    """What makes the keeper of the jobs, once the controller has its lease: with its fence, and what ends it."""
+
+    def make(fence: int, on_lost: Callable[[], NoReturn]) -> JobKeeper:
+        yard = platform.workbench.yard
+        return JobKeeper(platform.gate, platform.rooms, yard, fence=fence, on_lost=on_lost)
+
+    return make

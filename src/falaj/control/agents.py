@@ -1,0 +1,244 @@
+"""The agent beside a running attempt: a unix socket in a folder that it may read, and the platform's operations behind.
+
+What comes from there is user code's: every frame is checked, nothing large is held in memory, and every effect is an
+operation of the job's owner.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from falaj.control.behalf import acting
+from falaj.control.platform import Rooms
+from falaj.errors import FalajError, Fenced, InvalidInput, Unavailable
+from falaj.governance.caller import Caller, start_thread
+from falaj.records.names import ObjectId
+from falaj.records.tracking import MetricPoint
+from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining
+from falaj.training.runtime.wire import Stream, receive_head, send, send_head, with_short_address
+
+log = logging.getLogger("falaj.controller")
+
+CHUNK_BYTES = 1 << 20
+SMALL_BODY_BYTES = 1 << 20
+SOCKET = "agent.sock"
+MOST_CONNECTIONS = 300
+
+
+class PlatformAgent:
+    """Does what an attempt asks, for the job's owner."""
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        row: Mapping[str, Any],
+        *,
+        workspace: ObjectId,
+        owner: Callable[[], Caller],
+        service: Caller,
+        fence: int,
+        wanted: Callable[[], bool],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """`owner` is asked each time, and raises where they may no longer act."""
+        self._rooms, self._row, self._workspace = rooms, row, workspace
+        self._owner, self._service, self._fence = owner, service, fence
+        self._wanted, self._progress = wanted, progress
+
+    def answer(self, head: dict[str, Any], body: Iterator[bytes]) -> tuple[Any, int, Iterator[bytes]]:
+        """The result of a call, and the bytes that go with it."""
+        match head:
+            case {"call": "log", "metrics": list(metrics)}:
+                self._log(metrics, head.get("id"))
+            case {"call": "params", "params": dict(params)}:
+                self._log_params(params)
+            case {"call": "progress", "step": int(step), "total": int(total)}:
+                self._progress(step, total)
+            case {"call": "heartbeat"}:
+                return self._wanted(), 0, iter(())
+            case {"call": "say", "words": str()}:
+                pass  # what it prints is its log
+            case {"call": "save_checkpoint", "step": int(step)}:
+                self._save(step, body)
+            case {"call": "checkpoint_steps"}:
+                return [each.step for each in self._checkpoints()], 0, iter(())
+            case {"call": "load_checkpoint", "step": int(step)}:
+                return None, *self._load(step)
+            case _:
+                raise ValueError(f"unknown call {head.get('call')!r}")
+        return None, 0, iter(())
+
+    def _log(self, metrics: list[Any], batch: Any) -> None:
+        points = tuple(
+            MetricPoint(key=str(name), value=float(value), step=int(step)) for step, name, value in metrics
+        )
+        if points:
+            named = f"{self._row['id']}.{batch}"[:100] if isinstance(batch, str) else None
+            with acting(self._owner(), fence=self._fence):
+                self._rooms.runs.log_metrics(self._row["run"], points, batch=named)
+
+    def _log_params(self, params: dict[str, Any]) -> None:
+        with acting(self._owner(), fence=self._fence):
+            known = {each.key for each in self._rooms.runs.show(self._row["run"]).params}
+            new = {key: value for key, value in params.items() if key not in known}
+            if new:
+                self._rooms.runs.log_params(self._row["run"], new)
+
+    def _save(self, step: int, body: Iterator[bytes]) -> None:
+        with acting(self._owner(), fence=self._fence):
+            sources = (self._row["id"],)
+            blob = self._rooms.blob.upload(body, workspace=self._workspace, sources=sources)
+        with acting(self._service, fence=self._fence):
+            self._rooms.jobs.save_checkpoint(self._row["id"], step=step, blob=blob.id)
+
+    def _checkpoints(self) -> tuple[Any, ...]:
+        with acting(self._owner(), fence=self._fence):
+            return self._rooms.jobs.checkpoints(self._row["id"])
+
+    def _load(self, step: int) -> tuple[int, Iterator[bytes]]:
+        found = next((each for each in self._checkpoints() if each.step == step), None)
+        if found is None:
+            raise CheckpointDamaged(f"there is no checkpoint of step {step}")
+        with acting(self._owner(), fence=self._fence):
+            return found.size_bytes, self._rooms.blob.read(found.blob)
+
+
+class AgentDoor:
+    """Serves an agent on a socket in `folder` until it is closed. Each connection has a thread of its own.
+
+    The folder is the platform's own: where user code can change it, a link could lead us astray.
+    """
+
+    def __init__(self, folder: Path, agent: PlatformAgent, *, on_fenced: Callable[[], None]) -> None:
+        self._agent = agent
+        self._on_fenced = on_fenced
+        self._open: set[socket.socket] = set()
+        self._closed = threading.Event()
+        self._listener = _listen(folder)
+        start_thread(self._accept, name="agent-door")
+
+    def close(self) -> None:
+        self._closed.set()
+        for each in [self._listener, *self._open]:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if len(self._open) >= MOST_CONNECTIONS:
+                connection.close()
+                continue
+            self._open.add(connection)
+            start_thread(self._serve, connection, name="agent")
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection.makefile("rwb") as stream:
+                while (head := receive_head(stream)) is not None and not self._closed.is_set():
+                    self._answer(stream, head)
+        except Fenced:
+            self._on_fenced()
+        except (OSError, ValueError) as error:
+            log.info("a job's connection to its agent ended", extra={"reason": str(error)})
+        except Exception:
+            log.exception("a job's agent broke")
+        finally:
+            self._open.discard(connection)
+            connection.close()
+
+    def _answer(self, stream: Stream, head: dict[str, Any]) -> None:
+        body = Body(stream, head["body"])
+        if head.get("call") != "save_checkpoint" and body.left > SMALL_BODY_BYTES:
+            raise ValueError(f"a body of {body.left} bytes with {head.get('call')!r}")
+        try:
+            result, size, data = self._agent.answer(head, body.pieces())
+        except (CheckpointDamaged, InvalidTraining) as error:
+            body.skip()
+            send(stream, {"error": error.code, "message": error.message})
+        except Unavailable as error:
+            raise ConnectionError(error.message) from error  # it asks again, as after a restart
+        except Fenced:
+            raise
+        except (FalajError, KeyError, TypeError, ValueError) as error:
+            body.skip()
+            send(stream, {"error": _code(head, error), "message": str(error)})
+        else:
+            body.skip()
+            send_head(stream, {"result": result}, size)
+            for piece in padded(data, size):
+                stream.write(piece)
+            stream.flush()
+
+
+class Body:
+    """The bytes behind a frame's head: read piece by piece, and to their end before the next frame."""
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream = stream
+        self.left = size
+
+    def pieces(self) -> Iterator[bytes]:
+        while self.left:
+            piece = self._stream.read(min(self.left, CHUNK_BYTES))
+            if not piece:
+                raise ConnectionError("the stream ended inside a frame")
+            self.left -= len(piece)
+            yield piece
+
+    def skip(self) -> None:
+        for _ in self.pieces():
+            pass
+
+
+def padded(data: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """`size` bytes: where the stored ones are damaged, zeros from there on. The run verifies what it gets."""
+    sent = 0
+    try:
+        for piece in data:
+            sent += len(piece)
+            yield piece
+    except FalajError as error:
+        log.warning("a checkpoint could not be read to its end", extra={"reason": error.message})
+    while sent < size:
+        missing = min(size - sent, CHUNK_BYTES)
+        sent += missing
+        yield bytes(missing)
+
+
+def _listen(folder: Path) -> socket.socket:
+    """A socket that the job may connect to, put in the place of an earlier one at a stroke."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    folder.chmod(0o755)  # the job may have another uid; the folders above are closed to everyone else
+    draft = folder / f".{os.getpid()}"
+    draft.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with_short_address(draft, listener.bind)
+        draft.chmod(0o666)
+        listener.listen(64)
+        draft.rename(folder / SOCKET)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _code(head: dict[str, Any], error: Exception) -> str:
+    """What the run is told: that it asked for something impossible, or that the agent cannot do it."""
+    is_loading = head.get("call") == "load_checkpoint"
+    if is_loading and isinstance(error, FalajError):
+        return CheckpointDamaged.code
+    known = isinstance(error, FalajError) and not isinstance(error, InvalidInput)
+    return AgentLost.code if known else InvalidTraining.code

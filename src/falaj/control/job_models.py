@@ -1,0 +1,64 @@
+"""The model that a job left behind: what the job says of it, and its registration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from falaj.control.platform import Rooms
+from falaj.errors import Conflict
+from falaj.records.registry import ModelVersion
+from falaj.records.training import Job, JobState
+
+DESCRIPTION = "model.json"
+"""What a job says of the model among its outputs; fj.save_model writes it."""
+LARGEST_BYTES = 1 << 20
+
+
+def register_model(
+    rooms: Rooms, job: Job, model: str, *, training_set: str | None = None, workspace: str | None = None
+) -> ModelVersion:
+    """Make the model that `job` left behind the next version of `model`, with its run, metrics and training set."""
+    if job.state is not JobState.DONE:
+        raise Conflict(f"the job {job.name} ({job.id}) is {job.state}: {job.reason or 'it has no model yet'}")
+    return registered(
+        rooms, job, described(rooms, job), model, training_set=training_set, workspace=workspace
+    )
+
+
+def described(rooms: Rooms, job: Job) -> dict[str, Any]:
+    """What the job says of its model, with the blobs of its files."""
+    outputs = {output.path: output.blob for output in job.outputs}
+    if DESCRIPTION not in outputs:
+        raise Conflict(f"the job {job.name} left no {DESCRIPTION} behind; fj.save_model writes it")
+    text = b"".join(rooms.blob.read(outputs[DESCRIPTION]))[:LARGEST_BYTES]
+    try:
+        said: dict[str, Any] = json.loads(text)
+        return said | {"files": {path: outputs[path] for path in said["files"]}}
+    except (ValueError, KeyError, TypeError) as error:
+        raise Conflict(
+            f"{DESCRIPTION} of the job {job.name} is not what fj.save_model writes: {error!r}"
+        ) from None
+
+
+def registered(
+    rooms: Rooms,
+    job: Job,
+    said: dict[str, Any],
+    model: str,
+    *,
+    training_set: str | None,
+    workspace: str | None,
+) -> ModelVersion:
+    return rooms.models.register(
+        model,
+        files=tuple(said["files"].values()),
+        paths=tuple(said["files"]),
+        workspace=workspace,
+        training_set=training_set,
+        run=job.run,
+        inputs=said.get("inputs", ()),
+        outputs=said.get("outputs", ()),
+        metrics=said.get("metrics", {}),
+        card=said.get("card", ""),
+    )

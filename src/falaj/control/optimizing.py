@@ -1,0 +1,159 @@
+"""Optimization as durable work: a job that makes and measures variants, then the accepted ones as versions.
+
+Each step is one operation, performed for whoever asked; killed at any moment, it goes on with the next controller.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from falaj.control.platform import Rooms
+from falaj.control.walk import Walk
+from falaj.errors import Conflict
+from falaj.optimization.settings import Settings
+from falaj.ports.workflows import Json
+from falaj.records.optimization import Budget, Report, Variant, Verdict
+from falaj.records.registry import FileFormat, ModelVersion
+from falaj.records.training import Job, JobSpec, JobState
+
+REPORT = "report.json"
+LARGEST_REPORT = 4 << 20
+PROGRAM = "falaj.optimization.runtime"
+EXPERIMENT = "optimization"
+LONGEST = timedelta(minutes=30)
+
+
+def optimize(rooms: Rooms, walk: Walk, given: Json) -> Json:
+    """Measure variants of a version; the result names the new versions, the fastest last."""
+    asked = walk.run("submit", lambda: _submit(rooms, given))
+    job = walk.wait("measure variants", lambda: _ended(rooms, asked["id"]))
+    said = walk.run("read the report", lambda: _report(rooms, job))
+    made: dict[str, Json] = {}
+    for variant in _accepted(Report.model_validate(said)):
+        name = f"register {variant.recipe}"
+        made[variant.recipe] = walk.run(name, lambda each=variant: _register(rooms, given, job, each))  # type: ignore[misc]
+    kept = walk.run("record", lambda: _record(rooms, given, job, said, made))
+    return {
+        "id": kept["id"],
+        "job": job["id"],
+        "versions": [each["id"] for each in made.values()],
+        "references": [each["reference"] for each in made.values()],
+    }
+
+
+def _submit(rooms: Rooms, given: Json) -> Json:
+    settings = Settings(
+        target=given["target"],
+        features=tuple(given["features"]),
+        recipes=tuple(given["recipes"]),
+        budget=Budget.model_validate(given["budget"]),
+    )
+    version = rooms.models.version(given["model"])
+    spec = JobSpec(
+        name=f"optimize-{version.name}-{version.number}"[-128:].lstrip("-_."),
+        module=PROGRAM,
+        args=settings.arguments(),
+        inputs={"model": given["model"], "data": given["data"]},
+        experiment=EXPERIMENT,
+        timeout=LONGEST,
+    )
+    return _dump(rooms.jobs.submit(spec, workspace=given["workspace"]))
+
+
+def _ended(rooms: Rooms, ident: str) -> Json | None:
+    job = rooms.jobs.show(ident)
+    if not job.state.ended:
+        return None
+    if job.state is not JobState.DONE:
+        why = job.reason or f"exit status {job.exit_code}"
+        raise Conflict(f"the job {job.id} {job.state}: {why}; falaj jobs logs {job.id} has its words")
+    return _dump(job)
+
+
+def _report(rooms: Rooms, job: Json) -> Json:
+    blob = _outputs(job).get(REPORT)
+    if blob is None:
+        raise Conflict(f"the job {job['id']} left no {REPORT} behind")
+    text = b"".join(rooms.blob.read(blob, length=LARGEST_REPORT))
+    try:
+        return _dump(Report.model_validate_json(text))
+    except ValidationError as error:
+        raise Conflict(
+            f"{REPORT} of the job {job['id']} cannot be read: {error.error_count()} faults"
+        ) from None
+
+
+def _accepted(report: Report) -> list[Variant]:
+    """Those that become versions, the fastest on a single row last."""
+    chosen = [
+        each for each in report.variants if each.verdict is Verdict.ACCEPTED and each.measured is not None
+    ]
+    return sorted(chosen, key=lambda each: -each.measured.latency_p50_us if each.measured else 0.0)
+
+
+def _register(rooms: Rooms, given: Json, job: Json, variant: Variant) -> Json:
+    original = rooms.models.version(given["model"])
+    inputs, outputs = _signature(original, variant)
+    blob = _outputs(job).get(variant.file or "")
+    if blob is None:
+        raise Conflict(f"the job {job['id']} left no {variant.file} behind")
+    made = rooms.models.register(
+        original.name,
+        files=(blob,),
+        paths=("model.onnx",),
+        workspace=original.workspace,
+        training_set=original.training_set,
+        run=job["run"],
+        sources=(original.id,),
+        inputs=inputs,
+        outputs=outputs,
+        metrics={**original.metrics, **_metrics(variant)},
+        environment=original.environment,
+        card=f"The {variant.recipe} variant of {original.reference}: {variant.reason}.\n\n{original.card}"[
+            :200_000
+        ],
+    )
+    return {"id": made.id, "reference": made.reference}
+
+
+def _signature(original: ModelVersion, variant: Variant) -> tuple[Any, Any]:
+    """That of the original, as a variant of ONNX keeps its tensors; else that of the variant's own file."""
+    if original.format is FileFormat.ONNX and original.inputs and original.outputs:
+        return original.inputs, original.outputs
+    return variant.inputs, variant.outputs
+
+
+def _metrics(variant: Variant) -> dict[str, float]:
+    measured = variant.measured.model_dump() if variant.measured is not None else {}
+    return {f"optimization.{name}": float(value) for name, value in measured.items() if value is not None}
+
+
+def _record(rooms: Rooms, given: Json, job: Json, said: Json, made: dict[str, Json]) -> Json:
+    report = Report.model_validate(said)
+    variants = tuple(
+        each.model_copy(update={"version": made[each.recipe]["reference"]}) if each.recipe in made else each
+        for each in report.variants
+    )
+    return _dump(
+        rooms.optimization.record(
+            given["model"],
+            data=given["data"],
+            job=job["id"],
+            target=given["target"],
+            features=tuple(given["features"]),
+            budget=Budget.model_validate(given["budget"]),
+            report=report.model_copy(update={"variants": variants}),
+        )
+    )
+
+
+def _outputs(job: Json) -> dict[str, str]:
+    return {output.path: output.blob for output in Job.model_validate(job).outputs}
+
+
+def _dump(record: Any) -> Json:
+    dumped: Json = record.model_dump(mode="json")
+    return dumped

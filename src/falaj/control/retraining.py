@@ -1,0 +1,233 @@
+"""Retraining as durable work: training set, job, version, canary, then promotion or the way back.
+
+Each step is one operation, performed for whoever asked; killed at any moment, it goes on with the next controller.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from falaj.control.canary import judge, looks_made
+from falaj.control.job_models import described, registered
+from falaj.control.platform import Rooms
+from falaj.control.walk import Walk
+from falaj.errors import Conflict, FalajError
+from falaj.ports.workflows import Json
+from falaj.records.pipelines import Canary, Optimizing, Pipeline
+from falaj.records.record import utc_now
+from falaj.records.serving import EndpointStats, Route, VersionStats
+from falaj.records.training import Job, JobState
+from falaj.records.work import WorkState
+
+
+def retrain(rooms: Rooms, walk: Walk, given: Json) -> Json:
+    """Go through a pipeline."""
+    plan, workspace = Pipeline.model_validate(given["pipeline"]), given["workspace"]
+    data = walk.run("training set", lambda: _training_set(rooms, plan, workspace, walk.workflow))
+    asked = walk.run("submit", lambda: _submit(rooms, plan, given, data["id"]))
+    job = walk.wait("train", lambda: _ended_job(rooms, walk, asked["id"]))
+    said = walk.run("read the model's description", lambda: described(rooms, Job.model_validate(job)))
+    version = walk.run("register", lambda: _register(rooms, plan, workspace, said, job=job, data=data["id"]))
+    if plan.optimizing is not None:
+        version = _optimized(rooms, walk, plan.optimizing, version, data["id"])
+    tried = {
+        "endpoint": f"{workspace}/{plan.endpoint}",
+        "version": version["id"],
+        "alias": plan.alias,
+        "canary": plan.canary.model_dump(mode="json"),
+        "approval_within": plan.approval_within.total_seconds(),
+    }
+    ended = canary(rooms, walk, tried)
+    if ended["verdict"]["promote"]:
+        _rebase(rooms, walk, plan, workspace, data["id"])
+    return {"training_set": data["id"], "job": job["id"], "cause": given["cause"]} | ended
+
+
+def canary(rooms: Rooms, walk: Walk, given: Json) -> Json:
+    """Try a version beside the one that serves, and promote it or go back."""
+    endpoint, plan = given["endpoint"], Canary.model_validate(given["canary"])
+    begun = walk.run("look at the champion", lambda: _champion(rooms, endpoint, given["version"]))
+    try:
+        split = walk.run("begin the canary", lambda: _split(rooms, endpoint, begun, plan))
+        since = datetime.fromisoformat(split["changed_at"])
+        watching = _Watching(rooms, walk, endpoint, begun, plan, since)
+        verdict = walk.wait("canary", watching.look, every_s=0.5)
+        if verdict["promote"] and given["alias"]:
+            verdict = _approved(rooms, walk, begun, given, verdict)
+    except FalajError as error:
+        verdict = {"promote": False, "words": error.message}
+    if verdict["promote"]:
+        if given["alias"]:
+            walk.run("promote", lambda: _promote(rooms, begun["challenger"], given["alias"]))
+        walk.run("route all to it", lambda: _route(rooms, endpoint, {begun["challenger_version"]: 100}))
+    else:
+        walk.run("roll back", lambda: _route(rooms, endpoint, begun["routes"]))
+    return {"version": begun["challenger"], "champion": begun["champion"], "verdict": verdict}
+
+
+# ------------------------------------------------------------------------------------------ training
+
+
+def _training_set(rooms: Rooms, plan: Pipeline, workspace: str, workflow: str) -> Json:
+    return dump(
+        rooms.features.training_set(
+            f"{plan.name}-{workflow[-8:]}",
+            spine=f"{workspace}/view:{plan.spine}",
+            views=tuple(f"{workspace}/{view}" for view in plan.views),
+            last=plan.window,
+            workspace=workspace,
+        )
+    )
+
+
+def _submit(rooms: Rooms, plan: Pipeline, given: Json, data: str) -> Json:
+    spec = plan.job.model_copy(update={"inputs": {**plan.job.inputs, "training": data}})
+    return dump(rooms.jobs.submit(spec, code=given["code"], workspace=given["workspace"]))
+
+
+def _ended_job(rooms: Rooms, walk: Walk, ident: str) -> Json | None:
+    job = rooms.jobs.show(ident)
+    if job.progress is not None:
+        walk.say(f"train: step {job.progress.step} of {job.progress.total}")
+    if not job.state.ended:
+        return None
+    if job.state is not JobState.DONE:
+        raise Conflict(f"the job {job.name} ({job.id}) {job.state}: {job.reason or 'no reason was given'}")
+    return dump(job)
+
+
+def _register(rooms: Rooms, plan: Pipeline, workspace: str, said: Json, *, job: Json, data: str) -> Json:
+    made = Job.model_validate(job)
+    return dump(registered(rooms, made, said, plan.model, training_set=data, workspace=workspace))
+
+
+def _optimized(rooms: Rooms, walk: Walk, asked: Optimizing, version: Json, data: str) -> Json:
+    """The accepted variant that is registered last, or the version itself if none was."""
+
+    def start() -> Json:
+        return dump(
+            rooms.optimization.start(
+                version["id"], data=data, target=asked.target, features=asked.features, recipes=asked.recipes
+            )
+        )
+
+    def ended() -> Json | None:
+        found = rooms.work.show(work["id"])
+        if not found.state.ended:
+            return None
+        if found.state is not WorkState.DONE:
+            return {"versions": []}  # a variant that cannot be made is no reason to keep the old model
+        return found.result or {"versions": []}
+
+    work = walk.run("optimize", start)
+    made = walk.wait("measure variants", ended)["versions"]
+    return {"id": made[-1]} if made else version
+
+
+def _rebase(rooms: Rooms, walk: Walk, plan: Pipeline, workspace: str, data: str) -> None:
+    """Compare the endpoint with what the new model was trained on, from now on."""
+
+    def watching() -> Json:
+        endpoint = rooms.endpoints.show(f"{workspace}/{plan.endpoint}").id
+        found = rooms.monitoring.list(workspace=workspace, limit=1000).items
+        return {"monitors": [each.id for each in found if each.endpoint == endpoint]}
+
+    def rebase(monitor: str) -> Json:
+        return dump(rooms.monitoring.rebase(monitor, reference=data))
+
+    for monitor in walk.run("look for monitors", watching)["monitors"]:
+        walk.run(f"rebase {monitor}", partial(rebase, monitor))
+
+
+# -------------------------------------------------------------------------------------------- canary
+
+
+def _champion(rooms: Rooms, endpoint: str, challenger: str) -> Json:
+    shown = rooms.endpoints.show(endpoint)
+    version = rooms.models.version(challenger)
+    serving = {route.version: route.weight for route in shown.routes if route.weight}
+    champion = max(serving, key=lambda name: serving[name])
+    if champion == str(version.number):
+        raise Conflict(f"{version.reference} serves {shown.name} already")
+    return {
+        "champion": champion,
+        "routes": serving,
+        "challenger": version.id,
+        "challenger_version": str(version.number),
+        "reference": version.reference,
+    }
+
+
+def _split(rooms: Rooms, endpoint: str, begun: Json, plan: Canary) -> Json:
+    shares = {begun["champion"]: 100 - plan.share, begun["challenger_version"]: plan.share}
+    return _route(rooms, endpoint, shares)
+
+
+def _route(rooms: Rooms, endpoint: str, weights: dict[str, int]) -> Json:
+    routes = tuple(Route(version=version, weight=weight) for version, weight in weights.items())
+    return dump(rooms.endpoints.route(endpoint, routes=routes))
+
+
+class _Watching:
+    """Looks at both versions until there is a verdict."""
+
+    def __init__(
+        self, rooms: Rooms, walk: Walk, endpoint: str, begun: Json, plan: Canary, since: datetime
+    ) -> None:
+        self._stats = partial(rooms.endpoints.stats, endpoint, since=since)
+        self._say = walk.say
+        self._names = (begun["champion"], begun["challenger_version"])
+        self._plan = plan
+        self._until = since + plan.longest
+        self._looked = 0
+
+    def look(self) -> Json | None:
+        stats, plan = self._stats(), self._plan
+        champion, challenger = (_of(stats, name) for name in self._names)
+        self._say(
+            f"canary: {challenger.requests} of {plan.requests} requests, "
+            f"{challenger.labelled} of {plan.labels} labels"
+        )
+        verdict = judge(champion, challenger, plan, looked=self._looked, is_over=utc_now() > self._until)
+        self._looked = looks_made(champion, challenger, plan)
+        return None if verdict is None else dump(verdict)
+
+
+def _of(stats: EndpointStats, version: str) -> VersionStats:
+    return next((each for each in stats.versions if each.version == version), VersionStats(version=version))
+
+
+def _approved(rooms: Rooms, walk: Walk, begun: Json, given: Json, verdict: Json) -> Json:
+    """The verdict, once someone else has approved the version, where its alias asks for that."""
+    by = utc_now() + timedelta(seconds=given["approval_within"])
+
+    def look() -> Json | None:
+        if not _needs_approval(rooms, begun["challenger"], given["alias"]):
+            return verdict
+        if utc_now() > by:
+            words = f"nobody approved {begun['reference']} for {given['alias']} in time"
+            return {**verdict, "promote": False, "words": words}
+        walk.say(
+            f"waits for approval: falaj models approve {begun['reference']} --alias {given['alias']}, by someone else"
+        )
+        return None
+
+    return walk.wait("approval", look)
+
+
+def _needs_approval(rooms: Rooms, version: str, alias: str) -> bool:
+    found = rooms.models.version(version)
+    aliases = {each.alias: each for each in rooms.models.show(found.model).aliases}
+    protected = alias in aliases and aliases[alias].protected
+    return protected and not rooms.models.approvals(version, alias=alias).items
+
+
+def _promote(rooms: Rooms, version: str, alias: str) -> Json:
+    return dump(rooms.models.promote(version, to=alias))
+
+
+def dump(record: Any) -> Json:
+    dumped: Json = record.model_dump(mode="json")
+    return dumped

@@ -1,0 +1,73 @@
+"""What starts a pipeline without a person: drift on its endpoint, and its schedule."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from falaj.control import pipelines
+from falaj.control.platform import Rooms
+from falaj.errors import Denied, FalajError
+from falaj.governance import objects
+from falaj.governance.caller import acting_as, on_terms
+from falaj.governance.gate import Gate
+from falaj.governance.tokens import caller_for
+from falaj.monitoring import store as monitoring
+from falaj.ports.metadata import Transaction
+from falaj.records.names import ObjectId
+from falaj.records.pipelines import Cause, StoredPipeline
+
+log = logging.getLogger("falaj.triggers")
+
+
+def start_due(gate: Gate, rooms: Rooms, *, fence: int) -> None:
+    """Start the pipelines that drift or their schedule calls for, each for whoever applied it."""
+    now = gate.clock()
+    with gate.database.read() as tx:
+        due = [
+            (pipeline, behalf, cause)
+            for pipeline, behalf in pipelines.idle(tx)
+            if (cause := cause_of(tx, pipeline, now=now)) is not None
+        ]
+    for pipeline, behalf, cause in due:
+        try:
+            _start(gate, rooms, pipeline, behalf, cause, fence=fence)
+        except FalajError as error:
+            log.warning(
+                "a pipeline could not be started",
+                extra={"pipeline": pipeline.definition.name, "reason": error.message},
+            )
+
+
+def cause_of(tx: Transaction, pipeline: StoredPipeline, *, now: datetime) -> Cause | None:
+    """Why a pipeline that is not at work is to be started now; none if it is not."""
+    plan, since = pipeline.definition, pipeline.started_at
+    if plan.every is not None and now >= (since or pipeline.created_at) + plan.every:
+        return "schedule"
+    rested = since is None or now >= since + plan.rest
+    if plan.on_drift and rested and _has_drifted(tx, pipeline, since):
+        return "drift"
+    return None
+
+
+def _has_drifted(tx: Transaction, pipeline: StoredPipeline, since: datetime | None) -> bool:
+    """Whether an alert was raised on the endpoint after the last start, and still stands."""
+    endpoint = objects.by_name(
+        tx, workspace=pipeline.workspace, kind="endpoint", name=pipeline.definition.endpoint
+    )
+    if endpoint is None:
+        return False
+    return any(since is None or raised > since for raised in monitoring.open_since(tx, endpoint.id))
+
+
+def _start(
+    gate: Gate, rooms: Rooms, pipeline: StoredPipeline, behalf: ObjectId, cause: Cause, *, fence: int
+) -> None:
+    with gate.database.read() as tx:
+        person = objects.by_id(tx, behalf)
+    if person is None:
+        raise Denied(f"whoever applied pipeline {pipeline.definition.name} is gone")
+    key = f"{pipeline.id}:{cause}:{pipeline.started_at}"
+    with acting_as(caller_for(person, origin="controller")), on_terms(key=key, fence=fence):
+        work = rooms.pipelines.start(pipeline.id, cause=cause)
+    log.info("a pipeline was started", extra={"pipeline": pipeline.definition.name, "work": work.id})

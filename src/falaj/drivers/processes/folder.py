@@ -1,0 +1,125 @@
+"""The files by which one attempt is known: written by the launcher and the shim, never seen by user code."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Folder:
+    """`lock` is held while the shim lives; `started` is made just before the user's code is, and stays."""
+
+    path: Path
+
+    @property
+    def launch(self) -> Path:
+        return self.path / "launch.json"
+
+    @property
+    def started(self) -> Path:
+        return self.path / "started"
+
+    @property
+    def running(self) -> Path:
+        return self.path / "running.json"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop.json"
+
+    @property
+    def ended(self) -> Path:
+        return self.path / "ended.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def faults(self) -> Path:
+        """What the shim itself had to say: empty unless it has a bug."""
+        return self.path / "shim.err"
+
+    def take(self) -> int | None:
+        """The lock, for as long as the descriptor is open; none if another shim has it or had it before."""
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # A look by `is_held` lasts for microseconds; another shim stays, and says so soon.
+                if self.started.exists() or time.monotonic() > deadline:
+                    os.close(lock)
+                    return None
+                time.sleep(0.005)
+                continue
+            if not self.started.exists():
+                return lock
+            os.close(lock)
+            return None
+
+    def is_held(self) -> bool:
+        """Whether a shim lives."""
+        try:
+            lock = os.open(self.path / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Put `content` there, whole or not at all, for good."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        with open(draft, "x", encoding="utf-8", opener=private) as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    keep_names(path.parent)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What `write` put there; none if it did not."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def mark(path: Path) -> None:
+    """Make an empty file for good; FileExistsError if it is there."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    keep_names(path.parent)
+
+
+def keep_names(folder: Path) -> None:
+    """Have the names in `folder` survive a power cut."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,49 @@
+"""What the launcher tells the shim, as JSON: the launch, and the walls around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from falaj.ports.launcher import Launch
+from falaj.ports.sandbox import MachineFacts, Mechanism
+
+
+@dataclass(frozen=True)
+class Walls:
+    """How user code is kept apart: enough to build the sandbox again in another process."""
+
+    mechanism: Mechanism
+    facts: MachineFacts
+
+
+@dataclass(frozen=True)
+class Order:
+    launch: Launch
+    walls: Walls
+    log_limit_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        launch = asdict(self.launch)
+        launch["directory"] = str(self.launch.directory)
+        launch["environment"] = dict(self.launch.environment)
+        for paths in ("readable", "hidden"):
+            launch[paths] = [str(path) for path in launch[paths]]
+        uids = self.walls.facts.spare_uids
+        facts = asdict(self.walls.facts) | {"spare_uids": [uids.start, uids.stop]}
+        walls = {"mechanism": self.walls.mechanism, "facts": facts}
+        return {"launch": launch, "walls": walls, "log_limit_bytes": self.log_limit_bytes}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Order:
+        launch = dict(found["launch"])
+        launch["directory"] = Path(launch["directory"])
+        launch["gpus"] = tuple(launch["gpus"])
+        for paths in ("readable", "hidden"):
+            launch[paths] = [Path(path) for path in launch[paths]]
+        facts = dict(found["walls"]["facts"])
+        facts["spare_uids"] = range(*facts["spare_uids"])
+        walls = Walls(found["walls"]["mechanism"], MachineFacts(**facts))
+        return cls(Launch(**launch), walls, found["log_limit_bytes"])

@@ -1,0 +1,39 @@
+"""Decides by the clock when an attempt is asked to end, killed, and torn down. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Cause = Literal["stopped", "timeout"]
+Action = Literal["term", "kill", "tear down"]
+
+LAST_RESORT_S = 2.0
+"""How long the first process inside may take to kill the ranks before the whole sandbox is killed."""
+
+
+@dataclass
+class Stopping:
+    """`timeout_at` and every `now` are readings of one monotonic clock."""
+
+    timeout_at: float | None
+    grace_s: float
+    cause: Cause | None = None
+    kill_at: float | None = None
+
+    def ask(self, cause: Cause, *, grace_s: float, now: float) -> None:
+        """A later request may only bring the end nearer; the first one is its cause."""
+        self.cause = self.cause or cause
+        kill_at = now + grace_s
+        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+
+    def due(self, now: float) -> Action | None:
+        """What has to be done by `now`; none: let it run."""
+        if self.timeout_at is not None and now >= self.timeout_at:
+            self.timeout_at = None
+            self.ask("timeout", grace_s=self.grace_s, now=now)
+        if self.kill_at is None:
+            return None
+        if now >= self.kill_at + LAST_RESORT_S:
+            return "tear down"
+        return "kill" if now >= self.kill_at else "term"

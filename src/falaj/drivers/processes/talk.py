@@ -1,0 +1,73 @@
+"""The shim's end of the conversation with the first process inside the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+SOCKET = ".falaj"
+REPORT_LIMIT_BYTES = 4096
+
+
+class Report(NamedTuple):
+    """How the ranks ended: the first one that failed, if one did."""
+
+    rank: int | None
+    exit_code: int | None
+    signal: int | None
+
+
+class Talk:
+    """A socket in the attempt's directory, for one caller: it calls before any user code runs."""
+
+    def __init__(self, directory: Path) -> None:
+        os.chdir(directory)  # a socket's path may have 108 bytes only: both ends call it by its bare name
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(SOCKET)
+        os.chmod(SOCKET, 0o666)  # noqa: S103 - the caller may have another uid; the directory keeps others out
+        self._socket.listen(1)
+        self._heard = b""
+        self.has_caller = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> None:
+        with self._socket as door:
+            self._socket, _ = door.accept()
+        self.has_caller = True
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET)
+
+    def hear(self) -> bool:
+        """Take in what was said; False once the other end is gone."""
+        try:
+            said = self._socket.recv(REPORT_LIMIT_BYTES)
+        except ConnectionError:
+            return False
+        self._heard = (self._heard + said)[:REPORT_LIMIT_BYTES]
+        return bool(said)
+
+    def say(self, word: str) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            self._socket.sendall(word.encode() + b"\n")
+
+    def report(self) -> Report | None:
+        """How the ranks ended; none if nobody lived to say it."""
+        with contextlib.suppress(
+            ValueError, KeyError, TypeError
+        ):  # user code may have got hold of the socket
+            _, line = self._heard.splitlines()
+            found = json.loads(line)
+            return Report(**{name: whole(found[name]) for name in Report._fields})
+        return None
+
+
+def whole(value: object) -> int | None:
+    if value is None or isinstance(value, int):
+        return value
+    raise TypeError

@@ -1,0 +1,120 @@
+"""The spine of a training set: the rows of an upload, or the stored rows of a view over a span of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from falaj.errors import Fault, InvalidInput
+from falaj.features.joins import ARRIVAL, quoted
+from falaj.features.sources import uploaded_rows
+from falaj.features.views import Backing, require_scan, stored_rows
+from falaj.governance.blob_bytes import BlobBytes
+from falaj.governance.call import Call
+from falaj.ports.metadata import from_micros, to_micros
+from falaj.ports.queries import ArrowTable
+from falaj.records.features import ColumnType, Feature, PinnedView, StoredView, pin_of
+
+DEFAULT_TIME = "event_time"
+
+
+@dataclass(frozen=True)
+class Spine:
+    """Rows to join features to, from `since` on and before `until`, their moment in the column `event_time`.
+
+    `pin` says which rows they are, where they are a view's.
+    """
+
+    rows: ArrowTable
+    event_time: str
+    pin: PinnedView | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def spine_of(backing: Backing, call: Call, views: list[StoredView]) -> Spine:
+    """The spine that the call asks for, with keys and time in their types."""
+    given, wanted = call.object("spine"), getattr(call.given, "event_time", None)
+    if given.kind == "blob":
+        event_time, pin = wanted or DEFAULT_TIME, None
+        texts = frozenset(key.name for view in views for key in view.keys if key.type is ColumnType.TEXT)
+        rows = uploaded_rows(backing.gate, backing.blobs, call, given, texts=texts)
+    elif given.kind == "view":
+        (stored,) = require_scan(backing.gate, call, [given])
+        event_time, pin = wanted or stored.definition.event_time, pin_of(stored)
+        rows = _view_rows(backing, stored)
+    else:
+        raise InvalidInput.at("spine", given=given.address, allowed="a blob with rows, or a view")
+    checked = _checked(rows, views, event_time)
+    since, until = _span(backing, call, checked, event_time)
+    return Spine(_within(backing, checked, event_time, since, until), event_time, pin, since, until)
+
+
+def keep_spine(backing: Backing, call: Call) -> None:
+    """An upload that a training set was made of stays, although nobody named it."""
+    given = call.object("spine")
+    if given.kind == "blob":
+        blobs = BlobBytes(backing.gate.database, backing.blobs)
+        blobs.keep(call.tx, blobs.facts(call.tx, given.id), now=call.now)
+
+
+def _view_rows(backing: Backing, view: StoredView) -> ArrowTable:
+    """The columns of a view, labels among them, by event and then by arrival."""
+    moments = [view.definition.event_time, view.definition.created_time]
+    names = [key.name for key in view.keys] + [name for name in moments if name]
+    shown = ", ".join(quoted(name) for name in [*names, *(each.name for each in view.definition.columns)])
+    order = f"{quoted(view.definition.event_time)}, {ARRIVAL}"
+    sql = f"SELECT {shown} FROM rows ORDER BY {order}"  # noqa: S608 - names are quoted
+    return backing.queries.select(sql, {"rows": stored_rows(backing, view)})
+
+
+def _span(
+    backing: Backing, call: Call, rows: ArrowTable, event_time: str
+) -> tuple[datetime | None, datetime | None]:
+    """From when on, and before when: as the call says, or the last while before the newest row."""
+    since, until, last = (getattr(call.given, name, None) for name in ("since", "until", "last"))
+    if last is not None:
+        if since is not None or until is not None:
+            raise InvalidInput.at("last", given=last, allowed="last alone, or since and until")
+        sql = f"SELECT max(epoch_us({quoted(event_time)})) AS newest FROM rows"  # noqa: S608 - names are quoted
+        (newest,) = backing.queries.select(sql, {"rows": rows})["newest"].to_pylist()
+        return (None if newest is None else from_micros(newest) - last), None
+    if since is not None and until is not None and since >= until:
+        allowed = f"later than since ({since.isoformat()})"
+        raise InvalidInput.at("until", given=until.isoformat(), allowed=allowed)
+    return since, until
+
+
+def _within(
+    backing: Backing, rows: ArrowTable, event_time: str, since: datetime | None, until: datetime | None
+) -> ArrowTable:
+    bounds = [(">=", since), ("<", until)]
+    tests = [
+        f"epoch_us({quoted(event_time)}) {sign} {to_micros(at)}" for sign, at in bounds if at is not None
+    ]
+    if not tests:
+        return rows
+    sql = f"SELECT * FROM rows WHERE {' AND '.join(tests)}"  # noqa: S608 - names are quoted
+    return backing.queries.select(sql, {"rows": rows})
+
+
+def _checked(spine: ArrowTable, views: list[StoredView], event_time: str) -> ArrowTable:
+    """The spine with keys and time in their types. Rows without them are kept: they find nothing."""
+    from falaj.features import frames
+
+    made = {
+        f"{view.definition.name}__{feature.name}" for view in views for feature in view.definition.features
+    }
+    taken = [name for name in spine.column_names if name in made or name.startswith("__")]
+    if taken or len(set(spine.column_names)) < len(spine.column_names):
+        allowed = "columns named once, none like a feature's, none beginning with '__'"
+        raise InvalidInput(
+            "the columns of the spine do not fit",
+            faults=[Fault(where="spine", given=", ".join(taken or spine.column_names), allowed=allowed)],
+        )
+    typed = {key.name: key for view in views for key in view.keys}
+    typed[event_time] = Feature(name=event_time, type=ColumnType.MOMENT)
+    fitting = frames.conform(spine, tuple(typed.values()), required=frozenset(), where="spine")
+    for name in fitting.column_names:
+        spine = spine.set_column(spine.column_names.index(name), name, fitting[name])
+    return spine

@@ -1,0 +1,120 @@
+"""Alerts: raised once for a drift that goes on, ended when a window is clean, acknowledged by someone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from falaj.errors import Conflict, Damaged
+from falaj.governance import objects, outbox
+from falaj.governance.call import Call
+from falaj.monitoring import store
+from falaj.monitoring.tables import alerts
+from falaj.ports.metadata import Transaction
+from falaj.records.monitoring import ModelDrift, Verdict
+from falaj.records.monitors import Alert, AlertState
+from falaj.records.names import ObjectId
+from falaj.records.objects import StoredObject
+
+
+def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dict[str, Any]) -> ObjectId:
+    """A new open alert of `monitor`, under its restrictions, and the event that tells of it."""
+    home = objects.by_id(call.tx, monitor.workspace)
+    if home is None:
+        raise Damaged(f"monitor {monitor.name} has lost its workspace")
+    new = call.create("alert", workspace=home, zone=monitor.zone)
+    store.flow(call, monitor, new)
+    columns = [report.name for report in drift.drifted]
+    row = {
+        "id": new.id,
+        "monitor": monitor.id,
+        "version": drift.model,
+        "columns": columns,
+        "words": drift.words,
+        "since": drift.since,
+        "until": drift.until,
+        "raised_at": call.now,
+        "windows": 1,
+        "last_until": drift.until,
+        "report": drift.model_dump(mode="json"),
+        **facts,
+    }
+    call.tx.execute(insert(alerts), row)
+    store.set_open_alert(call.tx, monitor.id, new.id)
+    told = {"monitor": monitor.id, "endpoint": facts["endpoint"], "version": drift.model, "columns": columns}
+    outbox.announce(call, "monitoring.alert", subject=new.id, data=told | {"words": drift.words})
+    return new.id
+
+
+def go_on(tx: Transaction, ident: str, drift: ModelDrift) -> None:
+    """The drift of an open alert goes on in another window of its version."""
+    mine = alerts.c.id == ident, alerts.c.version == drift.model
+    tx.execute(update(alerts).where(*mine).values(windows=alerts.c.windows + 1, last_until=drift.until))
+
+
+def end_if_over(tx: Transaction, ident: str, drift: ModelDrift) -> bool:
+    """End an open alert if its version was clean in this window, or answers nothing any more while another is clean."""
+    row = _row(tx, ident)
+    if drift.verdict is not Verdict.NONE:
+        return False
+    own = row["version"] == drift.model
+    if not own and not store.is_silent(tx, row["endpoint"], row["version"], since=drift.since):
+        return False
+    tx.execute(update(alerts).where(alerts.c.id == ident).values(ended_at=drift.until))
+    store.set_open_alert(tx, row["monitor"], None)
+    return True
+
+
+def acknowledge(call: Call) -> Alert:
+    """Somebody knows: if the drift goes on, its next window raises a new alert."""
+    row = _row(call.tx, call.target.id)
+    if row["acknowledged_at"] is not None:
+        raise Conflict(f"alert {call.target.name} was acknowledged by {row['acknowledged_by']} already")
+    known = {"acknowledged_by": call.caller.name, "acknowledged_at": call.now}
+    call.tx.execute(update(alerts).where(alerts.c.id == call.target.id).values(**known))
+    if store.open_alert(call.tx, row["monitor"]) == call.target.id:
+        store.set_open_alert(call.tx, row["monitor"], None)
+    return alert_record(call.tx, call.target)
+
+
+def end_open(call: Call, monitor: str) -> None:
+    """End the open alert of a monitor, if it has one: there is nothing more to compare."""
+    ident = store.open_alert(call.tx, monitor)
+    if ident is not None:
+        call.tx.execute(update(alerts).where(alerts.c.id == ident).values(ended_at=call.now))
+        store.set_open_alert(call.tx, monitor, None)
+
+
+def alert_objects(
+    tx: Transaction, *, workspace: str, monitor: str | None, after: str, limit: int
+) -> list[StoredObject]:
+    """Alerts by id, which is by time, from `after` on."""
+    if monitor is None:
+        return objects.listed(tx, kinds=["alert"], workspace=workspace, after=after, limit=limit)
+    query = select(alerts.c.id).where(alerts.c.monitor == monitor, alerts.c.id > after)
+    idents = tx.execute(query.order_by(alerts.c.id).limit(limit)).scalars().all()
+    return [found for ident in idents if (found := objects.by_id(tx, ident)) is not None]
+
+
+def alert_record(tx: Transaction, found: StoredObject, *, with_report: bool = True) -> Alert:
+    row = _row(tx, found.id)
+    report = row.pop("report")
+    return Alert(
+        workspace=found.workspace,
+        label=found.label,
+        state=_state(row),
+        columns=tuple(row.pop("columns")),
+        report=ModelDrift.model_validate(report) if with_report else None,
+        **row,
+    )
+
+
+def _state(row: dict[str, Any]) -> AlertState:
+    if row["acknowledged_at"] is not None:
+        return AlertState.ACKNOWLEDGED
+    return AlertState.OPEN if row["ended_at"] is None else AlertState.ENDED
+
+
+def _row(tx: Transaction, ident: str) -> dict[str, Any]:
+    return dict(tx.execute(select(alerts).where(alerts.c.id == ident)).mappings().one())

@@ -1,0 +1,77 @@
+"""A look on request: what came since the last complete window, or between two moments."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from falaj.governance import objects
+from falaj.governance.encryption.values import SealedValues
+from falaj.monitoring import store
+from falaj.monitoring.evaluation import background_of, window_of
+from falaj.monitoring.looks import look_at
+from falaj.monitoring.vault import Vault
+from falaj.monitoring.windows import Slot
+from falaj.ports.metadata import Database
+from falaj.records.monitoring import ModelDrift, Verdict
+from falaj.records.monitors import MonitorReport
+from falaj.records.objects import StoredObject
+
+_ORDER = {Verdict.DRIFT: 0, Verdict.NONE: 1, Verdict.TOO_FEW: 2}
+
+
+def check(
+    database: Database,
+    sealed: SealedValues,
+    found: StoredObject,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+) -> MonitorReport:
+    """How the versions of the monitor's endpoint stand; nothing is written down."""
+    with database.read() as tx:
+        row = store.monitor_row(tx, found.id)
+        endpoint = objects.ever(tx, row["endpoint"])
+        positions = {each["version"]: each for each in store.positions_of(tx, found.id)}
+        slots = store.slots_between(tx, row["endpoint"], since=since, until=until)
+    vault = Vault(sealed, endpoint.workspace if endpoint else "")
+    looks = []
+    for version, position in positions.items():
+        chosen = slots.get(version, [])
+        if since is None and until is None:
+            chosen = [slot for slot in chosen if slot.seq > position["judged_seq"]]
+        look = _look(vault, row, position, chosen)
+        if since is None and until is None:
+            look = _or_last(look, position)
+        looks += [] if look is None else [look]
+    return _report(found, row, looks)
+
+
+def _look(
+    vault: Vault, row: dict[str, Any], position: dict[str, Any], slots: list[Slot]
+) -> ModelDrift | None:
+    if not slots:
+        return None
+    version, own = position["version"], position["own_reference"]
+    background = background_of(vault, row, ident=row["id"], version=version, own=own)
+    return look_at(window_of(vault, slots, endpoint=row["endpoint"], version=version), background)
+
+
+def _or_last(look: ModelDrift | None, position: dict[str, Any]) -> ModelDrift | None:
+    """The last complete window where too little came since it."""
+    if position["report"] is None or (look is not None and look.verdict is not Verdict.TOO_FEW):
+        return look
+    return ModelDrift.model_validate(position["report"])
+
+
+def _report(found: StoredObject, row: dict[str, Any], looks: list[ModelDrift]) -> MonitorReport:
+    looks.sort(key=lambda look: (_ORDER[look.verdict], look.model))
+    words = "; ".join(look.words for look in looks) or "nothing was handed in for this time"
+    return MonitorReport(
+        monitor=found.id,
+        name=found.name,
+        endpoint=row["endpoint"],
+        verdict=looks[0].verdict if looks else Verdict.TOO_FEW,
+        looks=tuple(looks),
+        words=words,
+    )

@@ -1,0 +1,175 @@
+"""Judge the windows that are complete: sketches are merged and compared outside any transaction, then published."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from falaj.errors import Damaged, KeyUnavailable
+from falaj.governance import objects
+from falaj.governance.call import Call
+from falaj.governance.encryption.values import SealedValues
+from falaj.governance.gate import Gate
+from falaj.monitoring import alerts, store
+from falaj.monitoring.looks import Background, learn, look_at, merged
+from falaj.monitoring.vault import Vault
+from falaj.monitoring.windows import Slot, complete_windows
+from falaj.ports.metadata import Transaction
+from falaj.records.monitoring import FalseAlarmBudget, ModelDrift, ReferenceSketch, WindowSketch
+from falaj.records.monitors import Evaluated, MonitorWindow
+from falaj.records.names import ObjectId
+from falaj.records.objects import StoredObject
+
+log = logging.getLogger("falaj.monitoring")
+
+UNREADABLE = timedelta(hours=1)
+"""So long a position rests whose sketches cannot be read, for their key was destroyed or they are damaged."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A complete window: its last slot, its rows, and what was found."""
+
+    last_seq: int
+    rows: int
+    drift: ModelDrift
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a due position came to; `own` is the version's own reference from now on."""
+
+    row: dict[str, Any]
+    judged: tuple[Judged, ...]
+    own: ReferenceSketch | None
+    sealed_own: bytes | None
+
+
+def evaluate(gate: Gate, call: Call, sealed: SealedValues, due: list[dict[str, Any]]) -> Evaluated:
+    """Judge the due positions, and publish all that came of it in one commit."""
+    progress = [_judge(gate, call, sealed, row) for row in due]
+
+    def publish() -> Evaluated:
+        windows = 0
+        raised: list[ObjectId] = []
+        ended: list[ObjectId] = []
+        for each in sorted(progress, key=lambda p: (p.row["endpoint"], p.row["monitor"], p.row["version"])):
+            if _still_holds(call.tx, each):
+                for judged in each.judged:
+                    news = _follow(call, each, judged)
+                    raised += news.raised
+                    ended += news.ended
+                windows += len(each.judged)
+                _write_down(call, each)
+        return Evaluated(windows=windows, raised=tuple(raised), ended=tuple(ended))
+
+    return gate.commit(call, publish)
+
+
+def background_of(
+    vault: Vault, monitor: dict[str, Any], *, ident: str, version: str, own: bytes | None
+) -> Background:
+    """What windows of `version` are compared with."""
+    pinned = vault.open_reference(monitor["reference"], monitor=ident)
+    return Background(
+        pinned=pinned,
+        own=vault.open_reference(own, monitor=ident, version=version)
+        if own
+        else ReferenceSketch(training_set=pinned.training_set, features=()),
+        chosen=None if monitor["all_columns"] else frozenset(monitor["columns"]),
+        budget=FalseAlarmBudget.model_validate(monitor["budget"]),
+    )
+
+
+def window_of(vault: Vault, slots: list[Slot], *, endpoint: str, version: str) -> WindowSketch:
+    """The sketches of `slots` as one window."""
+    return merged(
+        [vault.open_window(slot.sealed, endpoint=endpoint, version=version, seq=slot.seq) for slot in slots]
+    )
+
+
+def _judge(gate: Gate, call: Call, sealed: SealedValues, row: dict[str, Any]) -> Progress:
+    monitor, version, endpoint = row["monitor"], row["version"], row["endpoint"]
+    with gate.database.read() as tx:
+        found = objects.ever(tx, endpoint)
+        slots = store.slots_after(tx, endpoint, version, seq=row["judged_seq"])
+    vault = Vault(sealed, found.workspace if found else "")
+    try:
+        background = background_of(vault, row, ident=monitor, version=version, own=row["own_reference"])
+        judged = []
+        for part in complete_windows(slots, MonitorWindow.model_validate(row["window"]), now=call.now):
+            window = window_of(vault, part, endpoint=endpoint, version=version)
+            rows = sum(slot.rows for slot in part)
+            judged.append(Judged(part[-1].seq, rows, look_at(window, background)))
+            background = Background(
+                background.pinned, learn(window, background), background.chosen, background.budget
+            )
+        own = background.own if background.own.features else None
+        kept = None if own is None else vault.seal_reference(own, monitor=monitor, version=version)
+        return Progress(row, tuple(judged), own, kept)
+    except (KeyUnavailable, Damaged) as problem:
+        log.warning("windows cannot be judged", extra={"monitor": monitor, "reason": problem.message})
+        return Progress(row, (), None, None)
+
+
+def _still_holds(tx: Transaction, each: Progress) -> bool:
+    """Whether nobody else judged these windows meanwhile, nor merged them with later ones, nor removed the monitor."""
+    row, version = each.row, each.row["version"]
+    store.hold_endpoint(tx, row["endpoint"])
+    if store.judged_number(tx, row["monitor"], version) != row["judged_seq"]:
+        return False
+    return store.has_slots(tx, row["endpoint"], version, [judged.last_seq for judged in each.judged])
+
+
+def _follow(call: Call, each: Progress, judged: Judged) -> Evaluated:
+    """Raise, continue or end the alert of the monitor."""
+    monitor = _monitor(call.tx, each.row["monitor"])
+    is_open, drift = store.open_alert(call.tx, monitor.id), judged.drift
+    if is_open is not None:
+        if alerts.end_if_over(call.tx, is_open, drift):
+            return Evaluated(ended=(ObjectId(is_open),))
+        if drift.drifted:
+            alerts.go_on(call.tx, is_open, drift)
+        return Evaluated()
+    if not drift.drifted:
+        return Evaluated()
+    earlier = sum(other.rows for other in each.judged if other.last_seq <= judged.last_seq)
+    facts = {
+        "endpoint": each.row["endpoint"],
+        "rows": judged.rows,
+        "rows_seen": each.row["rows"] + earlier,
+    }
+    return Evaluated(raised=(alerts.raise_alert(call, monitor, drift, facts),))
+
+
+def _write_down(call: Call, each: Progress) -> None:
+    row = each.row
+    place = row["monitor"], row["version"]
+    if not each.judged:
+        store.set_position(call.tx, *place, due_at=call.now + UNREADABLE)
+        return
+    last = each.judged[-1]
+    own = [] if each.own is None else [sketch.name for sketch in each.own.features]
+    store.set_position(
+        call.tx,
+        *place,
+        judged_seq=last.last_seq,
+        judged_until=last.drift.until,
+        verdict=last.drift.verdict,
+        windows=row["windows"] + len(each.judged),
+        rows=row["rows"] + sum(judged.rows for judged in each.judged),
+        own_columns=own,
+        own_reference=each.sealed_own,
+        report=last.drift.model_dump(mode="json"),
+    )
+    window = MonitorWindow.model_validate(row["window"])
+    store.refresh_waiting(call.tx, *place, endpoint=row["endpoint"], window=window)
+
+
+def _monitor(tx: Transaction, ident: str) -> StoredObject:
+    found = objects.ever(tx, ident)
+    if found is None:
+        raise Damaged(f"monitor {ident} has lost its object")
+    return found

@@ -1,0 +1,90 @@
+"""Take in the windows that servers hand in: checked, sealed, numbered in the order of arrival; old ones merged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from falaj.errors import Damaged, InvalidInput
+from falaj.governance.call import Call
+from falaj.governance.encryption.values import SealedValues
+from falaj.monitoring import store
+from falaj.monitoring.looks import merged
+from falaj.monitoring.points import read_points
+from falaj.monitoring.vault import Vault
+from falaj.monitoring.windows import Slot, pair_to_merge
+from falaj.records.monitoring import Kind, WindowSketch
+from falaj.records.monitors import MonitorWindow, Recorded, WindowRecord
+from falaj.records.objects import StoredObject
+
+Watching = list[tuple[str, MonitorWindow]]
+
+
+def take_in(call: Call, sealed: SealedValues, windows: Sequence[WindowRecord]) -> Recorded:
+    """Store the windows of the endpoint that the call acts on, if a monitor watches it."""
+    for number, window in enumerate(windows):
+        _check(window, f"windows.{number}")
+    endpoint, vault = call.target, Vault(sealed, call.target.workspace)
+    watching = store.monitors_of(call.tx, endpoint.id)
+    last = store.hold_endpoint(call.tx, endpoint.id, take=len(windows)) if watching else None
+    if last is None:
+        return Recorded(endpoint=endpoint.id, stored=0, monitors=0)
+    first = last - len(windows) + 1
+    for seq, window in enumerate(windows, first):
+        slot = Slot(seq, window.since, window.until, window.rows, _sealed(vault, window, endpoint, seq))
+        store.add_slot(call.tx, endpoint.id, window.model, slot)
+    for version, added in Counter(window.model for window in windows).items():
+        _make_known(call, watching, version, before=first - 1)
+        for _ in range(added):
+            compact(call, vault, version, watching)
+    return Recorded(endpoint=endpoint.id, stored=len(windows), monitors=len(watching))
+
+
+def compact(call: Call, vault: Vault, version: str, watching: Watching) -> None:
+    """Merge the two slots of a version that matter least, if it has too many."""
+    tx, endpoint = call.tx, call.target.id
+    slots = store.slot_facts(tx, endpoint, version)
+    judged = store.judged_numbers(tx, [monitor for monitor, _ in watching], version)
+    pair = pair_to_merge(slots, boundaries=judged)
+    if pair is None:
+        return
+    opened = [
+        vault.open_window(
+            store.sealed_slot(tx, endpoint, version, slot.seq),
+            endpoint=endpoint,
+            version=version,
+            seq=slot.seq,
+        )
+        for slot in pair
+    ]
+    both, seq = merged(opened), pair[1].seq
+    sealed = vault.seal_window(both, endpoint=endpoint, seq=seq)
+    rows = pair[0].rows + pair[1].rows
+    store.replace_pair(tx, endpoint, version, pair, Slot(seq, both.since, both.until, rows, sealed))
+
+
+def _make_known(call: Call, watching: Watching, version: str, *, before: int) -> None:
+    for monitor, window in watching:
+        store.begin_position(call.tx, monitor, version, before=before)
+        store.refresh_waiting(call.tx, monitor, version, endpoint=call.target.id, window=window)
+
+
+def _sealed(vault: Vault, window: WindowRecord, endpoint: StoredObject, seq: int) -> bytes:
+    plain = WindowSketch.model_construct(
+        model=window.model, since=window.since, until=window.until, features=window.features
+    )
+    return vault.seal_window(plain, endpoint=endpoint.id, seq=seq)
+
+
+def _check(window: WindowRecord, where: str) -> None:
+    """Nothing is stored that cannot be read again."""
+    for sketch in window.features:
+        if sketch.kind is Kind.NUMERIC:
+            try:
+                read_points(sketch)
+            except Damaged as problem:
+                raise InvalidInput.at(
+                    f"{where}.features.{sketch.name}",
+                    given=problem.message,
+                    allowed="the bytes of a sketch that Falaj made",
+                ) from None

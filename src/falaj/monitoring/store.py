@@ -1,0 +1,268 @@
+"""What the room keeps in the metadata database of monitors, windows and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select, update
+
+from falaj.governance import objects
+from falaj.governance.call import Call
+from falaj.governance.tables import activities, lineage_edges
+from falaj.monitoring.tables import alerts, monitors, positions, slots
+from falaj.monitoring.windows import Slot, due_at
+from falaj.ports.metadata import Transaction
+from falaj.records.monitoring import FalseAlarmBudget, Verdict
+from falaj.records.monitors import Monitor, MonitorWindow, VersionProgress
+from falaj.records.names import ObjectId, new_id
+from falaj.records.objects import StoredObject
+
+_HOLD = "UPDATE monitoring_endpoints SET seq = seq + ? WHERE endpoint = ? RETURNING seq"
+_BEGIN = "INSERT INTO monitoring_endpoints (endpoint, seq) VALUES (?, 0) ON CONFLICT DO NOTHING"
+
+_due = (
+    select(
+        positions,
+        monitors.c.endpoint,
+        monitors.c.window,
+        monitors.c.budget,
+        monitors.c.columns,
+        monitors.c.all_columns,
+        monitors.c.reference,
+    )
+    .join(monitors, monitors.c.id == positions.c.monitor)
+    .order_by(positions.c.due_at)
+)
+
+
+def add_monitor(tx: Transaction, new: StoredObject, row: dict[str, Any]) -> Monitor:
+    tx.execute(insert(monitors), {"id": new.id, **row})
+    begin_endpoint(tx, row["endpoint"])
+    return monitor_record(tx, new)
+
+
+def begin_endpoint(tx: Transaction, endpoint: str) -> None:
+    tx.quick(_BEGIN + " RETURNING seq", (endpoint,))
+
+
+def hold_endpoint(tx: Transaction, endpoint: str, *, take: int = 0) -> int | None:
+    """Let nobody else change the slots of an endpoint; the last number given, after taking `take` more."""
+    rows = tx.quick(_HOLD, (take, endpoint))
+    return int(rows[0][0]) if rows else None
+
+
+def monitor_row(tx: Transaction, ident: str) -> dict[str, Any]:
+    return dict(tx.execute(select(monitors).where(monitors.c.id == ident)).mappings().one())
+
+
+def monitors_of(tx: Transaction, endpoint: str) -> list[tuple[str, MonitorWindow]]:
+    """The monitors of an endpoint, and their windows."""
+    query = select(monitors.c.id, monitors.c.window).where(monitors.c.endpoint == endpoint)
+    return [
+        (ident, MonitorWindow.model_validate(window))
+        for ident, window in tx.execute(query.order_by(monitors.c.id))
+    ]
+
+
+def monitor_record(tx: Transaction, found: StoredObject) -> Monitor:
+    row = monitor_row(tx, found.id)
+    return Monitor(
+        id=found.id,
+        workspace=found.workspace,
+        name=found.name,
+        endpoint=row["endpoint"],
+        training_set=row["training_set"],
+        reference_rows=row["reference_rows"],
+        columns=tuple(row["columns"]),
+        all_columns=row["all_columns"],
+        window=MonitorWindow.model_validate(row["window"]),
+        budget=FalseAlarmBudget.model_validate(row["budget"]),
+        label=found.label,
+        versions=tuple(_progress(each) for each in positions_of(tx, found.id)),
+        alert=row["alert"],
+        created_at=found.created_at,
+    )
+
+
+def remove_monitor(tx: Transaction, ident: ObjectId, *, at: datetime) -> None:
+    """Forget a monitor and, with the last one of an endpoint, its windows. Alerts stay."""
+    endpoint = monitor_row(tx, ident)["endpoint"]
+    hold_endpoint(tx, endpoint)
+    tx.execute(delete(positions).where(positions.c.monitor == ident))
+    tx.execute(delete(monitors).where(monitors.c.id == ident))
+    if not monitors_of(tx, endpoint):
+        tx.execute(delete(slots).where(slots.c.endpoint == endpoint))
+    objects.delete(tx, ident, at=at)
+
+
+def pin_again(tx: Transaction, ident: ObjectId, row: dict[str, Any]) -> None:
+    """Give a monitor another reference; it begins anew with every version."""
+    hold_endpoint(tx, row["endpoint"])
+    tx.execute(delete(positions).where(positions.c.monitor == ident))
+    tx.execute(update(monitors).where(monitors.c.id == ident).values(**row))
+
+
+def flow(call: Call, source: StoredObject, target: StoredObject) -> None:
+    """What `source` holds is in `target` from now on: an edge, and its restrictions."""
+    activity = new_id("act")
+    fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
+    call.tx.execute(insert(activities), fields)
+    edges = [{"source": source.id, "target": activity}, {"source": activity, "target": target.id}]
+    call.tx.execute(insert(lineage_edges), edges)
+    objects.relabel(call.tx, target.id, label=target.label | source.label)
+
+
+def set_open_alert(tx: Transaction, monitor: str, alert: str | None) -> None:
+    tx.execute(update(monitors).where(monitors.c.id == monitor).values(alert=alert))
+
+
+def open_alert(tx: Transaction, monitor: str) -> str | None:
+    found: str | None = tx.execute(select(monitors.c.alert).where(monitors.c.id == monitor)).scalar()
+    return found
+
+
+def open_since(tx: Transaction, endpoint: str) -> list[datetime]:
+    """When the open alerts of an endpoint were raised."""
+    query = select(alerts.c.raised_at).join(monitors, monitors.c.alert == alerts.c.id)
+    return list(tx.execute(query.where(monitors.c.endpoint == endpoint)).scalars())
+
+
+# ------------------------------------------------------------------------------------------------ slots
+
+
+def add_slot(tx: Transaction, endpoint: str, version: str, slot: Slot) -> None:
+    row = {
+        "seq": slot.seq,
+        "since": slot.since,
+        "until": slot.until,
+        "rows": slot.rows,
+        "sealed": slot.sealed,
+    }
+    tx.execute(insert(slots), {"endpoint": endpoint, "version": version, **row})
+
+
+def slots_after(tx: Transaction, endpoint: str, version: str, *, seq: int = 0) -> list[Slot]:
+    """The slots of a version with their sketches, in the order of arrival."""
+    query = select(slots).where(*_of(endpoint, version), slots.c.seq > seq).order_by(slots.c.seq)
+    return [_slot(row) for row in tx.execute(query).mappings()]
+
+
+def slots_between(
+    tx: Transaction, endpoint: str, *, since: datetime | None, until: datetime | None
+) -> dict[str, list[Slot]]:
+    """The slots of every version that have a part between two moments."""
+    query = select(slots).where(slots.c.endpoint == endpoint).order_by(slots.c.seq)
+    query = query if since is None else query.where(slots.c.until > since)
+    query = query if until is None else query.where(slots.c.since < until)
+    found: dict[str, list[Slot]] = {}
+    for row in tx.execute(query).mappings():
+        found.setdefault(row["version"], []).append(_slot(row))
+    return found
+
+
+def slot_facts(tx: Transaction, endpoint: str, version: str) -> list[Slot]:
+    """The slots of a version without their sketches."""
+    columns = slots.c.seq, slots.c.since, slots.c.until, slots.c.rows
+    query = select(*columns).where(*_of(endpoint, version)).order_by(slots.c.seq)
+    return [Slot(*row) for row in tx.execute(query)]
+
+
+def sealed_slot(tx: Transaction, endpoint: str, version: str, seq: int) -> bytes:
+    query = select(slots.c.sealed).where(*_of(endpoint, version), slots.c.seq == seq)
+    return bytes(tx.execute(query).scalar_one())
+
+
+def has_slots(tx: Transaction, endpoint: str, version: str, seqs: Sequence[int]) -> bool:
+    """Whether all these slots are still there: compaction may have merged one with a later one."""
+    query = select(func.count()).select_from(slots).where(*_of(endpoint, version), slots.c.seq.in_(seqs))
+    return bool(tx.execute(query).scalar_one() == len(set(seqs)))
+
+
+def is_silent(tx: Transaction, endpoint: str, version: str, *, since: datetime) -> bool:
+    """Whether a version has answered nothing from `since` on."""
+    query = select(slots.c.seq).where(*_of(endpoint, version), slots.c.until > since).limit(1)
+    return tx.execute(query).first() is None
+
+
+def replace_pair(tx: Transaction, endpoint: str, version: str, pair: tuple[Slot, Slot], new: Slot) -> None:
+    """Put one slot in the place of two neighbours."""
+    numbers = [slot.seq for slot in pair]
+    tx.execute(delete(slots).where(*_of(endpoint, version), slots.c.seq.in_(numbers)))
+    add_slot(tx, endpoint, version, new)
+
+
+# -------------------------------------------------------------------------------------------- positions
+
+
+def due_positions(tx: Transaction, *, now: datetime, limit: int) -> list[dict[str, Any]]:
+    """Positions with a complete window, with what is needed of their monitors."""
+    return [dict(row) for row in tx.execute(_due.where(positions.c.due_at <= now).limit(limit)).mappings()]
+
+
+def positions_of(tx: Transaction, monitor: str) -> list[dict[str, Any]]:
+    query = select(positions).where(positions.c.monitor == monitor).order_by(positions.c.version)
+    return [dict(row) for row in tx.execute(query).mappings()]
+
+
+def judged_numbers(tx: Transaction, monitor_ids: Iterable[str], version: str) -> list[int]:
+    """How far monitors are with a version."""
+    query = select(positions.c.judged_seq).where(
+        positions.c.monitor.in_(list(monitor_ids)), positions.c.version == version
+    )
+    return list(tx.execute(query).scalars())
+
+
+def judged_number(tx: Transaction, monitor: str, version: str) -> int | None:
+    return next(iter(judged_numbers(tx, [monitor], version)), None)
+
+
+def begin_position(tx: Transaction, monitor: str, version: str, *, before: int) -> None:
+    """Let a monitor begin with a version behind slot `before`, unless it has begun."""
+    if judged_number(tx, monitor, version) is not None:
+        return
+    row = {"monitor": monitor, "version": version, "judged_seq": before, "windows": 0, "rows": 0}
+    tx.execute(insert(positions), row | {"waiting_rows": 0, "own_columns": []})
+
+
+def set_position(tx: Transaction, monitor: str, version: str, **values: Any) -> None:
+    tx.execute(
+        update(positions)
+        .where(positions.c.monitor == monitor, positions.c.version == version)
+        .values(**values)
+    )
+
+
+def refresh_waiting(
+    tx: Transaction, monitor: str, version: str, *, endpoint: str, window: MonitorWindow
+) -> None:
+    """Write down what waits for a monitor's next window of a version, and when that is due."""
+    judged = judged_number(tx, monitor, version) or 0
+    query = select(func.sum(slots.c.rows), func.min(slots.c.since)).where(
+        *_of(endpoint, version), slots.c.seq > judged
+    )
+    rows, since = tx.execute(query).one()
+    due = due_at(int(rows or 0), since, window)
+    set_position(tx, monitor, version, waiting_rows=int(rows or 0), waiting_since=since, due_at=due)
+
+
+def _of(endpoint: str, version: str) -> tuple[Any, ...]:
+    return slots.c.endpoint == endpoint, slots.c.version == version
+
+
+def _slot(row: Any) -> Slot:
+    return Slot(row["seq"], row["since"], row["until"], row["rows"], bytes(row["sealed"]))
+
+
+def _progress(row: dict[str, Any]) -> VersionProgress:
+    return VersionProgress(
+        version=row["version"],
+        windows=row["windows"],
+        rows=row["rows"],
+        waiting_rows=row["waiting_rows"],
+        waiting_since=row["waiting_since"],
+        verdict=None if row["verdict"] is None else Verdict(row["verdict"]),
+        judged_until=row["judged_until"],
+        own_reference=tuple(row["own_columns"]),
+    )

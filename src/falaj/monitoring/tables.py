@@ -1,0 +1,93 @@
+"""The tables of the room: monitors, the windows of endpoints, how far each monitor is, and alerts."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, LargeBinary, Table, Text
+
+from falaj.governance.tables import object_key
+from falaj.ports.metadata import METADATA, JsonText, UtcTime
+
+
+def _object(name: str, *, primary_key: bool = False) -> Column[str]:
+    return Column(name, Text, ForeignKey("governance_objects.id"), primary_key=primary_key, nullable=False)
+
+
+monitors = Table(
+    "monitoring_monitors",
+    METADATA,
+    object_key(),
+    _object("endpoint"),
+    _object("training_set"),
+    Column("columns", JsonText, nullable=False),
+    Column("all_columns", Boolean, nullable=False),
+    Column("window", JsonText, nullable=False),
+    Column("budget", JsonText, nullable=False),
+    Column("reference_rows", BigInteger, nullable=False),
+    Column("reference", LargeBinary, nullable=False),
+    Column("alert", Text, ForeignKey("governance_objects.id")),
+    Index("monitoring_monitors_endpoint", "endpoint"),
+)
+
+endpoints = Table(
+    "monitoring_endpoints",
+    METADATA,
+    _object("endpoint", primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+)
+"""The last number that was given to a slot; whoever changes the slots of an endpoint holds this row."""
+
+slots = Table(
+    "monitoring_slots",
+    METADATA,
+    _object("endpoint", primary_key=True),
+    Column("version", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("since", UtcTime, nullable=False),
+    Column("until", UtcTime, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+)
+"""Windows as they arrived, in the order of arrival; old ones are merged."""
+
+positions = Table(
+    "monitoring_positions",
+    METADATA,
+    _object("monitor", primary_key=True),
+    Column("version", Text, primary_key=True),
+    Column("judged_seq", BigInteger, nullable=False),
+    Column("judged_until", UtcTime),
+    Column("verdict", Text),
+    Column("windows", Integer, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("waiting_rows", BigInteger, nullable=False),
+    Column("waiting_since", UtcTime),
+    Column("due_at", UtcTime),
+    Column("own_columns", JsonText, nullable=False),
+    Column("own_reference", LargeBinary),
+    Column("report", JsonText),
+    Index("monitoring_positions_due", "due_at"),
+)
+"""How far a monitor is with a version. `due_at` is set when a window is complete, or will be by then."""
+
+alerts = Table(
+    "monitoring_alerts",
+    METADATA,
+    object_key(),
+    _object("monitor"),
+    _object("endpoint"),
+    Column("version", Text, nullable=False),
+    Column("columns", JsonText, nullable=False),
+    Column("words", Text, nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("until", UtcTime, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("rows_seen", BigInteger, nullable=False),
+    Column("raised_at", UtcTime, nullable=False),
+    Column("windows", Integer, nullable=False),
+    Column("last_until", UtcTime, nullable=False),
+    Column("acknowledged_by", Text),
+    Column("acknowledged_at", UtcTime),
+    Column("ended_at", UtcTime),
+    Column("report", JsonText, nullable=False),
+    Index("monitoring_alerts_monitor", "monitor", "id"),
+)

@@ -1,0 +1,31 @@
+"""`python -m falaj.optimization.runtime SETTINGS FEATURE…`: what an optimization's job runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from falaj.errors import FalajError
+from falaj.optimization.runtime.program import optimize
+from falaj.optimization.settings import read_settings
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status: 0 done, 1 with the reason on standard error."""
+    inputs = Path(os.environ.get("FALAJ_INPUTS") or "inputs")
+    outputs = Path(os.environ.get("FALAJ_OUTPUTS") or "outputs")
+    try:
+        optimize(read_settings(arguments), inputs=inputs, outputs=outputs, say=_say)
+    except FalajError as error:
+        print(f"error[{error.code}] {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _say(words: str) -> None:
+    print(words, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""Make a variant of a model by a recipe, or say why there is none."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+import onnx
+
+from falaj.errors import FalajError
+from falaj.optimization.runtime.conversion import Array
+from falaj.optimization.runtime.export import export_onnx
+from falaj.optimization.runtime.graphs import operators
+from falaj.optimization.runtime.sessions import open_session
+from falaj.optimization.runtime.subjects import Subject
+from falaj.records.optimization import Recipe
+
+MULTIPLIES = ("MatMul", "Gemm", "Attention", "LSTM")
+"""What int8 helps on a CPU. Convolutions are left as they are: with dynamic int8 they get slower."""
+TREES = "TreeEnsemble"
+
+
+class CannotMake(Exception):
+    """There is no such variant of this model; the reason in words."""
+
+
+def make_variant(recipe: Recipe, original: Subject, *, sample: Array, names: tuple[str, ...]) -> bytes:
+    """The ONNX file of the variant."""
+    if recipe == "fp16":
+        raise CannotMake(
+            "half precision has no arithmetic of its own on a CPU: it would be slower; use a GPU"
+        )
+    try:
+        plain = original.content or _exported(original, sample, names)
+    except FalajError as error:
+        raise CannotMake(f"it does not export to ONNX: {'; '.join(str(error).splitlines())}") from error
+    if recipe == "int8":
+        return _int8(plain)
+    return _fused(plain) if original.content is not None else plain
+
+
+def _exported(original: Subject, sample: Array, names: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return export_onnx(
+            original.source, Path(folder) / "model.onnx", sample=sample, names=names
+        ).path.read_bytes()
+
+
+def _fused(content: bytes) -> bytes:
+    """The graph as ONNX Runtime optimizes it for any processor, written down."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fused.onnx"
+        open_session(content, optimized_path=str(path))
+        return path.read_bytes()
+
+
+def _int8(content: bytes) -> bytes:
+    """Weights of matrix multiplications as int8; activations are quantized as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load_from_string(content)
+    _require_weights(model)
+    del model.graph.value_info[:]  # shapes from before the quantizer turns Gemm into MatMul
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "int8.onnx"
+        logging.disable(logging.WARNING)  # it recommends a step that is done already
+        try:
+            quantize_dynamic(
+                model,
+                path,
+                op_types_to_quantize=[*MULTIPLIES],
+                per_channel=True,
+                reduce_range=not _has_vnni(),
+                weight_type=QuantType.QInt8,
+            )
+        except Exception as error:  # the quantizer raises what it likes
+            raise CannotMake(f"the quantizer failed: {type(error).__name__}: {error}") from error
+        finally:
+            logging.disable(logging.NOTSET)
+        return path.read_bytes()
+
+
+def _require_weights(model: onnx.ModelProto) -> None:
+    found = operators(model)
+    constants = {each.name for each in model.graph.initializer}
+    constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    if any(n.op_type in MULTIPLIES and constants & set(n.input) for n in model.graph.node):
+        return
+    if any(name.startswith(TREES) for name in found):
+        raise CannotMake(
+            "trees only compare and add: there are no weights to multiply by, so nothing to quantize"
+        )
+    raise CannotMake(f"nothing in it multiplies by a matrix of weights; it has {', '.join(sorted(found))}")
+
+
+def _has_vnni() -> bool:
+    """Whether the processor adds products of bytes without overflow; else weights keep to 7 bits."""
+    try:
+        return "vnni" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False

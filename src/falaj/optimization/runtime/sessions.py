@@ -1,0 +1,62 @@
+"""ONNX Runtime sessions as the model server opens them, so that what is measured is what will be served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnxruntime as ort
+
+from falaj.errors import InvalidInput
+from falaj.records.registry import Dtype, TensorSpec
+
+DTYPES: dict[str, Dtype] = {
+    "tensor(bool)": "bool",
+    "tensor(string)": "string",
+    "tensor(int8)": "int8",
+    "tensor(int16)": "int16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(uint8)": "uint8",
+    "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
+    "tensor(float16)": "float16",
+    "tensor(bfloat16)": "bfloat16",
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+}
+
+
+def open_session(content: bytes, *, optimized_path: str | None = None) -> Any:
+    """A session on one thread. `optimized_path` is where its optimized graph is written to."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    if optimized_path is not None:
+        options.optimized_model_filepath = optimized_path
+        # The level above would tie the file to this kind of processor.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    try:
+        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises a dozen types that share no parent but this
+        raise InvalidInput(f"this is not an ONNX model that can be opened: {error}") from error
+
+
+def tensor_specs(nodes: Any) -> tuple[TensorSpec, ...]:
+    """The inputs or outputs of a session."""
+    return tuple(_spec(node) for node in nodes)
+
+
+def _spec(node: Any) -> TensorSpec:
+    dtype = DTYPES.get(node.type)
+    if dtype is None:
+        raise InvalidInput.at(
+            f"tensor {node.name}",
+            given=node.type,
+            allowed="plain tensors",
+            fix="export again; for scikit-learn with zipmap off",
+        )
+    shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape or ())
+    return TensorSpec(name=node.name, dtype=dtype, shape=shape)

@@ -1,0 +1,41 @@
+"""What an optimization job is asked for: its arguments, written by the workflow and read by the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from falaj.errors import Fault, InvalidInput
+from falaj.records.features import Column
+from falaj.records.optimization import Budget, FeatureColumns, Recipe
+from falaj.records.record import Record
+
+
+class Settings(Record):
+    """The first argument is all but the features, as JSON; each further argument is a feature."""
+
+    target: Column
+    features: FeatureColumns = ()
+    recipes: tuple[Recipe, ...] = ("onnx", "int8")
+    budget: Budget = Budget()
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+
+    def arguments(self) -> tuple[str, ...]:
+        return (self.model_dump_json(exclude={"features"}), *self.features)
+
+
+def read_settings(arguments: Sequence[str]) -> Settings:
+    """The settings that `Settings.arguments` wrote."""
+    try:
+        first = Settings.model_validate_json(arguments[0] if arguments else "{}")
+        return Settings.model_validate({**first.model_dump(), "features": tuple(arguments[1:])})
+    except ValidationError as error:
+        faults = [
+            Fault(where=".".join(map(str, fault["loc"])) or "settings", allowed=fault["msg"])
+            for fault in error.errors()
+        ]
+        raise InvalidInput(
+            "usage: python -m falaj.optimization.runtime '{\"target\": …}' FEATURE…", faults=faults
+        ) from None

@@ -1,0 +1,101 @@
+"""Where attempts at jobs run: this machine's processes, or a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+Framework = Literal["plain", "torch"]
+Phase = Literal["unknown", "starting", "running", "ended", "lost"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One attempt at a job: the user's command, and all that it may use.
+
+    `attempt` names it for good ("job_…/1"). `directory` is its private folder, which the caller has filled:
+    `code/` (the working directory), `inputs/` and `outputs/`; the launcher may hand it to another uid, so do
+    not trust what is left there, links least of all. `command` is complete for one process, program first;
+    with the framework torch it is Python, its options, and the script or `-m module` with its arguments.
+    `environment` is the whole environment: nothing of the platform's is added, only what the launcher decides
+    (threads, visible GPUs, unbuffered output, a rank's own variables).
+
+    `processes` are copies that live and die together: torchrun's workers, or plain copies with FALAJ_RANK and
+    FALAJ_WORLD_SIZE. `cpus` are for all of them; `memory_bytes` is what each process may allocate.
+    `readable` are further paths that it may read, `hidden` are paths that it must not reach. After `timeout_s`
+    it is stopped, and killed `grace_s` later.
+    """
+
+    attempt: str
+    directory: Path
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    framework: Framework = "plain"
+    processes: int = 1
+    cpus: int = 1
+    gpus: tuple[int, ...] = ()
+    memory_bytes: int | None = None
+    network: bool = False
+    readable: Sequence[Path] = ()
+    hidden: Sequence[Path] = ()
+    timeout_s: float | None = None
+    grace_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class AttemptState:
+    """How far an attempt is.
+
+    `unknown`: none of its code has run, and none will unless `start` is called (again). `starting`: it was
+    accepted, its code does not run yet. `ended`: with an `exit_code`, or by a `signal`, or with neither where
+    the code could not be started at all; it went well if and only if `exit_code` is 0. `lost`: what watched
+    over it was killed; its code is gone, how far it came is not known, and it will not run again. `reason`
+    says in one sentence why it did not go well.
+    """
+
+    phase: Phase
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class Launcher(Protocol):
+    """Runs attempts apart from the platform: they go on when the process that started them is killed.
+
+    Everything but `start` needs only the attempt's name, so that any process can take up where another was
+    killed.
+    """
+
+    def start(self, launch: Launch) -> None:
+        """Run `launch`, at most once for each attempt, whoever calls and however often.
+
+        A second call, one by another process at the same time, or one after the first caller was killed,
+        changes nothing. InvalidInput, IsolationRefused and Unavailable mean that nothing was started, and that
+        it may be tried again; what goes wrong later is told by `state`.
+        """
+        ...
+
+    def state(self, attempt: str) -> AttemptState: ...
+
+    def stop(self, attempt: str, *, grace_s: float) -> None:
+        """Ask all its processes to end (SIGTERM), and kill them after `grace_s`.
+
+        Returns at once; `state` tells when it has ended. Nothing happens if it has ended or is unknown.
+        """
+        ...
+
+    def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
+        """Up to `limit` bytes of its output from `offset` on; empty at the end of what there is by now."""
+        ...
+
+    def forget(self, attempt: str) -> None:
+        """Kill what is left of it, and remove its directory, its log and its state.
+
+        Its name is unknown from then on: a later `start` would run it as a new one.
+        """
+        ...

@@ -1,0 +1,16 @@
+"""Lengths of time as people type them: 90s, 12h, 30d."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+RULE = "a number followed by s, m, h or d"
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def read_duration(text: object) -> timedelta | None:
+    """What `text` says; none if it does not follow the rule."""
+    found = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII) if isinstance(text, str) else None
+    return timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else None

@@ -1,0 +1,315 @@
+"""Endpoints, their weighted routes, the models that they serve, and what was predicted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from falaj.records.names import Name, ObjectId, Reference, RefersTo, Spelled
+from falaj.records.record import Record
+from falaj.records.residency import Label
+
+EndpointRef = Annotated[Reference, RefersTo("endpoint")]
+PredictionRef = Annotated[Reference, RefersTo("predictions")]
+"""A batch of predictions by its id, or one of them: `ID-12`, and `ID-12.3` for a row of a request with several."""
+
+DYNAMIC = -1
+"""A dimension that each request chooses."""
+
+
+class Datatype(StrEnum):
+    """The tensor types of the Open Inference Protocol that we serve."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+
+class Tensor(Record):
+    """An input or output of a model; -1 in `shape` is a dimension that each request chooses."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.datatype} {list(self.shape)})"
+
+
+class ServedModel(Record):
+    """One version of a model as it is served: its inputs and outputs, in the model's order."""
+
+    name: Reference
+    version: Name
+    platform: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+Sha256 = Annotated[str, Spelled("[0-9a-f]{64}", "a SHA-256 is 64 hexadecimal digits", limit=64)]
+
+
+class ModelFile(Record):
+    """Where the bytes of a model version are to be had: a registered version, or a file that must hash to `sha256`.
+
+    `features` are what the columns of its input are called, in their order; none where nobody said.
+    """
+
+    model: Reference
+    version: Name
+    registered: ObjectId | None = None
+    path: Path | None = None
+    sha256: Sha256 | None = None
+    features: tuple[str, ...] = ()
+
+
+VersionName = Annotated[
+    str,
+    Spelled(
+        r"([a-z0-9][a-z0-9._-]*@)?[a-z0-9]([a-z0-9._-]*[a-z0-9])?",
+        "a version is its number, or like churn@14",
+        limit=200,
+    ),
+]
+TensorName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Route(Record):
+    """A version's share of an endpoint's requests; with weight 0 it answers only whoever asks for it by version."""
+
+    version: VersionName
+    weight: Annotated[int, Field(ge=0, le=1000)] = 100
+
+
+class ViewLookup(Record):
+    """Features of `view`, by the key in the request's inputs `keys`; unless given, those named like its key columns.
+
+    A model calls them `name__feature`, where `name` is the view's unless given.
+    """
+
+    view: Reference
+    keys: Annotated[tuple[TensorName, ...], Field(max_length=8)] = ()
+    name: Name | None = None
+    features: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
+    """Which features the view has; the platform fills this in."""
+
+
+class Lookup(Record):
+    """How the one input of a model is put together from views and from the request's other inputs.
+
+    Its columns are `features`, in the model's order (none: as the version says). Each comes from the view that has it,
+    else from the request's input of that name. `missing` stands for a value that is not known (none: NaN).
+    """
+
+    views: Annotated[tuple[ViewLookup, ...], Field(min_length=1, max_length=50)]
+    features: Annotated[tuple[TensorName, ...], Field(max_length=10_000)] = ()
+    missing: float | None = None
+
+
+class Endpoint(Record):
+    """A name that callers use, and the versions of `model` that answer for it. `id` is its object, if it has one."""
+
+    name: Reference
+    model: Reference
+    routes: Annotated[tuple[Route, ...], Field(min_length=1)]
+    lookup: Lookup | None = None
+    id: ObjectId | None = None
+
+    @model_validator(mode="after")
+    def _routes_hold(self) -> Self:
+        _once("a version", (route.version for route in self.routes))
+        if not any(route.weight for route in self.routes):
+            raise ValueError(f"no route of {self.name} has a weight; at least one is more than 0")
+        return self
+
+
+class Deployment(Record):
+    """All that one model server serves."""
+
+    models: tuple[ModelFile, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+
+    @model_validator(mode="after")
+    def _routes_lead_somewhere(self) -> Self:
+        _once("an endpoint", (endpoint.name for endpoint in self.endpoints))
+        _once("a model version", (f"{file.model}@{file.version}" for file in self.models))
+        known = {(file.model, file.version) for file in self.models}
+        for endpoint in self.endpoints:
+            for route in endpoint.routes:
+                if (endpoint.model, route.version) not in known:
+                    raise ValueError(
+                        f"{endpoint.name} routes to {endpoint.model}@{route.version}, which has no file"
+                    )
+        return self
+
+
+class Scoring(StrEnum):
+    """How far a prediction was from what came true; less is better in both."""
+
+    LOG_LOSS = "log_loss"
+    SQUARED_ERROR = "squared_error"
+
+
+Routes = Annotated[tuple[Route, ...], Field(min_length=1, max_length=20)]
+
+
+class ServedRoute(Record):
+    """A route as it is: the version's object, and why it is not served, if it is not."""
+
+    version: str
+    weight: int
+    id: ObjectId
+    problem: str | None = None
+
+
+class DeployedEndpoint(Record):
+    """An endpoint. `url` is where the model server answers for it; `previous` are the routes before the last change."""
+
+    id: ObjectId
+    workspace: ObjectId
+    name: str
+    model: str
+    routes: tuple[ServedRoute, ...]
+    previous: tuple[Route, ...] = ()
+    lookup: Lookup | None = None
+    scoring: Scoring | None = None
+    zone: str = ""
+    label: Label
+    url: str | None = None
+    unlogged: int = 0
+    """Predictions that were answered, but could not be logged."""
+    created_at: datetime
+    changed_at: datetime
+
+
+class VersionCounts(Record):
+    """What one version answered since it was last reported; `latency` counts by bucket, `lost` was not logged."""
+
+    version: Name
+    requests: Annotated[int, Field(ge=0)] = 0
+    errors: Annotated[int, Field(ge=0)] = 0
+    rows: Annotated[int, Field(ge=0)] = 0
+    latency: Annotated[tuple[int, ...], Field(max_length=64)] = ()
+    lost: Annotated[int, Field(ge=0)] = 0
+
+
+class LoadProblem(Record):
+    """Why a version is not served; none if it is."""
+
+    version: Name
+    problem: Annotated[str, Field(max_length=4000)] | None = None
+
+
+class Reported(Record):
+    versions: int
+
+
+class VersionStats(Record):
+    """What one version did. The score is over the `labelled` rows: its mean, and its variance between rows."""
+
+    version: str
+    requests: int = 0
+    errors: int = 0
+    rows: int = 0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    labelled: int = 0
+    score_mean: float | None = None
+    score_variance: float | None = None
+
+
+class EndpointStats(Record):
+    endpoint: str
+    since: datetime | None
+    scoring: Scoring | None
+    versions: tuple[VersionStats, ...]
+
+
+class PredictionBatch(Record):
+    """Predictions that one version of an endpoint made within some seconds, stored together."""
+
+    id: ObjectId
+    endpoint: ObjectId
+    version: str
+    rows: int
+    size_bytes: int
+    created_at: datetime
+
+
+class PredictionRecord(Record):
+    """One answered row: who asked which version, what went in, what came out, and what came true."""
+
+    id: str
+    endpoint: str
+    model: str
+    version: str
+    caller: str
+    request: str
+    at: datetime
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    label: float | None = None
+    score: float | None = None
+
+
+class Outcome(Record):
+    """What came true for a prediction: a number, or 0 or 1 for a class."""
+
+    id: PredictionRef
+    value: Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Scored(Record):
+    """How many labels were taken; `unknown` are predictions that are not logged, or not yet: send them again later."""
+
+    stored: int
+    replaced: int
+    unknown: tuple[str, ...] = ()
+
+
+class InferInput(Record):
+    """A tensor of a request: its values are flat, or nested in its shape."""
+
+    name: TensorName
+    shape: Annotated[tuple[int, ...], Field(max_length=32)]
+    datatype: Datatype
+    data: list[Any]
+
+
+class InferOutput(Record):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: list[Any]
+
+
+class Inferred(Record):
+    """What a version answered; `prediction` is what its label is given by."""
+
+    model_name: str
+    model_version: str
+    id: str
+    prediction: str | None = None
+    outputs: tuple[InferOutput, ...]
+
+
+def _once(what: str, names: Iterable[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{what} stands once in the list; given twice: {', '.join(twice)}")

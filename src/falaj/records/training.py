@@ -1,0 +1,146 @@
+"""Training jobs: what to run with which inputs on how much of a machine, and what came of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from falaj.records.names import Name, ObjectId, Reference, RefersTo, Spelled
+from falaj.records.record import Record
+from falaj.records.residency import UNRESTRICTED, Label
+from falaj.records.scheduling import HIGHEST_PRIORITY, AtLeastOne, Count, Placement
+from falaj.records.tracking import ArtifactPath
+
+JobRef = Annotated[Reference, RefersTo("job")]
+
+_PART = r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_. +=,@()\[\]-]+"
+ScriptPath = Annotated[
+    str,
+    Spelled(f"{_PART}(?:/{_PART})*", "a script is a path inside the code, like train.py, no '..'", limit=500),
+]
+ModuleName = Annotated[
+    str, Spelled(r"falaj(?:\.[a-z_][a-z0-9_]*)+", "a module is one of Falaj's own, like falaj.x.y", limit=200)
+]
+Argument = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
+VariableName = Annotated[
+    str,
+    Spelled(
+        r"(?!FALAJ_)[A-Za-z_][A-Za-z0-9_]*",
+        "a variable is A-Z, a-z, 0-9 and '_', and not one of FALAJ_…, which are the platform's",
+        limit=200,
+    ),
+]
+VariableValue = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
+TimeLimit = Annotated[timedelta, Field(ge=timedelta(seconds=1), le=timedelta(days=3650))]
+AttemptNumber = Annotated[int, Field(ge=1, le=2**31)]
+Words = Annotated[str, StringConstraints(max_length=2000)]
+
+DIFF_CHARACTERS = 65_536
+"""So much of a diff stands in a spec; the code itself, in full, is the packed archive."""
+
+
+class CodeOrigin(Record):
+    """Where packed code came from: the commit it stands on, and how it differs from it (cut if it is long)."""
+
+    commit: Annotated[str, Spelled("[0-9a-f]{40,64}", "a commit is its full hash", limit=64)] | None = None
+    diff: Annotated[str, StringConstraints(max_length=DIFF_CHARACTERS)] = ""
+
+
+class JobSpec(Record):
+    """What a job runs: a `script` of its code, or a `module` of Falaj's own, with `args`.
+
+    `cpus`, `gpus` and `memory_bytes` are for all its `processes` together, which run on one machine. `inputs` are
+    stored objects by the name under which the job finds them: a training set or view as Parquet, a model version as a
+    folder, a blob as a file. After `timeout` an attempt is stopped. After a failed attempt `retries` more are made.
+    """
+
+    name: Name
+    script: ScriptPath | None = None
+    module: ModuleName | None = None
+    args: Annotated[tuple[Argument, ...], Field(max_length=1000)] = ()
+    framework: Literal["plain", "torch"] = "plain"
+    processes: Annotated[int, Field(ge=1, le=256)] = 1
+    cpus: AtLeastOne = 1
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    memory_bytes: Annotated[Count, Field(ge=1)] | None = None
+    priority: Annotated[int, Field(ge=-HIGHEST_PRIORITY, le=HIGHEST_PRIORITY)] = 0
+    retries: Annotated[int, Field(ge=0, le=100)] = 0
+    timeout: TimeLimit | None = None
+    inputs: Annotated[dict[Name, Reference], Field(max_length=100)] = {}
+    env: Annotated[dict[VariableName, VariableValue], Field(max_length=200)] = {}
+    experiment: Name | None = None
+    network: bool = False
+    origin: CodeOrigin | None = None
+
+    @model_validator(mode="after")
+    def _one_command(self) -> Self:
+        if (self.script is None) == (self.module is None):
+            raise ValueError("a job runs either a script of its code or a module of Falaj's own")
+        return self
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+
+
+class JobOutput(Record):
+    """A file that a job left behind, under its path there: an artifact of the job's run."""
+
+    path: ArtifactPath
+    blob: ObjectId
+
+
+class Progress(Record):
+    step: int
+    total: int
+
+
+class Job(Record):
+    """A job and how far it is. `attempt` counts from 1; it is 0 before the first. `reason` says why it is so."""
+
+    id: ObjectId
+    workspace: ObjectId
+    name: str
+    state: JobState
+    reason: str | None = None
+    attempt: int = 0
+    run: ObjectId
+    node: str | None = None
+    exit_code: int | None = None
+    progress: Progress | None = None
+    cancelling: bool = False
+    outputs: tuple[JobOutput, ...] = ()
+    submitted_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    owner: str
+    label: Label = UNRESTRICTED
+    code: ObjectId | None = None
+    spec: JobSpec
+
+
+Verdict = Literal["done", "failed", "cancelled", "interrupted"]
+"""How an attempt ended. One that was interrupted, by a platform that stopped, does not count against the retries."""
+
+Placements = Annotated[tuple[Placement, ...], Field(min_length=1, max_length=1000)]
+Outputs = Annotated[tuple[JobOutput, ...], Field(max_length=20_000)]
+
+
+class Checkpoint(Record):
+    """What a job saved after a step; a later attempt goes on from it."""
+
+    job: ObjectId
+    step: int
+    blob: ObjectId
+    size_bytes: int

@@ -1,0 +1,1 @@
+"""Serving: endpoints that route requests to versions of a model."""

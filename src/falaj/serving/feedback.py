@@ -1,0 +1,106 @@
+"""Late labels: joined to what was predicted, scored, and stored by version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from falaj.errors import InvalidInput, NotFound
+from falaj.governance import objects
+from falaj.governance.call import Call
+from falaj.governance.gate import Gate
+from falaj.records.objects import StoredObject
+from falaj.records.serving import Outcome, Scored, Scoring
+from falaj.serving import store
+from falaj.serving.batches import split_id
+from falaj.serving.logbook import Logbook
+from falaj.serving.scores import score, suits
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A label and the prediction that it is for."""
+
+    outcome: Outcome
+    version: str
+    at: datetime
+    predicted: Sequence[float]
+
+
+def score_labels(gate: Gate, call: Call, logbook: Logbook, given: Sequence[Outcome]) -> Scored:
+    """Find what was predicted, score it and store the labels; a later label takes the place of an earlier one."""
+    wanted = {outcome.id: outcome for outcome in given}
+    known, unknown = _found(gate, call, logbook, wanted)
+    with gate.database.read() as tx:
+        scoring = store.endpoint_record(tx, call.target).scoring
+    decided = scoring or _scoring(known)
+    rows = [_row(call, each, decided) for each in known] if decided is not None else []
+
+    def publish() -> Scored:
+        if decided is not None and scoring is None:
+            store.set_scoring(call.tx, call.target.id, decided)
+        replaced = store.put_labels(call.tx, rows)
+        return Scored(stored=len(rows), replaced=replaced, unknown=tuple(unknown))
+
+    return gate.commit(call, publish)
+
+
+def _found(
+    gate: Gate, call: Call, logbook: Logbook, wanted: Mapping[str, Outcome]
+) -> tuple[list[Found], list[str]]:
+    """The predictions that are logged, and the ids of those that are not (yet)."""
+    by_batch: dict[str, list[str]] = {}
+    for ident in wanted:
+        try:
+            by_batch.setdefault(split_id(ident)[0], []).append(ident)
+        except NotFound:
+            by_batch.setdefault(ident, []).append(ident)
+    known: list[Found] = []
+    unknown: list[str] = []
+    for batch, idents in by_batch.items():
+        with gate.database.read() as tx:
+            found = objects.by_id(tx, batch)
+            row = None if found is None else store.batch_row(tx, batch)
+        if found is None or row is None or row["endpoint"] != call.target.id:
+            unknown += idents
+            continue
+        for ident in idents:
+            prediction = _in_batch(logbook, found, row["version"], wanted[ident])
+            if prediction is None:
+                unknown.append(ident)
+            else:
+                known.append(prediction)
+    return known, unknown
+
+
+def _in_batch(logbook: Logbook, batch: StoredObject, version: str, outcome: Outcome) -> Found | None:
+    _, number, row = split_id(outcome.id)
+    decoded = logbook.open(batch)
+    place = decoded.place(number, row)
+    if place is None:
+        return None
+    predicted = decoded.predicted(place)
+    if not predicted:
+        raise InvalidInput(f"{outcome.id}: the model answers no numbers, so there is nothing to score")
+    return Found(outcome, version, decoded.at(place), predicted)
+
+
+def _scoring(known: Sequence[Found]) -> Scoring | None:
+    """What the first labels of an endpoint say: log loss if all could be classes, else squared error."""
+    if not known:
+        return None
+    fits = all(suits(each.predicted, each.outcome.value) for each in known)
+    return Scoring.LOG_LOSS if fits else Scoring.SQUARED_ERROR
+
+
+def _row(call: Call, found: Found, scoring: Scoring) -> dict[str, Any]:
+    return {
+        "prediction": found.outcome.id,
+        "endpoint": call.target.id,
+        "version": found.version,
+        "predicted_at": found.at,
+        "value": found.outcome.value,
+        "score": score(scoring, found.predicted, found.outcome.value),
+    }

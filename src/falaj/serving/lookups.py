@@ -1,0 +1,118 @@
+"""Which column of a model's input comes from where: from a view by key, or from the request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from falaj.errors import Fault, InvalidInput
+from falaj.records.registry import ModelVersion
+from falaj.records.serving import Lookup
+
+
+@dataclass(frozen=True, slots=True)
+class FromView:
+    """Columns that are read from one view; `keys` are the request's inputs that its key is made of."""
+
+    view: str
+    name: str
+    keys: tuple[str, ...]
+    features: tuple[str, ...]
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How a row of the model's input is put together; `passed` are the request's inputs and their columns."""
+
+    width: int
+    views: tuple[FromView, ...]
+    passed: tuple[tuple[str, int], ...]
+    missing: float
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs that a request must have."""
+        keys = [key for part in self.views for key in part.keys]
+        return tuple(dict.fromkeys([*keys, *(name for name, _ in self.passed)]))
+
+
+def joined(lookup: Lookup, features: Sequence[str]) -> Join:
+    """The join for a model whose columns are `features`, unless `lookup` says otherwise. Its views are resolved."""
+    names = lookup.features or tuple(features)
+    taken: dict[int, dict[int, str]] = {number: {} for number in range(len(lookup.views))}
+    passed = []
+    for column, name in enumerate(names):
+        source = _source(lookup, name)
+        if source is None:
+            passed.append((name, column))
+        else:
+            number, feature = source
+            taken[number][column] = feature
+    parts = tuple(
+        FromView(
+            view=view.view,
+            name=view.name or view.view,
+            keys=view.keys,
+            features=tuple(taken[number].values()),
+            columns=tuple(taken[number]),
+        )
+        for number, view in enumerate(lookup.views)
+    )
+    missing = float("nan") if lookup.missing is None else lookup.missing
+    return Join(len(names), parts, tuple(passed), missing)
+
+
+def _source(lookup: Lookup, name: str) -> tuple[int, str] | None:
+    """The view that has a feature, and what it is called there: `view__feature`, or plainly if one view has it."""
+    plain = []
+    for number, view in enumerate(lookup.views):
+        feature = name.removeprefix(f"{view.name}__")
+        if feature != name and feature in view.features:
+            return number, feature
+        if name in view.features:
+            plain.append((number, name))
+    return plain[0] if len(plain) == 1 else None
+
+
+def feature_names(version: ModelVersion) -> tuple[str, ...]:
+    """What the columns of a version's input are called, as far as its author said."""
+    for spec in version.inputs:
+        if spec.features:
+            return spec.features
+    return tuple(spec.name for spec in version.inputs) if len(version.inputs) > 1 else ()
+
+
+def require_fit(lookup: Lookup, version: ModelVersion) -> None:
+    """InvalidInput if the input of `version` cannot be put together by `lookup`; all faults at once."""
+    features = lookup.features or feature_names(version)
+    where = f"lookup for {version.reference}"
+    if not features:
+        raise InvalidInput.at(
+            f"{where}: features",
+            given="none",
+            allowed="the model's columns in their order",
+            fix="name them in the lookup, or register the version with TensorSpec.features",
+        )
+    faults = [
+        Fault(where=f"{where}: view {part.name}", given="none of its features", allowed=", ".join(features))
+        for part in joined(lookup, features).views
+        if not part.columns
+    ]
+    width = _width(version)
+    if width not in (None, len(features)):
+        faults.append(
+            Fault(where=f"{where}: features", given=f"{len(features)} columns", allowed=f"{width} columns")
+        )
+    twice = sorted({name for name in features if features.count(name) > 1})
+    if twice:
+        faults.append(Fault(where=f"{where}: features", given=", ".join(twice), allowed="each name once"))
+    if faults:
+        raise InvalidInput(f"{where} does not fit the model", faults=faults)
+
+
+def _width(version: ModelVersion) -> int | None:
+    """How many columns the model's one input has, if that is known."""
+    if len(version.inputs) != 1 or len(version.inputs[0].shape) != 2:
+        return None
+    return version.inputs[0].shape[1] if version.inputs[0].shape[1] > 0 else None

@@ -1,0 +1,43 @@
+"""Which version answers a request: by weight, the same for the same request id, and evenly spread without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from math import gcd
+from zlib import crc32
+
+from falaj.records.serving import Route
+
+
+class Spread:
+    """Chooses among routes. A request id decides for itself; requests without one take turns."""
+
+    def __init__(self, routes: Sequence[Route], *, turns: count[int] | None = None) -> None:
+        self.turns = turns or count()
+        self._pattern = interleaved(routes)
+        self._only = self._pattern[0] if len(set(self._pattern)) == 1 else None
+
+    def choose(self, request: str) -> str:
+        """The version that answers the request with this id, which may be empty."""
+        if self._only is not None:
+            return self._only
+        number = crc32(request.encode()) if request else next(self.turns)
+        return self._pattern[number % len(self._pattern)]
+
+
+def interleaved(routes: Sequence[Route]) -> tuple[str, ...]:
+    """Versions in their proportions, each spread as evenly as can be (smooth weighted round robin)."""
+    weighted = [route for route in routes if route.weight]
+    divisor = gcd(*(route.weight for route in weighted))
+    weights = {route.version: route.weight // divisor for route in weighted}
+    credit = dict.fromkeys(weights, 0)
+    total = sum(weights.values())
+    pattern: list[str] = []
+    for _ in range(total):
+        for version, weight in weights.items():
+            credit[version] += weight
+        chosen = max(credit, key=credit.__getitem__)
+        credit[chosen] -= total
+        pattern.append(chosen)
+    return tuple(pattern)

@@ -1,0 +1,1 @@
+"""What runs models in the model server; the only part of the room that imports an ML framework."""

@@ -1,0 +1,56 @@
+"""How far predictions were from what came true, and the percentiles of how long they took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+from falaj.errors import InvalidInput
+from falaj.records.serving import Scoring
+
+BOUNDS_S = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+"""Upper ends of the buckets in which latencies are counted, in seconds; one more takes the rest."""
+
+SMALLEST = 1e-7
+"""A probability is taken to be at least this, as float32 knows it: one wrong certainty must not weigh infinitely."""
+
+
+def score(scoring: Scoring, predicted: Sequence[float], label: float) -> float:
+    """The score of one row: `predicted` is a number, or the probabilities of two or more classes."""
+    if scoring is Scoring.SQUARED_ERROR:
+        return (predicted[0] - label) ** 2
+    chance = probability(predicted, label)
+    return -log(min(max(chance, SMALLEST), 1.0))
+
+
+def probability(predicted: Sequence[float], label: float) -> float:
+    """How probable the model held what came true."""
+    number = int(label)
+    if number != label or not 0 <= number < max(2, len(predicted)):
+        classes = max(2, len(predicted))
+        raise InvalidInput.at("value", given=label, allowed=f"a class from 0 to {classes - 1}")
+    if len(predicted) == 1:
+        return predicted[0] if number else 1 - predicted[0]
+    return predicted[number]
+
+
+def suits(predicted: Sequence[float], label: float) -> bool:
+    """Whether a row can be one of a classifier that gives probabilities."""
+    is_class = label == int(label) and 0 <= label < max(2, len(predicted))
+    return is_class and all(-SMALLEST <= chance <= 1 + SMALLEST for chance in predicted)
+
+
+def percentile_ms(latency: Sequence[int], share: float) -> float | None:
+    """The latency that `share` of the requests kept below, interpolated in its bucket; none without requests."""
+    total = sum(latency)
+    if not total:
+        return None
+    wanted, below, seen = share * total, 0.0, 0
+    for number, bound in zip(latency, [*BOUNDS_S, BOUNDS_S[-1]], strict=False):
+        if number and seen + number >= wanted:
+            return 1000 * (below + (bound - below) * (wanted - seen) / number)
+        seen, below = seen + number, bound
+    return 1000 * BOUNDS_S[-1]

@@ -1,0 +1,117 @@
+"""Checks what a request brings against what a model takes: names, datatypes, shapes and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Protocol, TypeVar
+
+import numpy.typing as npt
+
+from falaj.errors import Fault, InvalidInput, shorten
+from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
+
+Array = npt.NDArray[Any]
+
+
+class Given(Protocol):
+    """A tensor of a request, before its data is read."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def datatype(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+
+
+G = TypeVar("G", bound=Given)
+Reader = Callable[[G, Datatype, int], Array]
+"""Reads the data of a tensor: its datatype, and how many values its shape needs. ValueError if it is not that."""
+
+
+class Signature:
+    """A model's inputs, prepared for quick checks."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self._slots = {
+            tensor.name: (number, tensor, list(tensor.shape[1:]))
+            for number, tensor in enumerate(model.inputs)
+        }
+        self._blank: list[Array | None] = [None] * len(model.inputs)
+
+    def take(self, given: Sequence[G], read: Reader[G]) -> list[Array]:
+        """The request's arrays in the model's order; InvalidInput names every fault."""
+        arrays = self._blank.copy()
+        for tensor in given:
+            slot = self._slots.get(tensor.name)
+            if slot is None:
+                break
+            number, wanted, tail = slot
+            shape = tensor.shape
+            if tensor.datatype != wanted.datatype or not (
+                (shape[1:] == tail and wanted.shape[:1] == (DYNAMIC,) and shape and shape[0] > 0)
+                or fits(shape, wanted.shape)
+            ):
+                break
+            try:
+                array = read(tensor, wanted.datatype, prod(shape))
+            except (ValueError, OverflowError):
+                break
+            arrays[number] = array if len(shape) == 1 else array.reshape(shape)
+        taken = [array for array in arrays if array is not None]
+        if len(taken) != len(arrays) or len(given) != len(arrays):
+            raise self._refusal(given, read)
+        return taken
+
+    def _refusal(self, given: Sequence[G], read: Reader[G]) -> InvalidInput:
+        faults = [fault for tensor in given if (fault := self._fault(tensor, read)) is not None]
+        names = [tensor.name for tensor in given]
+        faults += [
+            _fault(name, "it twice", "each input once") for name in self._slots if names.count(name) > 1
+        ]
+        faults += [
+            _fault(name, "nothing", f"{tensor.datatype} {list(tensor.shape)}")
+            for name, (_, tensor, _) in self._slots.items()
+            if name not in names
+        ]
+        return refused(faults)
+
+    def _fault(self, tensor: G, read: Reader[G]) -> Fault | None:
+        if tensor.name not in self._slots:
+            known = ", ".join(str(wanted) for wanted in self.model.inputs)
+            return _fault(tensor.name, "an unknown name", f"the inputs {known}")
+        _, wanted, _ = self._slots[tensor.name]
+        if tensor.datatype != wanted.datatype:
+            return _fault(tensor.name, f"datatype {shorten(tensor.datatype)}", str(wanted.datatype))
+        if not fits(tensor.shape, wanted.shape):
+            words = "; -1 is any number from 1" if DYNAMIC in wanted.shape else ""
+            return _fault(tensor.name, f"shape {shorten(tensor.shape)}", f"{list(wanted.shape)}{words}")
+        return _data_fault(tensor, wanted, read)
+
+
+def _data_fault(tensor: G, wanted: Tensor, read: Reader[G]) -> Fault | None:
+    count = prod(tensor.shape)
+    try:
+        read(tensor, wanted.datatype, count)
+    except (ValueError, OverflowError) as error:
+        return _fault(tensor.name, f"data: {error}", f"{count} values of {wanted.datatype}")
+    return None
+
+
+def fits(shape: Sequence[int], allowed: Sequence[int]) -> bool:
+    """Whether a request may bring `shape`; nothing may be empty."""
+    return len(shape) == len(allowed) and all(
+        size > 0 and wanted in (DYNAMIC, size) for size, wanted in zip(shape, allowed, strict=True)
+    )
+
+
+def refused(faults: Sequence[Fault]) -> InvalidInput:
+    """One error for all the faults of a request, readable on one line."""
+    words = "; ".join(f"{fault.where}: given {fault.given}, allowed {fault.allowed}" for fault in faults)
+    return InvalidInput(words, faults=faults)
+
+
+def _fault(name: str, given: str, allowed: str) -> Fault:
+    return Fault(where=f"input '{shorten(name)}'", given=given, allowed=allowed)

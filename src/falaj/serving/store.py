@@ -1,0 +1,258 @@
+"""Rows of serving: endpoints, what was counted, batches of predictions, and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import RowMapping, delete, func, insert, select, update
+
+from falaj.governance import objects
+from falaj.governance.call import Call
+from falaj.governance.tables import activities, blobs, lineage_edges
+from falaj.governance.tables import objects as objects_table
+from falaj.ports.metadata import Transaction
+from falaj.records.names import new_id
+from falaj.records.objects import StoredObject
+from falaj.records.serving import (
+    DeployedEndpoint,
+    LoadProblem,
+    Lookup,
+    PredictionBatch,
+    Route,
+    Scoring,
+    ServedRoute,
+    VersionCounts,
+    VersionStats,
+)
+from falaj.serving.scores import percentile_ms
+from falaj.serving.tables import batches, counts, endpoints, labels, problems
+
+SLICE = 900
+"""Values per IN list: under every database's limit."""
+
+_REVISION = "SELECT revision FROM serving_revision WHERE id = 1"
+_ADVANCE = (
+    "INSERT INTO serving_revision (id, revision) VALUES (1, 1) "
+    "ON CONFLICT (id) DO UPDATE SET revision = serving_revision.revision + 1 RETURNING revision"
+)
+
+
+# ------------------------------------------------------------------------------------------- endpoints
+
+
+def revision(tx: Transaction) -> int:
+    """A number that grows with every change of an endpoint."""
+    rows = tx.quick(_REVISION)
+    return int(rows[0][0]) if rows else 0
+
+
+def advance(tx: Transaction) -> None:
+    tx.quick(_ADVANCE)
+
+
+def put_endpoint(
+    call: Call,
+    ident: str,
+    *,
+    model: str,
+    routes: Sequence[ServedRoute],
+    lookup: Lookup | None,
+    scoring: Scoring | None,
+) -> None:
+    """Make or change an endpoint; what it routed to before is kept as its previous routes."""
+    before = endpoint_row(call.tx, ident)
+    values = {
+        "model": model,
+        "routes": [{"version": r.version, "weight": r.weight, "id": r.id} for r in routes],
+        "previous": [] if before is None else _plain(before["routes"]),
+        "lookup": None if lookup is None else lookup.model_dump(mode="json"),
+        "scoring": scoring,
+        "changed_at": call.now,
+    }
+    if before is None:
+        call.tx.execute(insert(endpoints), {"id": ident, **values})
+    else:
+        call.tx.execute(update(endpoints).where(endpoints.c.id == ident).values(**values))
+    advance(call.tx)
+
+
+def endpoint_row(tx: Transaction, ident: str) -> RowMapping | None:
+    return tx.execute(select(endpoints).where(endpoints.c.id == ident)).mappings().first()
+
+
+def endpoint_record(tx: Transaction, found: StoredObject, *, url: str | None = None) -> DeployedEndpoint:
+    row = tx.execute(select(endpoints).where(endpoints.c.id == found.id)).mappings().one()
+    known = select(problems.c.version, problems.c.problem).where(problems.c.endpoint == found.id)
+    wrong = {row.version: row.problem for row in tx.execute(known)}
+    lost = select(func.coalesce(func.sum(counts.c.lost), 0)).where(counts.c.endpoint == found.id)
+    return DeployedEndpoint(
+        id=found.id,
+        workspace=found.workspace,
+        name=found.name,
+        model=row["model"],
+        routes=tuple(ServedRoute(**each, problem=wrong.get(each["version"])) for each in row["routes"]),
+        previous=tuple(Route.model_validate(each) for each in row["previous"]),
+        lookup=None if row["lookup"] is None else Lookup.model_validate(row["lookup"]),
+        scoring=None if row["scoring"] is None else Scoring(row["scoring"]),
+        zone=found.zone or "",
+        label=found.label,
+        url=url,
+        unlogged=int(tx.execute(lost).scalar_one()),
+        created_at=found.created_at,
+        changed_at=row["changed_at"],
+    )
+
+
+def all_endpoints(tx: Transaction) -> list[DeployedEndpoint]:
+    """Every endpoint of the platform, whatever its workspace: for the model server."""
+    query = (
+        select(objects_table)
+        .join(endpoints, endpoints.c.id == objects_table.c.id)
+        .where(objects_table.c.deleted_at.is_(None))
+        .order_by(objects_table.c.id)
+    )
+    found = [objects.stored_object(row) for row in tx.execute(query).mappings()]
+    return [endpoint_record(tx, each) for each in found]
+
+
+def set_scoring(tx: Transaction, ident: str, scoring: Scoring) -> None:
+    tx.execute(update(endpoints).where(endpoints.c.id == ident).values(scoring=scoring))
+
+
+def flow(call: Call, sources: Sequence[StoredObject], target: StoredObject) -> None:
+    """What `target` answers comes from `sources` too, from now on: edges, and their restrictions."""
+    activity = new_id("act")
+    fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
+    call.tx.execute(insert(activities), fields)
+    edges = [{"source": source.id, "target": activity} for source in sources]
+    call.tx.execute(insert(lineage_edges), [*edges, {"source": activity, "target": target.id}])
+    label = target.label
+    for source in sources:
+        label = label | source.label
+    if label != target.label:
+        objects.relabel(call.tx, target.id, label=label)
+
+
+def _plain(routes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"version": route["version"], "weight": route["weight"]} for route in routes]
+
+
+# ---------------------------------------------------------------------------------- what was counted
+
+
+def set_problems(tx: Transaction, endpoint: str, found: Sequence[LoadProblem], *, now: datetime) -> None:
+    for each in found:
+        same = problems.c.endpoint == endpoint, problems.c.version == each.version
+        tx.execute(delete(problems).where(*same))
+        if each.problem is not None:
+            row = {"endpoint": endpoint, "version": each.version, "problem": each.problem, "at": now}
+            tx.execute(insert(problems), row)
+
+
+def add_counts(tx: Transaction, endpoint: str, found: Sequence[VersionCounts], *, now: datetime) -> None:
+    """Add what was counted to the minute that `now` is in."""
+    minute = now.replace(second=0, microsecond=0)
+    for each in found:
+        same = counts.c.endpoint == endpoint, counts.c.version == each.version, counts.c.at == minute
+        new = each.model_dump(exclude={"version"}) | {"latency": list(each.latency)}
+        row = tx.execute(select(counts).where(*same).with_for_update()).mappings().first()
+        if row is None:
+            tx.execute(insert(counts), {"endpoint": endpoint, "version": each.version, "at": minute, **new})
+            continue
+        sums = {name: row[name] + new[name] for name in ("requests", "errors", "rows", "lost")}
+        tx.execute(
+            update(counts).where(*same).values(**sums, latency=_summed([row["latency"], new["latency"]]))
+        )
+
+
+def stats(tx: Transaction, endpoint: str, *, since: datetime | None) -> tuple[VersionStats, ...]:
+    """What each version did, in the whole minutes and predictions since then."""
+    query = select(counts).where(counts.c.endpoint == endpoint)
+    if since is not None:
+        query = query.where(counts.c.at >= since.replace(second=0, microsecond=0))
+    found: dict[str, list[RowMapping]] = {}
+    for row in tx.execute(query).mappings():
+        found.setdefault(row["version"], []).append(row)
+    scored = _scored(tx, endpoint, since)
+    versions = sorted({*found, *scored}, key=lambda version: (len(version), version))
+    return tuple(_version_stats(each, found.get(each, []), scored.get(each, {})) for each in versions)
+
+
+def _version_stats(version: str, rows: Sequence[RowMapping], scored: dict[str, Any]) -> VersionStats:
+    latency = _summed([row["latency"] for row in rows])
+    sums = {name: sum(row[name] for row in rows) for name in ("requests", "errors", "rows")}
+    return VersionStats(
+        version=version,
+        p50_ms=percentile_ms(latency, 0.5),
+        p99_ms=percentile_ms(latency, 0.99),
+        **sums,
+        **scored,
+    )
+
+
+def _scored(tx: Transaction, endpoint: str, since: datetime | None) -> dict[str, dict[str, Any]]:
+    """The number of labels of each version, and the mean and variance of their scores."""
+    of_it = [labels.c.endpoint == endpoint]
+    if since is not None:
+        of_it.append(labels.c.predicted_at >= since)
+    means = select(labels.c.version, func.count(), func.avg(labels.c.score)).where(*of_it)
+    found: dict[str, dict[str, Any]] = {}
+    for version, number, mean in tx.execute(means.group_by(labels.c.version)):
+        apart = labels.c.score - float(mean)
+        squares = select(func.sum(apart * apart)).where(*of_it, labels.c.version == version)
+        total = float(tx.execute(squares).scalar_one())
+        variance = total / (number - 1) if number > 1 else None
+        found[version] = {"labelled": number, "score_mean": float(mean), "score_variance": variance}
+    return found
+
+
+def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
+    """The sums of numbers at the same place; a short list counts as zeros behind its end."""
+    longest = max((len(each) for each in lists), default=0)
+    return [sum(each[n] for each in lists if n < len(each)) for n in range(longest)]
+
+
+# -------------------------------------------------------------------------------- batches and labels
+
+
+def add_batch(
+    call: Call, new: StoredObject, *, version: str, rows: int, key: str, size_bytes: int, sha256: str
+) -> PredictionBatch:
+    blob = {"id": new.id, "key": key, "size_bytes": size_bytes, "sha256": sha256, "staged_until": None}
+    call.tx.execute(insert(blobs), blob)
+    made = PredictionBatch(
+        id=new.id,
+        endpoint=call.target.id,
+        version=version,
+        rows=rows,
+        size_bytes=size_bytes,
+        created_at=new.created_at,
+    )
+    call.tx.execute(insert(batches), made.model_dump(include={"id", "endpoint", "version", "rows"}))
+    return made
+
+
+def batch_row(tx: Transaction, ident: str) -> RowMapping | None:
+    """A batch with the key of its bytes."""
+    query = select(batches, blobs.c.key).join(blobs, blobs.c.id == batches.c.id)
+    return tx.execute(query.where(batches.c.id == ident)).mappings().first()
+
+
+def put_labels(tx: Transaction, rows: Sequence[dict[str, Any]]) -> int:
+    """Store labels in place of earlier ones of the same predictions; how many were replaced."""
+    replaced = 0
+    for start in range(0, len(rows), SLICE):
+        idents = [row["prediction"] for row in rows[start : start + SLICE]]
+        replaced += tx.execute(delete(labels).where(labels.c.prediction.in_(idents))).rowcount
+    if rows:
+        tx.execute(insert(labels), list(rows))
+    return replaced
+
+
+def label_of(tx: Transaction, prediction: str) -> tuple[float | None, float | None]:
+    """The label of a prediction and its score, if it has them."""
+    query = select(labels.c.value, labels.c.score).where(labels.c.prediction == prediction)
+    row = tx.execute(query).first()
+    return (None, None) if row is None else (row.value, row.score)

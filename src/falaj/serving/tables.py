@@ -1,0 +1,76 @@
+"""The tables of serving."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, Table, Text
+
+from falaj.governance.tables import object_key
+from falaj.ports.metadata import METADATA, JsonText, UtcTime
+
+
+def _endpoint_key() -> Column[str]:
+    return Column("endpoint", Text, ForeignKey("governance_objects.id"), primary_key=True)
+
+
+revision = Table(  # one row: it grows with every change of an endpoint, so that servers notice
+    "serving_revision",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, nullable=False),
+)
+
+endpoints = Table(
+    "serving_endpoints",
+    METADATA,
+    object_key(),
+    Column("model", Text, nullable=False),
+    Column("routes", JsonText, nullable=False),
+    Column("previous", JsonText, nullable=False),
+    Column("lookup", JsonText),
+    Column("scoring", Text),
+    Column("changed_at", UtcTime, nullable=False),
+)
+
+problems = Table(  # versions that the model server could not load
+    "serving_problems",
+    METADATA,
+    _endpoint_key(),
+    Column("version", Text, primary_key=True),
+    Column("problem", Text, nullable=False),
+    Column("at", UtcTime, nullable=False),
+)
+
+counts = Table(  # what a version answered in the minute that begins at `at`
+    "serving_counts",
+    METADATA,
+    _endpoint_key(),
+    Column("version", Text, primary_key=True),
+    Column("at", UtcTime, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("errors", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("lost", BigInteger, nullable=False),
+    Column("latency", JsonText, nullable=False),
+)
+
+batches = Table(
+    "serving_batches",
+    METADATA,
+    object_key(),
+    Column("endpoint", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("version", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Index("serving_batches_endpoint", "endpoint", "id"),
+)
+
+labels = Table(
+    "serving_labels",
+    METADATA,
+    Column("prediction", Text, primary_key=True),
+    Column("endpoint", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("version", Text, nullable=False),
+    Column("predicted_at", UtcTime, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("score", Double, nullable=False),
+    Index("serving_labels_version", "endpoint", "version", "predicted_at"),
+)

@@ -1,0 +1,56 @@
+"""The runs of jobs: opened, filled and ended in the transaction of the job's own operation, not by one of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from falaj.governance.call import Call
+from falaj.records.blobs import Blob
+from falaj.records.names import ObjectId
+from falaj.records.objects import StoredObject
+from falaj.records.tracking import Artifact, Outcome
+from falaj.tracking import store
+from falaj.tracking.runs import Runs
+from falaj.tracking.tables import params as params_table
+from falaj.tracking.tables import tags as tags_table
+
+
+class JobRuns:
+    """What the room of jobs is handed of tracking."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    def start(
+        self,
+        call: Call,
+        workspace: StoredObject,
+        *,
+        experiment: str,
+        name: str,
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+    ) -> ObjectId:
+        """A new run; what the call reads flows into it."""
+        home = self._runs._experiment(call, experiment, home=workspace)
+        new = call.create("run", workspace=workspace)
+        store.create_run(call.tx, new, experiment=home.id, name=name)
+        store.put_values(call.tx, params_table, new.id, params)
+        store.put_values(call.tx, tags_table, new.id, tags)
+        return new.id
+
+    def attach(self, call: Call, run: ObjectId, artifacts: Sequence[tuple[str, Blob]]) -> None:
+        """Make kept blobs artifacts of a run, unless it has ended or has something under that path."""
+        status = store.lock(call.tx, run)
+        if status is None or status.ended:
+            return
+        for path, blob in artifacts:
+            if store.artifact_at(call.tx, run, path) is None:
+                new = Artifact(path=path, blob=blob.id, size_bytes=blob.size_bytes, attached_at=call.now)
+                store.add_artifact(call.tx, run, new)
+
+    def end(self, call: Call, run: ObjectId, *, status: Outcome) -> None:
+        """End a run, unless somebody has ended it before."""
+        before = store.lock(call.tx, run)
+        if before is not None and not before.ended:
+            store.end_run(call.tx, run, status=status, now=call.now)

@@ -1,0 +1,1 @@
+"""Training: jobs, and the runtime that trains on a worker."""

@@ -1,0 +1,93 @@
+"""The inputs of a job: which stored objects they are, and whether the caller may read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from falaj.errors import Denied, FalajError, Fault, InvalidInput, NotFound
+from falaj.governance import objects
+from falaj.governance.call import Call
+from falaj.governance.caller import Caller
+from falaj.governance.gate import Gate
+from falaj.records.objects import StoredObject
+
+READ_BY = {
+    "dataset": "features.load",
+    "view": "features.scan",
+    "model_version": "models.read",
+    "blob": "blob.read",
+}
+"""The kinds that can be inputs, and what whoever runs a job must be allowed to do with them."""
+
+DONE_FOR_OWNER = (
+    *("blob.upload", "blob.read", "jobs.checkpoints"),
+    *("runs.show", "runs.log_params", "runs.log_metrics"),
+)
+"""What a running job has done in its owner's name."""
+
+
+def resolve_inputs(gate: Gate, call: Call, given: Mapping[str, str]) -> dict[str, StoredObject]:
+    """The objects that `given` names, by input; everything that is wrong with them at once."""
+    found: dict[str, StoredObject] = {}
+    faults: list[Fault] = []
+    unknown = True
+    for name, reference in given.items():
+        try:
+            found[name] = _resolve(gate, call, reference)
+        except FalajError as error:
+            allowed = "; ".join([error.message, *(fault.allowed or "" for fault in error.faults)]).strip("; ")
+            faults.append(Fault(where=f"inputs.{name}", given=reference, allowed=allowed))
+            unknown = unknown and isinstance(error, NotFound)
+    if faults:
+        kind = NotFound if unknown else InvalidInput
+        raise kind(f"{len(faults)} of the job's inputs cannot be used", faults=faults)
+    for each in found.values():
+        require(gate, call, READ_BY[each.kind], each)
+    return found
+
+
+def require(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
+    """Whoever has a job read or make something must be allowed to do it themselves."""
+    decision = gate.authorizer.decide(call.tx, call.caller, action, found)
+    if not decision.allowed:
+        raise Denied(f"{call.caller.name} may not {action} on {found.address}: {decision.reason}")
+
+
+def require_reach(caller: Caller) -> None:
+    """A job logs, saves and reads for whoever submits it: a token that does not reach that far is refused at once."""
+    missing = [action for action in DONE_FOR_OWNER if not caller.may_name(action)]
+    if missing:
+        raise Denied(f"this token is not for {', '.join(missing)}, which the job does for {caller.name}")
+
+
+def _resolve(gate: Gate, call: Call, reference: str) -> StoredObject:
+    """The one object of a kind that can be an input which `reference` names."""
+    fitting = [each for each in _candidates(gate, call, reference) if _sees(gate, call, each)]
+    if not fitting:
+        raise NotFound(
+            f"there is no training set, view, model version or blob {reference!r}, or you may not see it"
+        )
+    if len(fitting) > 1:
+        allowed = " or ".join(each.address for each in fitting)
+        raise InvalidInput.at("input", given=reference, allowed=f"say which one: {allowed}")
+    if fitting[0].kind not in READ_BY:
+        allowed = "a training set (dataset), view, model_version or blob"
+        raise InvalidInput.at("input", given=f"a {fitting[0].kind}", allowed=allowed)
+    return fitting[0]
+
+
+def _candidates(gate: Gate, call: Call, reference: str) -> list[StoredObject]:
+    home = objects.by_id(call.tx, call.target.home)
+    named = home.name if home is not None else ""
+    is_plain = ":" not in reference and not objects.is_id(reference)
+    found = []
+    for kind in READ_BY if is_plain else [None]:
+        try:
+            found.append(objects.resolve(call.tx, reference, kind=kind, workspace=named))
+        except NotFound:
+            continue
+    return found
+
+
+def _sees(gate: Gate, call: Call, found: StoredObject) -> bool:
+    return gate.authorizer.sees(call.tx, call.caller, found)

@@ -1,0 +1,355 @@
+"""Jobs: submit them, watch them, stop them, and the bookkeeping of whoever runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from falaj.errors import Conflict, Denied, InvalidInput
+from falaj.governance import objects
+from falaj.governance.call import Call, current_call
+from falaj.governance.founding import count_users
+from falaj.governance.gate import Gate
+from falaj.governance.operations import ByteStream, Mode, operation
+from falaj.records.identity import Role
+from falaj.records.names import BlobRef, ObjectId, WorkspaceRef
+from falaj.records.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.scheduling import Explanation, Node
+from falaj.records.training import (
+    AttemptNumber,
+    Checkpoint,
+    Job,
+    JobRef,
+    JobSpec,
+    JobState,
+    Outputs,
+    Placements,
+    Verdict,
+    Words,
+)
+from falaj.training import store
+from falaj.training.inputs import require, require_reach, resolve_inputs
+from falaj.training.logs import LogReader
+from falaj.training.neighbours import BlobSource, Scheduler, TrackedRuns, Workbench
+from falaj.training.queue import refuse_impossible, snapshot_of
+from falaj.training.settling import RUN_STATUS, after_attempt
+
+WATCH_EVERY_S = 0.1
+ALIVE_EVERY_S = 2.0
+CHECKPOINTS_KEPT = 3
+
+Offset = Annotated[int, Field(ge=0, le=2**62)]
+Step = Annotated[int, Field(ge=0, le=2**62)]
+ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
+
+
+class Jobs:
+    """Run code on the platform's machines, with inputs from the platform and everything recorded."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        runs: TrackedRuns,
+        scheduler: Scheduler,
+        workbench: Workbench,
+        blobs: BlobSource,
+        wanted: Callable[[], None],
+    ) -> None:
+        """`wanted` is told when there may be a job to start."""
+        self.gate = gate
+        self._runs = runs
+        self._scheduler = scheduler
+        self._workbench = workbench
+        self._blobs = blobs
+        self._wanted = wanted
+
+    @operation("jobs.submit", resource="workspace", mode=Mode.LATE)
+    def submit(
+        self, spec: JobSpec, *, code: BlobRef | None = None, workspace: WorkspaceRef | None = None
+    ) -> Job:
+        """Queue a job. `code` is an uploaded tar.gz that has the script; it is kept from then on.
+
+        You must be allowed to read every input; their restrictions flow into the job and all that it makes.
+        """
+        call = current_call()
+        with self.gate.database.read() as tx:
+            users = count_users(tx)
+        self._workbench.require_isolation(users=users)
+        nodes = self._workbench.nodes()
+        refuse_impossible(spec, nodes)
+        _require_code(spec, code)
+
+        def publish() -> Job:
+            home = call.target
+            inputs = self._take_inputs(call, home, spec, nodes)
+            new = call.create("job", workspace=home)
+            packed = call.object("code") if code is not None else None
+            if packed is not None:
+                self._blobs.keep(call.tx, self._blobs.facts(call.tx, packed.id), now=call.now)
+            values = {
+                "spec": spec.model_dump(mode="json"),
+                "inputs": {name: found.id for name, found in inputs.items()},
+                "code": None if packed is None else packed.id,
+                "run": self._start_run(call, home, new.id, spec),
+                **_behalf(call),
+            }
+            store.add_job(call.tx, new, values)
+            return store.job_record(new, store.row(call.tx, new.id))
+
+        job = self.gate.commit(call, publish)
+        self._wanted()
+        return job
+
+    @operation("jobs.show", resource="job", mode=Mode.READ)
+    def show(self, job: JobRef) -> Job:
+        """How far a job is, or how it ended."""
+        return self._record()
+
+    @operation("jobs.list", resource="workspace", mode=Mode.READ)
+    def list(
+        self,
+        *,
+        state: JobState | None = None,
+        workspace: WorkspaceRef | None = None,
+        after: Cursor = "",
+        limit: PageSize = 100,
+    ) -> Page[Job]:
+        """The jobs of a workspace, newest first."""
+        call = current_call()
+        seen: dict[ObjectId, Job] = {}
+        while len(seen) <= limit:
+            batch = store.in_state(call.tx, call.target.id, state=state, before=after, limit=limit + 1)
+            visible = {found.id for found in self.gate.visible([found for found, _ in batch])}
+            seen |= {
+                each.id: _in_short(store.job_record(each, row)) for each, row in batch if each.id in visible
+            }
+            if len(batch) <= limit:
+                break
+            after = batch[-1][0].id
+        shown = tuple(seen.values())[:limit]
+        return Page(items=shown, next=shown[-1].id if len(seen) > limit else None)
+
+    @operation("jobs.wait", resource="job", mode=Mode.READ)
+    def wait(self, job: JobRef) -> Iterator[Job]:
+        """Every change until the job ends, and a sign of life now and then; the last record says how it ended."""
+        self._wanted()
+        return self._changes(current_call().target)
+
+    @operation("jobs.logs", resource="job", mode=Mode.FREE)
+    def logs(self, job: JobRef, *, follow: bool = False, offset: Offset = 0) -> ByteStream:
+        """What the newest attempt has printed, from a byte on; with `follow` until the job ends."""
+        if follow:
+            self._wanted()
+        reader = LogReader(self.gate.database, self._workbench, self._blobs, current_call().target.id)
+        return reader.stream(follow=follow, offset=offset)
+
+    @operation("jobs.explain", resource="job", mode=Mode.READ)
+    def explain(self, job: JobRef) -> Explanation:
+        """Why a job waits: what binds, its position, what would start it now, and when it will start."""
+        call = current_call()
+        found, now = self._record(), call.now
+        if found.state.ended:
+            raise Conflict(
+                f"job {found.id} has ended: {found.state}" + (f", {found.reason}" if found.reason else "")
+            )
+        rows = store.unfinished(call.tx)
+        pause = next((row["not_before"] for row in rows if row["id"] == found.id), None)
+        if pause is not None and pause > now:
+            words = f"pauses until {pause:%Y-%m-%d %H:%M:%S %Z} after a failed attempt; {found.reason}"
+            return Explanation(job=found.id, state="waiting", words=words, of=len(rows), expected_start=pause)
+        return self._scheduler.explain(snapshot_of(rows, self._workbench.nodes(), now=now), found.id)
+
+    @operation("jobs.cancel", resource="job", confirm=True)
+    def cancel(self, job: JobRef) -> Job:
+        """Take a job from the queue, or stop it: it is asked to end, and killed if it does not."""
+        call = current_call()
+        row = store.lock(call.tx, call.target.id)
+        state = JobState(row["state"])
+        if state.ended:
+            raise Conflict(f"job {call.target.id} has ended already: {state}")
+        if state is JobState.RUNNING:
+            store.change(call.tx, call.target.id, cancelling=True)
+        else:
+            reason = f"cancelled by {call.caller.name} before it started"
+            self._end(call, row, JobState.CANCELLED, reason)
+        return self._record()
+
+    @operation("jobs.retry", resource="job")
+    def retry(self, job: JobRef) -> Job:
+        """Queue a job that failed or was cancelled once more, for you; it goes on from its checkpoints."""
+        call = current_call()
+        row = store.lock(call.tx, call.target.id)
+        if row["state"] not in (JobState.FAILED, JobState.CANCELLED):
+            raise Conflict(
+                f"job {call.target.id} is {row['state']}; only one that failed or was cancelled is retried"
+            )
+        spec = JobSpec.model_validate(row["spec"])
+        home = objects.by_id(call.tx, call.target.workspace)
+        if home is None:
+            raise Conflict(f"the workspace of job {call.target.id} is gone")
+        resolve_inputs(self.gate, call, row["inputs"])
+        run = self._start_run(call, home, call.target.id, spec)
+        fresh: dict[str, Any] = dict.fromkeys(("reason", "exit_code", "ended_at", "not_before", "progress"))
+        again = {"state": JobState.QUEUED, "failures": 0, "cancelling": False, "outputs": [], "run": run}
+        store.change(call.tx, call.target.id, **fresh, **again, **_behalf(call))
+        self._wanted()
+        return self._record()
+
+    @operation("jobs.checkpoints", resource="job", mode=Mode.READ)
+    def checkpoints(self, job: JobRef) -> tuple[Checkpoint, ...]:
+        """What a job has saved of itself, newest first; the bytes are those of the blobs."""
+        return tuple(store.checkpoints_of(current_call().tx, current_call().target.id))
+
+    @operation("jobs.begin", resource="job", allow=Role.OPERATOR)
+    def begin(self, job: JobRef, *, attempt: AttemptNumber, placements: Placements) -> Job:
+        """Write down that an attempt begins, before it does; the controller does this."""
+        call = current_call()
+        row = store.lock(call.tx, call.target.id)
+        if row["state"] != JobState.QUEUED or row["attempt"] + 1 != attempt:
+            raise Conflict(f"job {call.target.id} is {row['state']} after attempt {row['attempt']}")
+        store.add_attempt(call.tx, call.target.id, attempt, placements=placements, now=call.now)
+        return self._record()
+
+    @operation("jobs.settle", resource="job", allow=Role.OPERATOR)
+    def settle(
+        self,
+        job: JobRef,
+        *,
+        attempt: AttemptNumber,
+        verdict: Verdict,
+        reason: Words | None = None,
+        exit_code: ExitCode | None = None,
+        outputs: Outputs = (),
+        log: BlobRef | None = None,
+        environment: BlobRef | None = None,
+    ) -> Job:
+        """Write down how an attempt ended, and publish what it made; the controller does this."""
+        call = current_call()
+        row = store.lock(call.tx, call.target.id)
+        if row["state"] != JobState.RUNNING or row["attempt"] != attempt:
+            raise Conflict(
+                f"job {call.target.id} is {row['state']} at attempt {row['attempt']}, not {attempt}"
+            )
+        following = after_attempt(row, verdict, reason)
+        kept = {name: found[0].id for name in ("log", "environment") if (found := call.referred[name])}
+        ended = {"verdict": verdict, "reason": reason, "exit_code": exit_code, "log": kept.get("log")}
+        store.end_attempt(call.tx, call.target.id, attempt, **ended, ended_at=call.now)
+        store.change(call.tx, call.target.id, exit_code=exit_code, failures=following.failures)
+        notes = {"environment.txt": kept.get("environment")}
+        if following.state.ended:
+            self._publish(call, row, outputs, notes | {"log.txt": kept.get("log")})
+            self._end(call, row, following.state, following.reason)
+        else:
+            self._publish(call, row, (), notes | {f"log.{attempt}.txt": kept.get("log")})
+            due = None if following.pause is None else call.now + following.pause
+            back = {"state": following.state, "reason": following.reason, "not_before": due}
+            store.change(call.tx, call.target.id, **back, placements=None)
+        return self._record()
+
+    @operation("jobs.save_checkpoint", resource="job", allow=Role.OPERATOR)
+    def save_checkpoint(self, job: JobRef, *, step: Step, blob: BlobRef) -> Checkpoint:
+        """Keep uploaded bytes as the checkpoint of a step; the newest three stay. The controller does this."""
+        call = current_call()
+        if store.lock(call.tx, call.target.id)["state"] != JobState.RUNNING:
+            raise Conflict(f"job {call.target.id} does not run")
+        bytes_ = self._blobs.facts(call.tx, call.object("blob").id)
+        self._blobs.keep(call.tx, bytes_, now=call.now)
+        new = Checkpoint(job=call.target.id, step=step, blob=bytes_.id, size_bytes=bytes_.size_bytes)
+        earlier = store.checkpoints_of(call.tx, new.job)
+        older = sorted((each for each in earlier if each.step < step), key=lambda each: -each.step)
+        beyond = [each for each in earlier if each.step > step]  # of an attempt that began anew
+        same = [each for each in earlier if each.step == step and each.blob != new.blob]
+        for each in [*older[CHECKPOINTS_KEPT - 1 :], *beyond, *same]:
+            store.drop_checkpoint(call.tx, new.job, each.step)
+            objects.delete(call.tx, each.blob, at=call.now)
+        store.put_checkpoint(call.tx, new)
+        return new
+
+    # ------------------------------------------------------------------------------------ beneath them
+
+    def _record(self) -> Job:
+        call = current_call()
+        return store.job_record(call.target, store.row(call.tx, call.target.id))
+
+    def _take_inputs(
+        self, call: Call, home: StoredObject, spec: JobSpec, nodes: tuple[Node, ...]
+    ) -> dict[str, StoredObject]:
+        """The inputs, which from now on count as what the call reads; refused where they may not be computed on."""
+        inputs = resolve_inputs(self.gate, call, spec.inputs)
+        call.referred["inputs"] = [*inputs.values()]
+        for packed in call.referred["code"]:
+            require(self.gate, call, "blob.read", packed)
+        require(self.gate, call, "blob.upload", home)
+        require_reach(call.caller)
+        for node in nodes:
+            try:
+                seen = partial(self.gate.authorizer.sees, call.tx, call.caller)
+                zone = self.gate.zones.named(node.zone)
+                self.gate.zones.require(call.tx, [*call.sources(), home], zone, seen=seen)
+            except Denied:
+                if node is nodes[-1]:
+                    raise
+            else:
+                break
+        return inputs
+
+    def _start_run(self, call: Call, home: StoredObject, job: ObjectId, spec: JobSpec) -> ObjectId:
+        command = spec.script or f"-m {spec.module}"
+        params = {"job.command": " ".join([command, *spec.args])[:6000], "job.framework": spec.framework}
+        tags = {"falaj.job": str(job)}
+        if spec.origin is not None and spec.origin.commit is not None:
+            tags["git.commit"] = spec.origin.commit
+        experiment = spec.experiment or spec.name
+        return self._runs.start(call, home, experiment=experiment, name=spec.name, params=params, tags=tags)
+
+    def _publish(self, call: Call, row: Any, outputs: Outputs, notes: Mapping[str, ObjectId | None]) -> None:
+        """Make what an attempt left behind, and our notes on it, artifacts of the run. Its own names come first."""
+        taken = {each.path for each in outputs}
+        ours = {f"falaj-{name}" if name in taken else name: blob for name, blob in notes.items() if blob}
+        named = {each.path: each.blob for each in outputs} | ours
+        made = [(path, self._blobs.facts(call.tx, blob)) for path, blob in named.items()]
+        for _, blob in made:
+            self._blobs.keep(call.tx, blob, now=call.now)
+        self._runs.attach(call, row["run"], made)
+        store.change(call.tx, row["id"], outputs=[each.model_dump() for each in outputs])
+
+    def _end(self, call: Call, row: Any, state: JobState, reason: str | None) -> None:
+        store.change(call.tx, row["id"], state=state, reason=reason, ended_at=call.now, cancelling=False)
+        self._runs.end(call, row["run"], status=RUN_STATUS[state])
+
+    def _changes(self, target: StoredObject) -> Iterator[Job]:
+        last, said_at = None, 0.0
+        while last is None or not last.state.ended:
+            with self.gate.database.read() as tx:
+                now = store.job_record(target, store.row(tx, target.id))
+            if now != last or time.monotonic() - said_at >= ALIVE_EVERY_S:
+                said_at = time.monotonic()
+                yield now
+            else:
+                time.sleep(WATCH_EVERY_S)
+            last = now
+
+
+def _require_code(spec: JobSpec, code: str | None) -> None:
+    if spec.script is not None and code is None:
+        raise InvalidInput.at("code", allowed=f"the blob of a tar.gz that has {spec.script}")
+
+
+def _behalf(call: Call) -> dict[str, Any]:
+    """For whom the job runs: whoever asked, with the limits of the token that they came with."""
+    caller = call.caller
+    scope = {"scope": caller.workspace, "actions": caller.actions, "token": caller.token}
+    return {"behalf": caller.id, **scope}
+
+
+def _in_short(job: Job) -> Job:
+    """Without the diff of its code, which may be long."""
+    if job.spec.origin is None:
+        return job
+    origin = job.spec.origin.model_copy(update={"diff": ""})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"origin": origin})})

@@ -1,0 +1,66 @@
+"""What the room of jobs asks of its neighbours and of the machine; assembly hands them in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from falaj.governance.call import Call
+from falaj.ports.metadata import Transaction
+from falaj.records.blobs import Blob
+from falaj.records.names import ObjectId
+from falaj.records.objects import StoredObject
+from falaj.records.scheduling import Decision, Explanation, Node, Snapshot
+from falaj.records.tracking import Outcome
+
+
+class TrackedRuns(Protocol):
+    """The runs that jobs log to: opened, filled and ended in the transaction of the job's own operation."""
+
+    def start(
+        self,
+        call: Call,
+        workspace: StoredObject,
+        *,
+        experiment: str,
+        name: str,
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+    ) -> ObjectId: ...
+
+    def attach(self, call: Call, run: ObjectId, artifacts: Sequence[tuple[str, Blob]]) -> None: ...
+
+    def end(self, call: Call, run: ObjectId, *, status: Outcome) -> None: ...
+
+
+class Scheduler(Protocol):
+    """Decides about a snapshot, and explains; the room of scheduling is one."""
+
+    def decide(self, snapshot: Snapshot) -> tuple[Decision, ...]: ...
+
+    def explain(self, snapshot: Snapshot, job: str) -> Explanation: ...
+
+
+class Workbench(Protocol):
+    """The machines that jobs run on."""
+
+    def nodes(self) -> tuple[Node, ...]: ...
+
+    def require_isolation(self, *, users: int) -> None:
+        """IsolationRefused where the code of one of `users` cannot be kept apart from the platform."""
+        ...
+
+    def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
+        """What a living attempt has printed, from `offset` on; empty where there is no more."""
+        ...
+
+
+class BlobSource(Protocol):
+    """The bytes of blobs. `facts` raises NotFound for one that was deleted; `keep` makes a staged one stay."""
+
+    def facts(self, tx: Transaction, blob: ObjectId) -> Blob: ...
+
+    def read(self, blob: Blob, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]: ...
+
+    def keep(self, tx: Transaction, blob: Blob, *, now: datetime) -> None: ...

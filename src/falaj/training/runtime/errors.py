@@ -1,0 +1,72 @@
+"""The errors of the runtime, which must be importable where torch is all there is.
+
+TrainingError               training.failed
+├── InvalidTraining         training.invalid      an option, the model or the data cannot be used
+│   └── RaggedBatch         training.ragged       the samples of a batch differ in shape
+├── LossNotFinite           training.not_finite   the loss or a parameter became NaN or infinite
+├── CheckpointDamaged       checkpoint.damaged    the bytes are not what was written
+├── CheckpointMismatch      checkpoint.mismatch   written by another model, optimizer or run
+└── AgentLost               agent.lost            the agent beside the runtime does not answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong: where, what was given, what is allowed, and the fix."""
+
+    where: str
+    given: object = None
+    allowed: str | None = None
+    fix: str | None = None
+
+    def lines(self) -> list[str]:
+        rows = (("given", self.given), ("allowed", self.allowed), ("fix", self.fix))
+        return [self.where, *(f"  {name:<8} {value}" for name, value in rows if value is not None)]
+
+
+class TrainingError(Exception):
+    """An error that a user can read and a program can match by `code`, as the platform's own are."""
+
+    code: ClassVar[str] = "training.failed"
+
+    def __init__(self, message: str, *, faults: Iterable[Fault] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.faults = tuple(faults)
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(line for fault in self.faults for line in fault.lines())])
+
+
+class InvalidTraining(TrainingError):
+    code = "training.invalid"
+
+
+class RaggedBatch(InvalidTraining):
+    code = "training.ragged"
+
+
+class LossNotFinite(TrainingError):
+    code = "training.not_finite"
+
+    def __init__(self, message: str, *, step: int, faults: Iterable[Fault] = ()) -> None:
+        super().__init__(message, faults=faults)
+        self.step = step
+
+
+class CheckpointDamaged(TrainingError):
+    code = "checkpoint.damaged"
+
+
+class CheckpointMismatch(TrainingError):
+    code = "checkpoint.mismatch"
+
+
+class AgentLost(TrainingError):
+    code = "agent.lost"

@@ -1,0 +1,64 @@
+"""Optimizers by name, and learning-rate schedules as pure functions of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Literal, TypeAlias
+
+from torch import nn, optim
+
+from falaj.training.runtime.errors import Fault, InvalidTraining
+
+OptimizerName = Literal["adamw", "adam", "sgd", "momentum"]
+OptimizerChoice: TypeAlias = (
+    OptimizerName | optim.Optimizer | Callable[[Iterable[nn.Parameter]], optim.Optimizer]
+)
+
+ScheduleName = Literal["constant", "linear", "cosine"]
+Schedule: TypeAlias = ScheduleName | Callable[[int], float]
+"""A name, or a function from the step (from 1) to the factor that the learning rate is multiplied by."""
+
+_OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
+    "adamw": optim.AdamW,
+    "adam": optim.Adam,
+    "sgd": optim.SGD,
+    "momentum": partial(optim.SGD, momentum=0.9),
+}
+_DECAYS: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+}
+
+
+def make_optimizer(choice: OptimizerChoice, parameters: list[nn.Parameter], *, lr: float) -> optim.Optimizer:
+    """The optimizer for `parameters`. One that the caller made keeps its own learning rate."""
+    if isinstance(choice, optim.Optimizer):
+        return choice
+    if callable(choice):
+        return choice(parameters)
+    if choice not in _OPTIMIZERS:
+        allowed = f"{', '.join(_OPTIMIZERS)}, an optimizer, or a function from parameters to one"
+        raise InvalidTraining("unknown optimizer", faults=[Fault("optimizer", choice, allowed)])
+    return _OPTIMIZERS[choice](parameters, lr=lr)
+
+
+def make_schedule(choice: Schedule, *, warmup: int, steps: int) -> Callable[[int], float] | None:
+    """The factor of each step: up over `warmup` steps, then as `choice` says. None where it is always 1."""
+    if callable(choice):
+        return choice
+    if choice not in _DECAYS:
+        allowed = f"{', '.join(_DECAYS)}, or a function from the step to a factor"
+        raise InvalidTraining("unknown schedule", faults=[Fault("schedule", choice, allowed)])
+    if choice == "constant" and not warmup:
+        return None
+    decay = _DECAYS[choice]
+
+    def factor(step: int) -> float:
+        if step <= warmup:
+            return step / warmup
+        return decay((step - warmup - 1) / max(1, steps - warmup))
+
+    return factor

@@ -1,0 +1,83 @@
+"""What a run tells about itself: its losses, watched for NaN and infinity, and a sign of life every second."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from falaj.training.runtime.agent import Agent, Metric
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.errors import Fault, LossNotFinite
+from falaj.training.runtime.saving import Saver
+
+TELL_EVERY_S = 1.0
+GPU_WINDOW = 32  # losses read together on a GPU, where reading each one would stall the queue
+SAMPLES_SHOWN = 8
+
+
+class Report:
+    """The losses of the steps after `done`, where the newest checkpoint left off."""
+
+    def __init__(
+        self, agent: Agent | None, plan: BatchPlan, saver: Saver, *, done: int, total: int, on_cpu: bool
+    ) -> None:
+        self._agent, self._plan, self._saver = agent, plan, saver
+        self._done, self._total = done, total
+        self._width = 1 if on_cpu else GPU_WINDOW
+        self._window: list[Tensor] = []
+        self._told = 0
+        self._next = time.monotonic() + TELL_EVERY_S
+        self.losses: list[float] = []
+        self.wanted = True
+
+    def add(self, loss: Tensor) -> None:
+        """Note the loss of the next step. Not finite: refused, on a CPU before the model is changed by it."""
+        self._window.append(loss)
+        if len(self._window) >= self._width:
+            self.settle()
+            if time.monotonic() >= self._next:
+                self.tell()
+
+    def settle(self) -> None:
+        """Read the losses that are still on the device, and look at them."""
+        values = (
+            torch.stack(self._window).tolist() if len(self._window) > 1 else [w.item() for w in self._window]
+        )
+        self._window.clear()
+        for value in values:
+            if not math.isfinite(value):
+                step = self._done + len(self.losses) + 1
+                self.tell()
+                raise self._not_finite(step, value)
+            self.losses.append(value)
+
+    def tell(self) -> None:
+        """Hand the agent what is new, and ask whether the run is still wanted."""
+        self._next = time.monotonic() + TELL_EVERY_S
+        if self._agent is None:
+            return
+        first = self._done + self._told + 1
+        new = [Metric(first + place, "loss", value) for place, value in enumerate(self.losses[self._told :])]
+        if new:
+            self._agent.log(new)
+        self._told = len(self.losses)
+        self._agent.progress(self._done + self._told, self._total)
+        self.wanted = self._agent.heartbeat()
+
+    def log(self, step: int, name: str, value: float) -> None:
+        if self._agent is not None:
+            self._agent.log([Metric(step, name, value)])
+
+    def _not_finite(self, step: int, value: float) -> LossNotFinite:
+        samples = self._plan.indices(step).tolist()
+        shown = ", ".join(map(str, samples[:SAMPLES_SHOWN])) + (", …" if len(samples) > SAMPLES_SHOWN else "")
+        given = f"{len(samples)} samples: {shown}"
+        fix = "a smaller lr, clip=1.0, or other samples"
+        return LossNotFinite(
+            f"the loss is {value} at step {step}; the last good checkpoint: {self._saver.kept}",
+            step=step,
+            faults=[Fault(f"batch of step {step}", given, "a finite loss", fix)],
+        )

@@ -1,0 +1,153 @@
+"""The SQL of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from falaj.governance.objects import stored_object
+from falaj.governance.tables import objects
+from falaj.ports.metadata import Transaction
+from falaj.records.names import ObjectId
+from falaj.records.objects import StoredObject
+from falaj.records.scheduling import Placement
+from falaj.records.training import Checkpoint, Job, JobOutput, JobSpec, JobState, Progress
+from falaj.training.tables import attempts, checkpoints, jobs
+
+_row = select(jobs).where(jobs.c.id == bindparam("id"))
+_unfinished = (
+    select(jobs, objects.c.label, objects.c.created_at)
+    .join(objects, objects.c.id == jobs.c.id)
+    .where(jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING]))
+    .order_by(jobs.c.id)
+)
+
+
+def add_job(tx: Transaction, new: StoredObject, values: dict[str, Any]) -> None:
+    fresh: dict[str, Any] = {
+        "state": JobState.QUEUED,
+        "attempt": 0,
+        "failures": 0,
+        "cancelling": False,
+        "interrupting": False,
+        "outputs": [],
+    }
+    tx.execute(insert(jobs), {"id": new.id, **fresh, **values})
+
+
+def row(tx: Transaction, job: str) -> Any:
+    return tx.execute(_row, {"id": job}).mappings().one()
+
+
+def lock(tx: Transaction, job: str) -> Any:
+    """The row of a job; until the transaction ends, nobody else changes it."""
+    return tx.execute(_row.with_for_update(), {"id": job}).mappings().one()
+
+
+def change(tx: Transaction, job: str, **values: Any) -> None:
+    tx.execute(update(jobs).where(jobs.c.id == job).values(**values))
+
+
+def unfinished(tx: Transaction) -> list[Any]:
+    """The rows of jobs that wait or run, oldest first, with their labels and when they were submitted."""
+    return list(tx.execute(_unfinished).mappings())
+
+
+def are_running(tx: Transaction) -> bool:
+    """Whether an attempt is under way, or was when the platform was killed."""
+    query = select(jobs.c.id).where(jobs.c.state == JobState.RUNNING).limit(1)
+    return tx.execute(query).first() is not None
+
+
+def in_state(
+    tx: Transaction, workspace: str, *, state: str | None, before: str, limit: int
+) -> list[tuple[StoredObject, Any]]:
+    """Jobs of a workspace with their rows, newest first."""
+    query = select(objects, jobs.c.id.label("job")).join(jobs, jobs.c.id == objects.c.id)
+    query = query.where(objects.c.workspace == workspace, objects.c.deleted_at.is_(None))
+    if state is not None:
+        query = query.where(jobs.c.state == state)
+    if before:
+        query = query.where(objects.c.id < before)
+    found = tx.execute(query.order_by(objects.c.id.desc()).limit(limit)).mappings()
+    return [(stored_object(each), row(tx, each["job"])) for each in found]
+
+
+def job_record(found: StoredObject, row: Any) -> Job:
+    spec = JobSpec.model_validate(row["spec"])
+    placed = row["placements"] or []
+    return Job(
+        id=found.id,
+        workspace=found.workspace,
+        name=spec.name,
+        state=JobState(row["state"]),
+        reason=row["reason"],
+        attempt=row["attempt"],
+        run=row["run"],
+        node=placed[0]["node"] if placed else None,
+        exit_code=row["exit_code"],
+        progress=None if row["progress"] is None else Progress.model_validate(row["progress"]),
+        cancelling=row["cancelling"],
+        outputs=tuple(JobOutput.model_validate(each) for each in row["outputs"]),
+        submitted_at=found.created_at,
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        owner=found.owner,
+        label=found.label,
+        code=row["code"],
+        spec=spec,
+    )
+
+
+# -------------------------------------------------------------------------------------------- attempts
+
+
+def add_attempt(
+    tx: Transaction, job: str, number: int, *, placements: Sequence[Placement], now: datetime
+) -> None:
+    tx.execute(insert(attempts), {"job": job, "number": number, "started_at": now})
+    placed = [each.model_dump(mode="json") for each in placements]
+    change(
+        tx,
+        job,
+        state=JobState.RUNNING,
+        attempt=number,
+        reason=None,
+        placements=placed,
+        interrupting=False,
+        exit_code=None,
+        started_at=now,
+        not_before=None,
+    )
+
+
+def end_attempt(tx: Transaction, job: str, number: int, **values: Any) -> None:
+    tx.execute(update(attempts).where(attempts.c.job == job, attempts.c.number == number).values(**values))
+
+
+def log_of(tx: Transaction, job: str, number: int) -> ObjectId | None:
+    """The blob that has the log of an attempt which is over."""
+    query = select(attempts.c.log).where(attempts.c.job == job, attempts.c.number == number)
+    found: ObjectId | None = tx.execute(query).scalar()
+    return found
+
+
+# ----------------------------------------------------------------------------------------- checkpoints
+
+
+def checkpoints_of(tx: Transaction, job: str) -> list[Checkpoint]:
+    """The checkpoints of a job, newest first."""
+    query = select(checkpoints).where(checkpoints.c.job == job).order_by(checkpoints.c.step.desc())
+    return [Checkpoint.model_validate(dict(each)) for each in tx.execute(query).mappings()]
+
+
+def put_checkpoint(tx: Transaction, new: Checkpoint) -> None:
+    drop_checkpoint(tx, new.job, new.step)
+    tx.execute(insert(checkpoints), new.model_dump())
+
+
+def drop_checkpoint(tx: Transaction, job: str, step: int) -> None:
+    tx.execute(delete(checkpoints).where(checkpoints.c.job == job, checkpoints.c.step == step))

@@ -1,0 +1,58 @@
+"""The tables of training."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, Table, Text
+
+from falaj.governance.tables import object_key
+from falaj.ports.metadata import METADATA, JsonText, UtcTime
+
+jobs = Table(
+    "training_jobs",
+    METADATA,
+    object_key(),
+    Column("spec", JsonText, nullable=False),
+    Column("inputs", JsonText, nullable=False),
+    Column("code", Text, ForeignKey("governance_objects.id")),
+    Column("run", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("behalf", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("scope", Text, ForeignKey("governance_objects.id")),
+    Column("actions", JsonText),
+    Column("token", Text),
+    Column("state", Text, nullable=False),
+    Column("reason", Text),
+    Column("attempt", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("cancelling", Boolean, nullable=False),
+    Column("interrupting", Boolean, nullable=False),
+    Column("placements", JsonText),
+    Column("progress", JsonText),
+    Column("exit_code", Integer),
+    Column("outputs", JsonText, nullable=False),
+    Column("not_before", UtcTime),
+    Column("started_at", UtcTime),
+    Column("ended_at", UtcTime),
+    Index("training_jobs_state", "state"),
+)
+
+attempts = Table(
+    "training_attempts",
+    METADATA,
+    Column("job", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("verdict", Text),
+    Column("reason", Text),
+    Column("exit_code", Integer),
+    Column("log", Text, ForeignKey("governance_objects.id")),
+    Column("started_at", UtcTime, nullable=False),
+    Column("ended_at", UtcTime),
+)
+
+checkpoints = Table(
+    "training_checkpoints",
+    METADATA,
+    Column("job", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("blob", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)

@@ -1,0 +1,324 @@
+"""The Launcher contract: attempts run once, apart from the platform, and end when they are told to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from falaj.errors import InvalidInput
+from launching import ATTEMPT, STRONGEST, Yard, go, kill, running
+from polling import eventually
+
+WAITING = "import time; print('up', flush=True); time.sleep(600)"
+ONCE = "open('../outputs/ran', 'a').write('once\\n'); print('up', flush=True)"
+UNTIL_TOLD = (
+    ONCE
+    + """
+import os, time
+while not os.path.exists('go'):
+    time.sleep(0.01)
+print('done', flush=True)
+"""
+)
+# A child in a session of its own, which no signal to the script's group reaches; its command line bears a word.
+WITH_DAEMON = """
+import subprocess, sys, time
+sleep = "import time; time.sleep(600)"
+subprocess.Popen([sys.executable, '-c', sleep, sys.argv[1]], start_new_session=True)
+subprocess.Popen([sys.executable, '-c', sleep, sys.argv[1]])
+print('up', flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def runs(yard: Yard, attempt: str = ATTEMPT) -> int:
+    ran = yard.root / "attempts" / attempt.replace("/", "-") / "outputs" / "ran"
+    return len(ran.read_text().splitlines()) if ran.exists() else 0
+
+
+# ------------------------------------------------------------------------------------- from start to end
+
+
+def test_code_runs_in_its_folder_and_ends_well(yard: Yard) -> None:
+    before = datetime.now(UTC)
+
+    state = yard.run("import os; print(os.getcwd()); open('../outputs/x', 'w').write('made')")
+
+    assert (state.phase, state.exit_code, state.signal, state.reason) == ("ended", 0, None, None), state
+    assert state.started_at is not None
+    assert state.ended_at is not None
+    assert before <= state.started_at <= state.ended_at
+    directory = yard.root / "attempts" / "job_1-1"
+    assert yard.log().decode().strip() == str(directory / "code")
+    assert (directory / "outputs" / "x").read_text() == "made"
+    assert sorted(path.name for path in directory.iterdir()) == ["code", "inputs", "outputs"]
+
+
+def test_both_outputs_reach_the_log_and_the_exit_code_the_state(yard: Yard) -> None:
+    state = yard.run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
+
+    assert (state.phase, state.exit_code) == ("ended", 7)
+    assert yard.log() == b"out\nerr\n"
+    assert yard.launcher().log(ATTEMPT, offset=4, limit=2) == b"er"
+    assert yard.launcher().log(ATTEMPT, offset=99, limit=2) == b""
+
+
+@STRONGEST
+def test_reason_is_the_exception_that_the_script_raised(yard: Yard) -> None:
+    script = """
+try:
+    {}['carrier']
+except KeyError as error:
+    raise ValueError("bad column") from error
+"""
+
+    state = yard.run(script)
+
+    assert state.reason == "Exit code 1: ValueError: bad column"
+
+
+def test_reason_names_the_signal(yard: Yard) -> None:
+    state = yard.run("import os; os.abort()")
+
+    assert (state.exit_code, state.signal) == (None, signal.SIGABRT)
+    assert state.reason == "Killed by SIGABRT"
+
+
+@STRONGEST
+def test_command_that_does_not_exist_ends_with_its_name(yard: Yard) -> None:
+    state = yard.run("", command=["no-such-program"])
+
+    assert state.exit_code == 127
+    assert state.reason is not None
+    assert "no-such-program" in state.reason
+
+
+@STRONGEST
+def test_more_memory_than_allowed_is_an_error_of_the_script(yard: Yard) -> None:
+    state = yard.run("bytearray(512 << 20)", memory_bytes=256 << 20)
+
+    assert state.reason == "Exit code 1 (out of memory: each process may have 256 MiB): MemoryError"
+
+
+# --------------------------------------------------------------------------------------------- only once
+
+
+def test_second_start_changes_nothing_while_it_runs_and_after(yard: Yard) -> None:
+    launch = yard.launch(UNTIL_TOLD)
+    yard.launcher().start(launch)
+    yard.wait_for(b"up")
+
+    yard.launcher().start(launch)
+    (launch.directory / "code" / "go").touch()
+    first = yard.end()
+    yard.launcher().start(launch)
+
+    assert yard.launcher().state(ATTEMPT) == first
+    assert runs(yard) == 1
+
+
+def test_starters_that_race_run_it_once(yard: Yard) -> None:
+    launch = yard.launch(UNTIL_TOLD)
+    with ExitStack() as stack:
+        starters = [stack.enter_context(yard.starter(launch)) for _ in range(3)]
+
+        for each in starters:
+            go(each)
+
+        assert [each.stdout.readline() for each in starters if each.stdout] == ["started\n"] * 3
+    yard.wait_for(b"up")
+    assert len(yard.shims()) == 1
+    (launch.directory / "code" / "go").touch()
+    assert yard.end().exit_code == 0
+    assert runs(yard) == 1
+
+
+def test_it_goes_on_when_its_starter_is_killed(yard: Yard) -> None:
+    launch = yard.launch(UNTIL_TOLD)
+    with yard.starter(launch) as starter:
+        go(starter)
+        yard.wait_for(b"up")
+        starter.kill()
+        starter.wait()
+
+    assert yard.launcher().state(ATTEMPT).phase == "running"
+    (launch.directory / "code" / "go").touch()
+    assert yard.end().exit_code == 0
+    assert yard.log() == b"up\ndone\n"
+
+
+@STRONGEST
+@pytest.mark.parametrize("milliseconds", [0, 15, 30, 50, 90])
+def test_starter_killed_at_any_moment_leaves_an_attempt_that_runs_once(yard: Yard, milliseconds: int) -> None:
+    launch = yard.launch(ONCE)
+    with yard.starter(launch) as starter:
+        go(starter)
+        time.sleep(milliseconds / 1000)  # not a wait: the moment of the kill is what is tested
+        starter.kill()
+        starter.wait()
+
+    yard.launcher().start(launch)
+
+    assert yard.end().exit_code == 0
+    assert runs(yard) == 1
+
+
+def test_killed_shim_takes_the_code_with_it_and_the_attempt_is_lost(yard: Yard) -> None:
+    word = f"daemon-{time.monotonic_ns()}"
+    launch = yard.launch(ONCE + WITH_DAEMON, word, "600")
+    yard.launcher().start(launch)
+    yard.wait_for(b"up\nup")
+    (shim,) = yard.shims()
+
+    kill(shim)
+
+    assert yard.end().phase == "lost"
+    eventually(lambda: not running(word))
+    yard.launcher().start(launch)
+    assert yard.launcher().state(ATTEMPT).phase == "lost"
+    assert (runs(yard), yard.shims()) == (1, [])
+
+
+def test_killed_process_inside_takes_the_code_with_it_too(yard: Yard) -> None:
+    word = f"daemon-{time.monotonic_ns()}"
+    yard.launcher().start(yard.launch(WITH_DAEMON, word, "600"))
+    yard.wait_for(b"up")
+    inside = [pid for pid in running("The first process inside") if word.encode() in cmdline(pid)]
+
+    kill(inside[-1])
+
+    state = yard.end()
+    assert (state.phase, state.exit_code, state.signal) == ("ended", None, signal.SIGKILL)
+    assert not running(word)
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------- stopping
+
+
+def test_stop_lets_the_script_say_goodbye(yard: Yard) -> None:
+    script = """
+import signal, sys, time
+def goodbye(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, goodbye)
+print("up", flush=True)
+time.sleep(600)
+"""
+    yard.launcher().start(yard.launch(script))
+    yard.wait_for(b"up")
+
+    yard.launcher().stop(ATTEMPT, grace_s=30)
+
+    assert yard.end().exit_code == 0
+    assert yard.log() == b"up\nsaved\n"
+
+
+def test_stop_ends_a_script_that_does_not_care(yard: Yard) -> None:
+    yard.launcher().start(yard.launch(WAITING))
+    yard.wait_for(b"up")
+
+    yard.launcher().stop(ATTEMPT, grace_s=30)
+
+    state = yard.end()
+    assert (state.signal, state.reason) == (signal.SIGTERM, "It was stopped on request: killed by SIGTERM")
+
+
+def test_script_that_ignores_the_stop_is_killed_after_the_grace(yard: Yard) -> None:
+    script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAITING
+    yard.launcher().start(yard.launch(script))
+    yard.wait_for(b"up")
+
+    asked = time.monotonic()
+    yard.launcher().stop(ATTEMPT, grace_s=0.3)
+
+    assert yard.end().signal == signal.SIGKILL
+    assert time.monotonic() - asked >= 0.3
+
+
+def test_stop_right_after_start_is_honoured(yard: Yard) -> None:
+    yard.launcher().start(yard.launch(WAITING))
+
+    yard.launcher().stop(ATTEMPT, grace_s=1)
+
+    assert yard.end().exit_code is None
+
+
+def test_time_limit_stops_it(yard: Yard) -> None:
+    state = yard.run(WAITING, timeout_s=0.6, grace_s=5)
+
+    assert (state.phase, state.signal) == ("ended", signal.SIGTERM)
+    assert state.reason == "It was stopped after 0.6 s, its time limit"
+
+
+@pytest.mark.parametrize("seconds", ["0", "600"])
+def test_children_end_with_the_script(yard: Yard, seconds: str) -> None:
+    word = f"daemon-{time.monotonic_ns()}"
+    yard.launcher().start(yard.launch(WITH_DAEMON, word, seconds))
+    yard.wait_for(b"up")
+
+    yard.launcher().stop(ATTEMPT, grace_s=5)
+
+    yard.end()
+    assert not running(word)
+
+
+# ------------------------------------------------------------------------------------- unknown, forgotten
+
+
+@STRONGEST
+def test_unknown_attempt_is_no_fault(yard: Yard) -> None:
+    launcher = yard.launcher()
+
+    launcher.stop("job_9/1", grace_s=1)
+    launcher.forget("job_9/1")
+
+    assert launcher.state("job_9/1").phase == "unknown"
+    assert launcher.log("job_9/1", offset=0, limit=10) == b""
+
+
+@STRONGEST
+@pytest.mark.parametrize("name", ["", ".", "..", "x" * 300])
+def test_name_that_is_no_folder_is_refused(yard: Yard, name: str) -> None:
+    with pytest.raises(InvalidInput):
+        yard.launcher().state(name)
+
+
+@STRONGEST
+def test_launch_without_code_is_refused(yard: Yard) -> None:
+    launch = yard.launch(ONCE)
+    shutil.rmtree(launch.directory / "code")
+
+    with pytest.raises(InvalidInput, match="code/"):
+        yard.launcher().start(launch)
+
+
+def test_forgotten_attempt_is_killed_and_gone(yard: Yard) -> None:
+    word = f"daemon-{time.monotonic_ns()}"
+    kept = yard.root / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    script = f"import os; os.symlink({str(kept)!r}, 'link'); os.mkdir('shut'); open('shut/x', 'w')\n"
+    script += "os.chmod('shut', 0)\n" + WITH_DAEMON
+    launch = yard.launch(script, word, "600")
+    yard.launcher().start(launch)
+    yard.wait_for(b"up")
+
+    yard.launcher().forget(ATTEMPT)
+
+    assert not running(word)
+    assert not launch.directory.exists()
+    assert os.listdir(yard.control) == []
+    assert (kept / "file").exists()
+    assert yard.launcher().state(ATTEMPT).phase == "unknown"

@@ -1,0 +1,207 @@
+"""The Launcher contract, second part: gangs, logs, the environment, and the walls around user code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falaj.drivers.processes.launcher import ProcessLauncher
+from falaj.drivers.processes.order import Walls
+from falaj.errors import IsolationRefused
+from launching import ATTEMPT, STRONGEST, Yard
+from polling import eventually
+
+WALLED = pytest.mark.parametrize("yard", ["bubblewrap", "uid"], indirect=True)
+
+
+# -------------------------------------------------------------------------------------------------- gangs
+
+
+@STRONGEST
+def test_plain_copies_know_their_rank(yard: Yard) -> None:
+    script = (
+        "import os; print(os.environ['FALAJ_RANK'] + '/' + os.environ['FALAJ_WORLD_SIZE'] + '\\n', end='')"
+    )
+
+    state = yard.run(script, processes=3)
+
+    assert state.exit_code == 0
+    assert sorted(yard.log().split()) == [b"0/3", b"1/3", b"2/3"]
+
+
+def test_one_failed_copy_stops_the_others(yard: Yard) -> None:
+    script = """
+import os, time
+if os.environ["FALAJ_RANK"] == "1":
+    raise ValueError("bad column")
+time.sleep(600)
+"""
+
+    state = yard.run(script, processes=3)
+
+    assert state.reason == "Rank 1: exit code 1: ValueError: bad column"
+
+
+ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(rank)
+open(f"../outputs/{dist.get_rank()}", "w").write(str(rank.item()))
+if dist.get_rank() == 1 and __import__("sys").argv[1:] == ["fail"]:
+    raise ValueError("bad column")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("yard", ["bubblewrap", "same-uid"], indirect=True)
+def test_torch_processes_reduce_together_without_a_network(yard: Yard) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+
+    state = yard.run(ALL_REDUCE, framework="torch", processes=2)
+
+    assert state.exit_code == 0, yard.log().decode()
+    outputs = yard.root / "attempts" / "job_1-1" / "outputs"
+    assert {path.name: path.read_text() for path in outputs.iterdir()} == {"0": "3.0", "1": "3.0"}
+
+
+@STRONGEST
+def test_torch_reason_names_the_rank_that_failed(yard: Yard) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+
+    state = yard.run(ALL_REDUCE, "fail", framework="torch", processes=2)
+
+    assert state.reason == "Rank 1: exit code 1: ValueError: bad column"
+
+
+@STRONGEST
+def test_loopback_has_its_name_without_a_network(yard: Yard) -> None:
+    script = """
+import socket
+for name in ("localhost", socket.gethostname()):
+    with socket.create_server((name, 0)) as server, socket.create_connection((name, server.getsockname()[1])):
+        print(socket.getnameinfo(server.getsockname(), 0)[0])
+"""
+
+    yard.run(script)
+
+    assert yard.log() == b"localhost\nlocalhost\n"
+
+
+# ---------------------------------------------------------------------------------------------------- log
+
+
+@STRONGEST
+def test_log_is_capped_and_keeps_its_end(yard: Yard) -> None:
+    script = """
+import sys
+for _ in range(300):
+    sys.stdout.buffer.write(b"x" * 999_999 + b"\\n")
+raise ValueError("after 300 MB")
+"""
+
+    state = yard.run(script)
+
+    size = (yard.control / "job_1%2F1" / "log").stat().st_size
+    assert 256 << 20 < size < (256 << 20) + (1 << 20)
+    assert state.reason == "Exit code 1: ValueError: after 300 MB"
+    end = yard.launcher().log(ATTEMPT, offset=256 << 20, limit=1 << 20)
+    assert b"the log is full at 268435456 bytes" in end
+    assert end.endswith(b"ValueError: after 300 MB\n")
+
+
+@STRONGEST
+def test_log_keeps_bytes_as_they_are(yard: Yard) -> None:
+    every = bytes(range(256)) * 10
+
+    state = yard.run("import sys; sys.stdout.buffer.write(bytes(range(256)) * 10); sys.exit(3)")
+
+    assert yard.log() == every
+    assert state.reason is not None
+    assert state.reason.isprintable()
+
+
+# -------------------------------------------------------------------------------------------------- walls
+
+
+def test_environment_is_what_was_given_and_what_the_launcher_decides(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_TOKEN", "secret-8c1f")
+    script = "import json, os, time; print(json.dumps(dict(os.environ)), flush=True); time.sleep(600)"
+    launch = yard.launch(script, environment={"LC_ALL": "C.UTF-8", "MINE": "1"}, cpus=4, gpus=(0, 2))
+
+    yard.launcher().start(launch)
+
+    found: dict[str, Any] = eventually(lambda: json.loads(yard.log() or b"{}"), within=10)
+    assert found == {
+        "LC_ALL": "C.UTF-8",
+        "MINE": "1",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "0,2",
+    }
+    (shim,) = yard.shims()
+    assert b"secret-8c1f" not in Path(f"/proc/{shim}/environ").read_bytes()
+
+
+@STRONGEST
+def test_no_gpu_is_visible_unless_it_was_given(yard: Yard) -> None:
+    yard.run("import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))", gpus=())
+
+    assert yard.log() == b"''\n"
+
+
+@WALLED
+def test_code_can_neither_read_nor_forge_its_own_state(yard: Yard) -> None:
+    script = """
+import os, sys
+for act in (os.listdir, lambda path: open(path + "/ended.json", "w")):
+    try:
+        act(sys.argv[1])
+        print("reached")
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+    yard.run(script, str(yard.control / "job_1%2F1"))
+
+    assert b"reached" not in yard.log()
+    assert yard.log().count(b"Error") == 2
+
+
+@pytest.mark.parametrize("yard", ["uid"], indirect=True)
+def test_walls_that_cannot_be_put_up_end_the_attempt_with_the_reason(yard: Yard) -> None:
+    launch = yard.launch("print(1)")
+    (yard.root / "attempts").chmod(0o700)
+
+    yard.launcher().start(launch)
+
+    state = yard.end()
+    assert (state.phase, state.exit_code, state.signal) == ("ended", None, None)
+    assert state.reason is not None
+    assert state.reason.startswith("It could not be started: ")
+    assert "closed to other users" in state.reason
+
+
+@STRONGEST
+def test_refused_start_leaves_nothing_and_may_be_tried_again(yard: Yard) -> None:
+    def refuse() -> Walls:
+        raise IsolationRefused("not here")
+
+    launch = yard.launch("print(1)")
+    with pytest.raises(IsolationRefused):
+        ProcessLauncher(yard.control, walls=refuse).start(launch)
+    assert yard.launcher().state(ATTEMPT).phase == "unknown"
+
+    yard.launcher().start(launch)
+
+    assert yard.end().exit_code == 0

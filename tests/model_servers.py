@@ -1,0 +1,304 @@
+"""ONNX models made on the spot, and a real model server in a thread, for the tests of serving."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from falaj.apps.model_server.process import run, serve
+from falaj.apps.model_server.server import ModelServer, listen
+from falaj.assembly.platform import Platform as Assembled
+from falaj.assembly.serving import publish_inner_door
+from falaj.errors import Denied, Unauthenticated
+from falaj.records.serving import Deployment, Endpoint, ModelFile, Route
+
+TOKEN = "fj_token_1.secret"
+
+
+def save(
+    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any]
+) -> Path:
+    constants = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, path.stem, inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+def mlp(
+    path: Path, *, widths: tuple[int, ...] = (32, 64, 32, 1), rows: int | str = "n", seed: int = 0
+) -> Path:
+    """Model A of the anchors: dense layers with ReLU between them."""
+    random = np.random.default_rng(seed)
+    weights, nodes, value = {}, [], "x"
+    for number, (a, b) in enumerate(pairwise(widths)):
+        weights[f"w{number}"] = (random.standard_normal((a, b)) / np.sqrt(a)).astype(np.float32)
+        weights[f"b{number}"] = random.standard_normal(b).astype(np.float32)
+        last = number == len(widths) - 2
+        nodes.append(helper.make_node("Gemm", [value, f"w{number}", f"b{number}"], [f"h{number}"]))
+        value = "y" if last else f"r{number}"
+        nodes.append(helper.make_node("Identity" if last else "Relu", [f"h{number}"], [value]))
+    return save(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, widths[0]])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, widths[-1]])],
+        weights,
+    )
+
+
+def constant(path: Path, value: float) -> Path:
+    """Answers `value` for each row, so that a test sees which version answered."""
+    weights = {"w": np.zeros((2, 1), np.float32), "b": np.array([value], np.float32)}
+    return save(
+        path,
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
+        weights,
+    )
+
+
+def tabular(path: Path) -> Path:
+    """score = amount * 2 + weight of the category, and whether it is above 10; two inputs, two outputs."""
+    weights = {
+        "two": np.array(2, np.float64),
+        "ten": np.array(10, np.float64),
+        "table": np.arange(5, dtype=np.float64),
+    }
+    nodes = [
+        helper.make_node("Mul", ["amount", "two"], ["doubled"]),
+        helper.make_node("Gather", ["table", "category"], ["extra"]),
+        helper.make_node("Add", ["doubled", "extra"], ["score"]),
+        helper.make_node("Greater", ["score", "ten"], ["high"]),
+    ]
+    return save(
+        path,
+        nodes,
+        [
+            helper.make_tensor_value_info("amount", TensorProto.DOUBLE, ["n"]),
+            helper.make_tensor_value_info("category", TensorProto.INT64, ["n"]),
+        ],
+        [
+            helper.make_tensor_value_info("score", TensorProto.DOUBLE, ["n"]),
+            helper.make_tensor_value_info("high", TensorProto.BOOL, ["n"]),
+        ],
+        weights,
+    )
+
+
+def centred(path: Path) -> Path:
+    """x minus its mean over all rows: a first dimension that is dynamic, and rows that are not independent."""
+    return save(
+        path,
+        [
+            helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
+            helper.make_node("Sub", ["x", "mean"], ["y"]),
+        ],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        {},
+    )
+
+
+def deployment(*files: tuple[str, str, Path], weights: dict[str, int] | None = None) -> Deployment:
+    """Endpoints named after their models; `weights` gives the share of each version."""
+    names = dict.fromkeys(name for name, _, _ in files)
+    return Deployment(
+        models=tuple(ModelFile(model=name, version=version, path=path) for name, version, path in files),
+        endpoints=tuple(
+            Endpoint(
+                name=name,
+                model=name,
+                routes=tuple(
+                    Route(version=v, weight=(weights or {}).get(v, 100)) for n, v, _ in files if n == name
+                ),
+            )
+            for name in names
+        ),
+    )
+
+
+class KnownTokens:
+    """Admits one token everywhere but to the endpoint `forbidden`; counts what it was asked."""
+
+    def __init__(self) -> None:
+        self.decisions = 0
+        self._known: set[tuple[str, str | None]] = set()
+
+    def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
+        return "tester" if (credential, endpoint) in self._known else None
+
+    def decide(self, credential: str, endpoint: str | None) -> None:
+        self.decisions += 1
+        if credential != TOKEN:
+            raise Unauthenticated("the token is unknown, expired or revoked")
+        if endpoint == "forbidden":
+            raise Denied("tester may not do that")
+        self._known.add((credential, endpoint))
+
+
+class RunningServer:
+    """A model server in a thread of its own."""
+
+    def __init__(self, server: ModelServer, loop: asyncio.AbstractEventLoop, port: int) -> None:
+        self.server = server
+        self.port = port
+        self._loop = loop
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside the server, until that ends."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def apply(self, wanted: Deployment) -> None:
+        self.do(self.server.apply(wanted))
+
+    def stop(self) -> None:
+        self.do(self.server.stop())
+
+
+@contextmanager
+def serving(wanted: Deployment, **options: Any) -> Iterator[RunningServer]:
+    """A server that serves `wanted`; stopped afterwards."""
+    started = threading.Event()
+    found: list[RunningServer | BaseException] = []
+    ended: list[Callable[[], object]] = []
+
+    async def main() -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        ended.append(lambda: loop.call_soon_threadsafe(over.set))
+        server = ModelServer(options.pop("admits", None) or KnownTokens(), **options)
+        listener = listen("127.0.0.1", 0)
+        await server.start(listener)
+        await server.apply(wanted)
+        found.append(RunningServer(server, loop, listener.getsockname()[1]))
+        started.set()
+        await over.wait()
+        if not server.stopping:
+            await server.stop()
+
+    thread = threading.Thread(target=_run, args=(main, found, started), name="model server")
+    thread.start()
+    assert started.wait(30)
+    try:
+        running = found[0]
+        if isinstance(running, BaseException):
+            raise running
+        yield running
+    finally:
+        for end in ended:
+            end()
+        thread.join(20)
+
+
+def _run(main: Callable[[], Awaitable[None]], found: list[Any], started: threading.Event) -> None:
+    try:
+        run(main)
+    except BaseException as error:
+        found.append(error)
+        started.set()
+
+
+@contextmanager
+def serving_platform(parts: Assembled) -> Iterator[str]:
+    """The model server of a platform, as its own process would have it, in a thread; its address."""
+    started = threading.Event()
+    found: list[Any] = []
+    ended: list[Callable[[], object]] = []
+
+    async def main() -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        ended.append(lambda: loop.call_soon_threadsafe(over.set))
+
+        def ready(url: str) -> None:
+            found.append(url)
+            parts.home.running.write_text(json.dumps({"url": url, "models": url, "pid": os.getpid()}))
+            started.set()
+
+        with parts.home.lock(), publish_inner_door(parts.home) as inner:
+            await serve(parts, listen("127.0.0.1", 0), inner, ready=ready, until=over.wait)
+
+    thread = threading.Thread(target=_run, args=(main, found, started), name="model server")
+    thread.start()
+    try:
+        assert started.wait(30)
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        yield found[0]
+    finally:
+        for end in ended:
+            end()
+        thread.join(20)
+
+
+# ---------------------------------------------------------------------------------------------- raw HTTP
+
+
+def request(
+    method: str = "POST",
+    path: str = "/v2/models/m/infer",
+    body: bytes = b"",
+    token: str | None = TOKEN,
+    **headers: str,
+) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    lines += [f"Authorization: Bearer {token}"] if token else []
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    if "Transfer_Encoding" not in headers and "Content_Length" not in headers:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class RawClient:
+    """A socket that speaks HTTP as badly as a test wants."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._reader = self.socket.makefile("rb")
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def line(self) -> bytes:
+        return self._reader.readline()
+
+    def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """The next answer: status, headers, body. Status 0 if the server has closed the connection."""
+        first = self.line()
+        if not first:
+            return 0, {}, b""
+        headers = {}
+        while line := self.line().strip():
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        return int(first.split()[1]), headers, self._reader.read(int(headers.get("content-length", 0)))
+
+    def ask(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.send(data)
+        return self.answer()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._reader.read(1) == b""

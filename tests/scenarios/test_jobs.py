@@ -1,0 +1,275 @@
+"""Jobs as real processes: controllers and jobs are really killed, and every job ends exactly once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import falaj as fj
+from command_line import restored_log
+from falaj.apps.cli.app import run
+from falaj.records.training import Job, JobState
+from falaj.training.tables import attempts
+from platforms import OwnPlatform, make_platform
+from polling import eventually
+
+CONTROLLER = """
+from datetime import timedelta
+from falaj.apps.controller.process import main
+from falaj.control.controller import Pace
+main(pace=Pace(lease=timedelta(seconds=1), every_s=0.03))
+"""
+
+STEPS = 12
+SLOW = f"""
+import time
+import falaj as fj
+fj.job.log(step=0, started=1)
+for step in range({STEPS}):
+    fj.job.log(step=step, loss=1 / (step + 1))
+    fj.job.flush()
+    print("step", step, flush=True)
+    time.sleep(0.1)
+(fj.job.outputs / "result.txt").write_text("done")
+"""
+
+ENDLESS = """
+import time
+print("it begins", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+FIT = """
+import os, signal, torch
+import falaj as fj
+
+torch.set_num_threads(1)
+
+def make():
+    torch.manual_seed(3)
+    rows = torch.randn(64, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    return model, (rows, rows.sum(1, keepdim=True))
+
+calls = 0
+
+def loss(out, target):
+    global calls
+    calls += 1
+    if calls == 24 and os.environ.get("FALAJ_ATTEMPT") == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.functional.mse_loss(out, target)
+
+def train(**options):
+    model, data = make()
+    return fj.fit(model, loss, data, steps=40, batch_size=8, checkpoint_every=5, seed=1, device="cpu", **options)
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+def falaj(words: list[str]) -> int:
+    """A command in this process."""
+    with restored_log():
+        return run(words)
+
+
+@dataclass
+class Stage:
+    """A platform, and the controllers that run on it."""
+
+    platform: OwnPlatform
+    folder: Path
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start_controller(self) -> subprocess.Popen[bytes]:
+        home = self.platform.home
+        places = {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLER], env=os.environ | places, stdin=subprocess.PIPE
+        )
+        self.running.append(process)
+        return process
+
+    def submit(self, script: str, **options: object) -> Job:
+        folder = self.folder / "code"
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(textwrap.dedent(script))
+        return self.platform.train(folder / "train.py", **options)
+
+    def state(self, job: Job) -> JobState:
+        return self.platform.jobs.show(job.id).state
+
+    def ends(self, job: Job) -> Job:
+        eventually(lambda: self.state(job).ended, within=40, every=0.05)
+        return self.platform.jobs.show(job.id)
+
+    def is_led_by_the_newest(self) -> bool:
+        """Whether the controller that was started last holds the lease."""
+        return self.platform.rows_of("SELECT fence FROM control_leases") == [len(self.running)]
+
+    def points(self, job: Job) -> dict[str, int]:
+        return {each.key: each.points for each in self.platform.runs.show(job.run).metrics}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with make_platform(tmp_path) as platform:
+        staged = Stage(platform, tmp_path)
+        yield staged
+        for process in staged.running:
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+
+
+def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(stage: Stage) -> None:
+    jobs = [stage.submit(SLOW, name=f"slow-{number}") for number in range(3)]
+    controller = stage.start_controller()
+    eventually(
+        lambda: stage.state(jobs[0]) is JobState.RUNNING, within=20
+    )  # written down, and not started yet
+
+    for pause in (0.0, 0.05, 0.6, 0.3):
+        time.sleep(pause)  # killed at some moment, whatever it does then
+        controller.kill()
+        controller.wait()
+        controller = stage.start_controller()
+        eventually(stage.is_led_by_the_newest, within=20)
+
+    ended = [stage.ends(job) for job in jobs]
+    assert [(job.state, job.attempt, len(job.outputs)) for job in ended] == [(JobState.DONE, 1, 1)] * 3
+    assert [stage.points(job) for job in jobs] == [{"started": 1, "loss": STEPS}] * 3
+    assert len(stage.platform.rows(attempts)) == len(jobs)
+    log = b"".join(stage.platform.jobs.logs(jobs[0].id)).decode()
+    assert log.count("step 3\n") == 1
+    assert list((stage.platform.home.path / "launches").iterdir()) == []
+
+
+def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(stage: Stage) -> None:
+    stage.start_controller()
+    job = stage.submit(FIT, retries=1, timeout="PT2M")
+
+    done = stage.ends(job)
+
+    assert (done.state, done.attempt) == (JobState.DONE, 2), done.reason
+    undisturbed: dict[str, object] = {"__name__": "undisturbed"}
+    exec(compile(FIT, "fit.py", "exec"), undisturbed)
+    expected = undisturbed["train"]().losses  # type: ignore[operator]
+    history = stage.platform.runs.metrics(job.run, "loss").read_all().to_pydict()
+    by_step: dict[int, set[float]] = {}
+    for step, value in zip(history["step"], history["value"], strict=True):
+        by_step.setdefault(step, set()).add(value)
+    assert [by_step[step] for step in range(1, 41)] == [{value} for value in expected]
+    assert "resuming after step 20" in b"".join(stage.platform.jobs.logs(job.id)).decode()
+    assert [each.step for each in stage.platform.jobs.checkpoints(job.id)] == [40, 35, 30]
+
+
+def test_failing_cancelling_following_and_stopping(stage: Stage) -> None:
+    controller = stage.start_controller()
+    failing = stage.submit("raise ValueError('no such column: delay')")
+    endless = stage.submit(ENDLESS, name="endless")
+
+    follow = stage.platform.jobs.logs(endless.id, follow=True)
+    assert next(piece for piece in follow if piece) == b"it begins\n"
+    failed = stage.ends(failing)
+    assert (failed.state, failed.exit_code) == (JobState.FAILED, 1)
+    assert "ValueError: no such column: delay" in (failed.reason or "")
+
+    controller.send_signal(signal.SIGTERM)
+    assert controller.wait(20) == 0
+    back = stage.platform.jobs.show(endless.id)
+    assert (back.state, back.reason) == (JobState.QUEUED, "interrupted: the platform stopped")
+
+    stage.start_controller()
+    eventually(lambda: stage.state(endless) is JobState.RUNNING, within=20)
+    stage.platform.jobs.cancel(endless.id)
+    cancelled = stage.ends(endless)
+    assert (cancelled.state, cancelled.attempt) == (JobState.CANCELLED, 2)
+    assert b"".join(follow) in (b"it begins\n", b"")  # of the second attempt, if it got so far
+    assert stage.platform.jobs.retry(endless.id).state is JobState.QUEUED
+
+
+def test_a_home_without_a_server_trains_on_its_training_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
+    rows = tmp_path / "rows.csv"
+    rows.write_text("carrier,event_time,delay\nAA,2013-01-01T00:00:00Z,5\nAA,2013-01-02T00:00:00Z,7\n")
+    (tmp_path / "train.py").write_text(
+        "import pyarrow.parquet as pq, falaj as fj, sys\n"
+        "table = pq.read_table(fj.job.inputs['delays'])\n"
+        "print(table.column_names, sys.argv[1:], pq.read_table(fj.job.inputs['raw']).num_rows)\n"
+        "pq.write_table(table, fj.job.outputs / 'again.parquet')\n"
+        "assert '--fail' not in sys.argv\n"
+    )
+    home = tmp_path / "home"
+    with fj.open(home) as platform:
+        platform.apply(
+            [
+                fj.Entity(name="carrier", key="carrier"),
+                fj.FeatureView(
+                    name="flown",
+                    entities=("carrier",),
+                    columns=(fj.Feature(name="delay", type="float"),),  # type: ignore[arg-type]
+                ),
+            ]
+        )
+        platform.ingest("flown", rows)
+        spine = tmp_path / "spine.csv"
+        spine.write_text("carrier,event_time\nAA,2013-01-03T00:00:00Z\n")
+        platform.training_set("delays", spine=spine, views=["flown"])
+
+    script = ["--home", str(home), "train", str(tmp_path / "train.py"), "--dataset", "delays"]
+    script += ["--dataset", "raw=view:flown"]
+    assert falaj([*script, "quick"]) == 0
+    told = capsys.readouterr().out
+    assert "flown__delay" in told
+    assert "['quick'] 2" in told
+    assert "is done" in told
+    assert falaj([*script, "--", "--fail"]) == 1
+    assert "AssertionError" in capsys.readouterr().out
+    with fj.open(home) as platform:
+        done = next(job for job in platform.jobs.list().items if job.state is JobState.DONE)
+        (output,) = done.outputs
+        (tmp_path / "again.parquet").write_bytes(platform.get(output.blob))
+    assert pq.read_table(tmp_path / "again.parquet")["flown__delay"].to_pylist() == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere.py"], "a Python script that is there"),
+        (["train.py", "--gpus", "99"], "spec.gpus"),
+        (["train.py", "--dataset", "x=unknown"], "there is no training set"),
+        (["train.py", "--env", "FALAJ_JOB=1"], "FALAJ_"),
+        (["train.py", "--timeout", "soon"], "--timeout"),
+        (["train.py", "--cpus", "none"], "cpus"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print(1)")
+
+    status = falaj(["--home", str(tmp_path / "home"), "train", *words])
+
+    assert status in (1, 2)
+    assert told in capsys.readouterr().err

@@ -1,0 +1,233 @@
+"""Retraining step by step, on rooms that remember what was asked of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from falaj.control.retraining import canary, retrain
+from falaj.errors import Conflict, NotFound
+from falaj.records.pipelines import Canary, Pipeline
+from falaj.records.record import utc_now
+from falaj.records.serving import EndpointStats, VersionStats
+from falaj.records.training import JobSpec, JobState
+
+PLAN = Pipeline(
+    name="nightly",
+    endpoint="delays",
+    model="delays",
+    spine="departures",
+    window=timedelta(days=90),
+    views=("carriers",),
+    job=JobSpec(name="train", script="train.py"),
+    canary=Canary(requests=10, labels=10),
+)
+
+
+class Walk:
+    """Runs every step once, and lets a wait look three times."""
+
+    workflow = "work_00000000000000000012345678"
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.steps: list[str] = []
+
+    def run(self, name: str, body: Callable[[], Any]) -> Any:
+        self.steps.append(name)
+        return json.loads(json.dumps(body()))
+
+    def wait(self, name: str, look: Callable[[], Any], *, every_s: float = 1.0) -> Any:
+        self.steps.append(name)
+        for _ in range(3):
+            if (found := look()) is not None:
+                return json.loads(json.dumps(found))
+        raise AssertionError(f"{name} waits for ever")
+
+    def say(self, words: str) -> None:
+        self.said.append(words)
+
+
+class Record(SimpleNamespace):
+    def model_dump(self, *, mode: str) -> Any:
+        return json.loads(json.dumps(vars(self), default=str))
+
+
+class Rooms:
+    """What the workflow touches of the platform; version 1 serves, version 2 is what the job makes."""
+
+    def __init__(
+        self, *, score: float = 0.4, approvals: tuple[str, ...] = (), protected: bool = False
+    ) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.outputs: dict[str, bytes] = {
+            "model.json": json.dumps({"files": ["model/model.onnx"], "metrics": {"auc": 0.7}}).encode(),
+            "model/model.onnx": b"onnx",
+        }
+        self.state = JobState.DONE
+        self.score = score
+        self.broken_stats = False
+        self.approvals = approvals
+        self.features = SimpleNamespace(training_set=self._note("training_set", Record(id="dataset_1")))
+        self.jobs = SimpleNamespace(submit=self._note("submit", Record(id="job_1")), show=self._job)
+        self.blob = SimpleNamespace(read=lambda blob: iter([self.outputs[blob]]))
+        version = Record(id="version_2", number=2, reference="delays@2", model="model_1")
+        alias = SimpleNamespace(alias="champion", protected=protected)
+        self.models = SimpleNamespace(
+            register=self._note("register", version),
+            version=lambda _ident: version,
+            show=lambda _model: SimpleNamespace(aliases=(alias,)),
+            approvals=lambda _version, *, alias: SimpleNamespace(items=self.approvals),
+            promote=self._note("promote", Record(model="delays")),
+        )
+        route = SimpleNamespace(version="1", weight=100)
+        self.endpoints = SimpleNamespace(
+            show=lambda _name: SimpleNamespace(id="endpoint_1", name="delays", routes=(route,)),
+            route=self._note("route", Record(changed_at=utc_now().isoformat())),
+            stats=self._stats,
+        )
+
+        monitors = [SimpleNamespace(id=f"monitor_{n}", endpoint=f"endpoint_{n}") for n in (1, 2)]
+        self.monitoring = SimpleNamespace(
+            list=lambda **_more: SimpleNamespace(items=monitors),
+            rebase=self._note("rebase", Record(id="monitor_1")),
+        )
+
+    def asked(self, name: str) -> list[Any]:
+        return [given for called, given in self.calls if called == name]
+
+    def _note(self, name: str, answer: Any) -> Callable[..., Any]:
+        def note(*args: Any, **given: Any) -> Any:
+            self.calls.append((name, given | {"first": args[0]}))
+            return answer
+
+        return note
+
+    def _job(self, _ident: str) -> Any:
+        spec = PLAN.job.model_dump(mode="json")
+        facts = {
+            "id": "job_1",
+            "name": "train",
+            "run": "run_1",
+            "state": self.state,
+            "reason": "ValueError: no",
+        }
+        outputs = [{"path": path, "blob": path} for path in self.outputs]
+        times = {"submitted_at": utc_now().isoformat(), "workspace": "w", "owner": "sara"}
+        return Record(**facts, **times, outputs=outputs, spec=spec, progress=None)
+
+    def _stats(self, _name: str, *, since: Any) -> EndpointStats:
+        if self.broken_stats:
+            raise NotFound("the endpoint is gone")
+        many = {"requests": 5000, "labelled": 5000, "score_variance": 0.04}
+        versions = (
+            VersionStats(version="1", score_mean=0.5, **many),
+            VersionStats(version="2", score_mean=self.score, **many),
+        )
+        return EndpointStats(endpoint="delays", since=since, scoring=None, versions=versions)
+
+
+def given(**more: Any) -> dict[str, Any]:
+    return {
+        "pipeline": PLAN.model_dump(mode="json"),
+        "code": "blob_1",
+        "workspace": "risk",
+        "cause": "drift",
+    } | more
+
+
+def weights(rooms: Rooms) -> list[dict[str, int]]:
+    return [{route.version: route.weight for route in each["routes"]} for each in rooms.asked("route")]
+
+
+def test_a_good_model_goes_from_training_set_to_promotion() -> None:
+    rooms, walk = Rooms(score=0.4), Walk()
+
+    ended = retrain(rooms, walk, given())  # type: ignore[arg-type]
+
+    assert rooms.asked("training_set")[0]["last"] == timedelta(days=90)
+    assert rooms.asked("submit")[0]["first"].inputs == {"training": "dataset_1"}
+    assert rooms.asked("register")[0]["metrics"] == {"auc": 0.7}
+    assert rooms.asked("register")[0]["training_set"] == "dataset_1"
+    assert weights(rooms) == [{"1": 90, "2": 10}, {"2": 100}]
+    assert rooms.asked("promote")[0]["to"] == "champion"
+    assert rooms.asked("rebase") == [{"first": "monitor_1", "reference": "dataset_1"}]
+    assert ended["verdict"]["promote"] is True
+    assert (ended["cause"], ended["job"], ended["version"]) == ("drift", "job_1", "version_2")
+
+
+def test_a_worse_model_is_rolled_back_and_not_promoted() -> None:
+    rooms = Rooms(score=0.9)
+
+    ended = retrain(rooms, Walk(), given())  # type: ignore[arg-type]
+
+    assert weights(rooms) == [{"1": 90, "2": 10}, {"1": 100}]
+    assert rooms.asked("promote") == []
+    assert "worse" in ended["verdict"]["words"]
+
+
+def test_a_job_that_fails_ends_it_with_the_jobs_reason() -> None:
+    rooms = Rooms()
+    rooms.state = JobState.FAILED
+
+    with pytest.raises(Conflict, match="ValueError: no"):
+        retrain(rooms, Walk(), given())  # type: ignore[arg-type]
+
+    assert weights(rooms) == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (None, "left no model.json"),
+        (b"{", "not what fj.save_model writes"),
+        (b'{"files": ["missing.onnx"]}', "not what fj.save_model writes"),
+    ],
+)
+def test_a_job_without_a_proper_description_of_its_model_ends_it(manifest: bytes | None, words: str) -> None:
+    rooms = Rooms()
+    rooms.outputs.pop("model.json")
+    if manifest is not None:
+        rooms.outputs["model.json"] = manifest
+
+    with pytest.raises(Conflict, match=words):
+        retrain(rooms, Walk(), given())  # type: ignore[arg-type]
+
+    assert rooms.asked("register") == []
+
+
+def test_a_protected_alias_waits_for_someone_else() -> None:
+    rooms, walk = Rooms(protected=True), Walk()
+
+    with pytest.raises(AssertionError, match="approval waits"):
+        retrain(rooms, walk, given())  # type: ignore[arg-type]
+
+    assert any("falaj models approve delays@2 --alias champion" in words for words in walk.said)
+    assert rooms.asked("promote") == []
+
+
+def test_approval_that_does_not_come_in_time_rolls_back() -> None:
+    plan = PLAN.model_copy(update={"approval_within": timedelta(seconds=-1)}).model_dump(mode="json")
+    rooms = Rooms(protected=True)
+
+    tried = {"endpoint": "risk/delays", "version": "version_2", "alias": "champion", "canary": plan["canary"]}
+    ended = canary(rooms, Walk(), tried | {"approval_within": -1.0})  # type: ignore[arg-type]
+
+    assert "nobody approved delays@2" in ended["verdict"]["words"]
+    assert weights(rooms)[-1] == {"1": 100}
+
+
+def test_what_fails_in_a_canary_leads_back_to_the_champion() -> None:
+    rooms = Rooms()
+    rooms.broken_stats = True
+
+    tried = {"endpoint": "risk/delays", "version": "version_2", "alias": None, "approval_within": 1.0}
+    ended = canary(rooms, Walk(), tried | {"canary": Canary().model_dump(mode="json")})  # type: ignore[arg-type]
+
+    assert weights(rooms) == [{"1": 90, "2": 10}, {"1": 100}]
+    assert ended["verdict"] == {"promote": False, "words": "the endpoint is gone"}

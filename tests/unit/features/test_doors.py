@@ -1,0 +1,158 @@
+"""Features near and far: the same answers in this process and over HTTP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pytest
+
+from doors import Served, serve
+from falaj.assembly.platform import local_caller
+from falaj.errors import InvalidInput, NotFound
+from falaj.governance.caller import acting_as
+from falaj.records.features import Aggregation, Change, ColumnType, Entity, Feature, FeatureView, Function
+
+NOTHING = [(None, None)] * 3
+MOMENT = pa.timestamp("us", "UTC")
+NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+DEFINED = (
+    Entity(name="driver", key="driver", type=ColumnType.INTEGER),
+    FeatureView(
+        name="trips",
+        entities=("driver",),
+        columns=(Feature(name="km", type=ColumnType.FLOAT), Feature(name="car", type=ColumnType.TEXT)),
+        ttl=DAY,
+    ),
+    FeatureView(
+        name="sums",
+        entities=("driver",),
+        columns=(Feature(name="km", type=ColumnType.FLOAT),),
+        aggregations=(Aggregation(name="km_2h", column="km", function=Function.SUM, window=2 * HOUR),),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve(tmp_path_factory.mktemp("features")) as made:
+        made.clock.now = NOON + 3 * HOUR
+        made.platform.apply(DEFINED)
+        for view in ("trips", "sums"):
+            made.platform.ingest(view, trips())
+            made.platform.features.materialize(view)
+        yield made
+
+
+def trips() -> pa.Table:
+    hours = [0, 1, 2, 0, 0, 0]
+    return pa.table(
+        {
+            "driver": [1, 1, 1, 2, 4, 5],
+            "event_time": pa.array([NOON + n * HOUR for n in hours], MOMENT),
+            "km": [1.0, 2.0, 4.0, None, math.nan, math.inf],
+            "car": ["red", "blue", None, "دبي", None, None],
+        }
+    )
+
+
+def test_online_reads_agree_near_and_far_and_grow_old(served: Served) -> None:
+    near, far, keys = served.parts.rooms.features, served.platform.features, ("1", "2", "3", "4", "5")
+
+    with acting_as(local_caller(served.parts.database)):
+        here = [near.read(view, keys=keys) for view in ("trips", "sums")]
+    there = [far.read(view, keys=keys) for view in ("trips", "sums")]
+
+    assert here == there
+    assert [row.values for row in there[0].rows] == [(4.0, None), (None, "دبي"), *NOTHING]
+    assert [row.values for row in there[1].rows] == [(6.0,), *[(None,)] * 4]
+    served.clock.now = NOON + 2 * HOUR + DAY
+    assert [row.values for row in far.read("trips", keys=keys).rows] == [(4.0, None), (None, None), *NOTHING]
+    served.clock.now = NOON + 3 * HOUR
+
+
+def test_nothing_of_the_values_lies_online_in_clear(served: Served) -> None:
+    files = [file for file in served.parts.home.path.rglob("*") if file.is_file() and "online" in str(file)]
+
+    assert files
+    assert all("دبي".encode() not in file.read_bytes() for file in files)
+
+
+def test_a_view_is_a_spine_over_a_span_of_time(served: Served) -> None:
+    made = served.platform.training_set(
+        "span", spine="trips", views=["sums"], since=NOON + HOUR, until=NOON + 2 * HOUR
+    )
+
+    found = served.platform.features.load("span").read_all().to_pydict()
+    assert found == {
+        "driver": [1],
+        "event_time": [NOON + HOUR],
+        "km": [2.0],
+        "car": ["blue"],
+        "sums__km_2h": [3.0],
+    }
+    assert made.spine == served.platform.features.show("trips").id
+    assert made.spine_pin is not None
+    assert (made.spine_pin.table_version, made.since, made.until) == (0, NOON + HOUR, NOON + 2 * HOUR)
+    newest = served.platform.training_set("newest", spine="trips", views=["sums"], last=HOUR)
+    assert (newest.rows, newest.since, newest.until) == (2, NOON + HOUR, None)
+    assert served.platform.training_set("all", spine="view:trips", views=["sums"]).rows == 6
+
+
+def test_a_spine_comes_from_a_file_or_a_table_and_stays(served: Served, tmp_path: Path) -> None:
+    rows = pa.table({"driver": [2, 1], "event_time": pa.array([NOON, NOON], MOMENT), "label": [0, 1]})
+    csv.write_csv(rows, tmp_path / "spine.csv")
+
+    for name, spine in {
+        "table": rows,
+        "file": tmp_path / "spine.csv",
+        "text": str(tmp_path / "spine.csv"),
+    }.items():
+        served.platform.training_set(name, spine=spine, views=["trips"])
+
+    sets = [served.platform.features.load(name).read_all().to_pydict() for name in ("table", "file", "text")]
+    assert sets[0]["trips__car"] == ["دبي", "red"]
+    assert sets[0] == sets[1] == sets[2]
+    kept = next(each for each in served.platform.features.training_sets().items if each.name == "table").spine
+    assert served.platform.blob.show(kept).committed
+
+
+def test_a_plan_changes_nothing(served: Served) -> None:
+    longer = DEFINED[1].model_copy(update={"ttl": 2 * DAY})
+    new = Entity(name="city", key="city")
+
+    planned = served.platform.features.plan(entities=(DEFINED[0], new), views=(longer, DEFINED[2]))
+
+    assert [(each.name, each.change, each.version) for each in planned] == [
+        ("driver", Change.UNCHANGED, None),
+        ("city", Change.NEW, None),
+        ("trips", Change.CHANGED, 2),
+        ("sums", Change.UNCHANGED, 1),
+    ]
+    assert planned[2].differences == ("ttl",)
+    assert served.platform.features.show("trips").version == 1
+
+
+@pytest.mark.parametrize(
+    ("spine", "options", "error"),
+    [
+        ("none-such", {}, NotFound),
+        ("trips", {"since": NOON, "until": NOON}, InvalidInput),
+        ("trips", {"event_time": "km"}, InvalidInput),
+        ("trips", {"since": NOON, "last": HOUR}, InvalidInput),
+        (Path("none.csv"), {}, InvalidInput),
+        (3, {}, InvalidInput),
+    ],
+)
+def test_a_spine_that_is_none_is_refused(
+    served: Served, spine: object, options: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        served.platform.training_set("wrong", spine=spine, views=["sums"], **options)
+
+    assert "wrong" not in [each.name for each in served.platform.features.training_sets().items]

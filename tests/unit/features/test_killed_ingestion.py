@@ -1,0 +1,99 @@
+"""kill -9 while rows are taken in: what was pinned stays as it was, and the next ingestion goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import falaj as fj
+
+MOMENT = pa.timestamp("us", "UTC")
+ROWS = 50_000
+
+CHILD = """
+import sys, time
+import pyarrow as pa
+import deltalake
+import falaj as fj
+import falaj.drivers.deltalake.tables as driver
+
+real = deltalake.write_deltalake
+
+def slowly(rows):
+    for number, batch in enumerate(rows.to_batches(max_chunksize=1000)):
+        yield batch
+        if number == 20:
+            stop()
+
+def stop():
+    print("now", flush=True)
+    time.sleep(600)
+
+def within(table, rows, **options):
+    reader = pa.RecordBatchReader.from_batches(rows.schema, slowly(rows))
+    return real(table, reader, target_file_size=100_000, **options)
+
+def behind(table, rows, **options):
+    real(table, rows, **options)
+    stop()
+
+driver.write_deltalake = {"within": within, "behind": behind}[sys.argv[1]]
+with fj.open(sys.argv[2]) as platform:
+    platform.ingest("trips", sys.argv[3])
+"""
+
+
+def trips(start: int) -> pa.Table:
+    numbers = list(range(start, start + ROWS))
+    return pa.table(
+        {"driver": numbers, "event_time": pa.array(numbers, MOMENT), "km": [float(n) for n in numbers]}
+    )
+
+
+@pytest.mark.parametrize("where", ["within", "behind"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_killed_ingestion_leaves_what_was_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, before: int
+) -> None:
+    monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
+    home, file = tmp_path / "home", tmp_path / "more.arrow"
+    with fj.open(home) as platform:
+        platform.apply(
+            [
+                fj.Entity(name="driver", key="driver", type="integer"),
+                fj.FeatureView(
+                    name="trips", entities=("driver",), columns=(fj.Feature(name="km", type="float"),)
+                ),
+            ]
+        )
+        for number in range(before):
+            platform.ingest("trips", trips(number * ROWS))
+        pinned = platform.features.show("trips")
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, trips(10 * ROWS).schema) as writer:
+        writer.write_table(trips(10 * ROWS))
+
+    _kill_when_it_says([sys.executable, "-c", CHILD, where, str(home), str(file)])
+
+    with fj.open(home) as platform:
+        assert platform.features.show("trips") == pinned
+        if before:
+            assert platform.features.scan("trips").read_all().num_rows == before * ROWS
+        done = platform.ingest("trips", file)
+        rows = platform.features.scan("trips").read_all()
+        assert done.rows == rows.num_rows == (before + 1) * ROWS
+        assert sorted(rows["__arrival"].to_pylist()) == list(range(rows.num_rows))
+
+
+def _kill_when_it_says(command: list[str]) -> None:
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ), text=True)
+    assert child.stdout is not None
+    with child:
+        said = child.stdout.readline()
+        os.kill(child.pid, signal.SIGKILL)
+    assert said == "now\n"

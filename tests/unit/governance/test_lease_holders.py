@@ -1,0 +1,100 @@
+"""Whose lease it is: of a holder that is known to be dead nobody waits for the end of the lease."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from falaj.control import holders, lease
+from platforms import OwnPlatform
+
+LASTS = timedelta(seconds=10)
+TELL = "from falaj.control.holders import holder_name; print(holder_name(), flush=True); input()"
+
+
+class Process:
+    """Another process, and the name under which it would hold the lease."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self.name = process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def other() -> Iterator[Process]:
+    with subprocess.Popen(
+        [sys.executable, "-c", TELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield Process(process)
+        process.kill()
+
+
+def holder(platform: OwnPlatform) -> str | None:
+    with platform.database.read() as tx:
+        return lease.held_by(tx, now=platform.clock())
+
+
+def acquire(platform: OwnPlatform, name: str) -> int | None:
+    return lease.acquire(platform.database, name, now=platform.clock(), lasts=LASTS)
+
+
+def test_a_living_holder_keeps_the_lease(platform: OwnPlatform, other: Process) -> None:
+    acquire(platform, other.name)
+
+    assert holder(platform) == platform.platform.status().controller == other.name
+    assert acquire(platform, "standby") is None
+
+
+def test_a_dead_holder_holds_nothing(platform: OwnPlatform, other: Process) -> None:
+    first = acquire(platform, other.name)
+
+    other.kill()
+
+    assert holder(platform) is platform.platform.status().controller is None
+    assert acquire(platform, holders.holder_name()) == (first or 0) + 1
+    assert holder(platform) == holders.holder_name()
+
+
+def test_of_a_holder_elsewhere_nobody_says_that_it_is_dead(
+    light_platform: OwnPlatform, other: Process
+) -> None:
+    other.kill()
+    host, number, realm = other.name.rsplit(":", 2)
+    elsewhere = [
+        f"{host}:{number}",
+        f"{host}:{number}:{'0' * len(realm)}",
+        "embedded",
+        "::",
+        f"::{realm}",
+        "",
+    ]
+
+    dead = [name for name in elsewhere if holders.is_dead(name)]
+
+    assert dead == []
+    assert holders.is_dead(f"another-name-of-this-host:{number}:{realm}")
+    assert not holders.is_dead(f"{host}:{os.getpid()}:{realm}")
+    assert not holders.is_dead(f"{host}:1:{realm}")  # somebody else's, and alive
+
+
+def test_where_processes_cannot_be_told_apart_the_lease_runs_out(
+    light_platform: OwnPlatform, other: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.kill()
+    monkeypatch.setattr(holders, "_realm", lambda: "")
+    acquire(light_platform, other.name.rpartition(":")[0])
+
+    assert acquire(light_platform, "standby") is None
+    light_platform.clock.advance(LASTS)
+    assert holder(light_platform) is None
+    assert acquire(light_platform, "standby") == 2

@@ -1,0 +1,94 @@
+"""Lineage under custom policies: each object is hidden or shown by the rules for that object, not for its workspace."""
+
+from __future__ import annotations
+
+import pytest
+
+from falaj.governance.caller import Caller, acting_as
+from falaj.governance.lineage import HIDDEN
+from falaj.records.identity import Role
+from platforms import OwnPlatform
+
+CLOSED = """
+@id("closed") forbid (principal, action == Action::"object.show", resource)
+when { principal.name == "dana" && resource.name == "plans" };
+"""
+OPENED = """
+@id("opened") permit (principal, action == Action::"object.show", resource)
+when { principal.name == "dana" && resource.name == "plans" };
+"""
+IRRELEVANT = """
+@id("other") forbid (principal, action == Action::"object.show", resource)
+when { principal.name == "somebody-else" };
+"""
+
+
+@pytest.fixture
+def dana(light_platform: OwnPlatform) -> Caller:
+    """plans and notes → draft (all in the workspace secret) → summary. Dana may see where summary is."""
+    light_platform.workspace.create("secret")
+    for name in ("plans", "notes"):
+        light_platform.put(name, b"x", workspace="secret", zone="frankfurt")
+    light_platform.put("draft", b"x", workspace="secret", sources=("secret/blob:plans", "secret/blob:notes"))
+    light_platform.put("summary", b"x", sources=("secret/blob:draft",))
+    return light_platform.join("dana", Role.VIEWER)
+
+
+def seen(light_platform: OwnPlatform, caller: Caller) -> dict[int, list[tuple[str, str | None]]]:
+    """Names and zones of the objects that `caller` finds above summary, by their depth."""
+    found: dict[int, list[tuple[str, str | None]]] = {}
+    with acting_as(caller):
+        for node in light_platform.lineage.graph("blob:summary"):
+            if node.kind != "operation":
+                found.setdefault(node.depth, []).append((node.name, node.zone))
+    return {depth: sorted(rows, key=str) for depth, rows in found.items()}
+
+
+def test_one_object_of_a_workspace_is_hidden(light_platform: OwnPlatform, dana: Caller) -> None:
+    light_platform.workspace.grant("secret", "dana", role=Role.VIEWER)
+    before = seen(light_platform, dana)
+
+    light_platform.policy.publish("closed", text=CLOSED, workspace="secret")
+
+    notes, plans, draft = ("notes", "frankfurt"), ("plans", "frankfurt"), ("draft", "local")
+    assert before == {0: [("summary", "local")], -2: [draft], -4: [notes, plans]}
+    assert seen(light_platform, dana) == before | {-4: [(HIDDEN, None), notes]}
+
+
+def test_one_object_of_a_hidden_workspace_is_shown(light_platform: OwnPlatform, dana: Caller) -> None:
+    light_platform.policy.publish("opened", text=OPENED, workspace="secret")
+
+    found = seen(light_platform, dana)
+
+    assert found[-4] == [(HIDDEN, None), ("plans", "frankfurt")]
+    assert found[-2] == [(HIDDEN, None)]
+
+
+def test_a_policy_about_others_changes_nothing(light_platform: OwnPlatform, dana: Caller) -> None:
+    before = seen(light_platform, dana)
+
+    light_platform.policy.publish("other", text=IRRELEVANT, workspace="secret")
+
+    assert seen(light_platform, dana) == before
+    assert before[-4] == [(HIDDEN, None), (HIDDEN, None)]
+
+
+@pytest.mark.parametrize("text", [CLOSED, OPENED, IRRELEVANT])
+def test_a_deleted_object_is_hidden_as_it_was(light_platform: OwnPlatform, dana: Caller, text: str) -> None:
+    light_platform.policy.publish("rule", text=text, workspace="secret")
+    before = seen(light_platform, dana)
+
+    light_platform.blob.delete("secret/plans")
+
+    assert seen(light_platform, dana) == before
+
+
+def test_the_hidden_name_is_nowhere_in_the_graph(light_platform: OwnPlatform, dana: Caller) -> None:
+    light_platform.workspace.grant("secret", "dana", role=Role.VIEWER)
+    light_platform.policy.publish("closed", text=CLOSED, workspace="secret")
+
+    with acting_as(dana):
+        told = "".join(node.model_dump_json() for node in light_platform.lineage.graph("blob:summary"))
+
+    assert "plans" not in told
+    assert "notes" in told

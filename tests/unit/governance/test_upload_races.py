@@ -1,0 +1,121 @@
+"""An upload against whoever destroys its key or sweeps its bytes: it fails, or what it stored is there and whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from falaj.errors import KeyUnavailable, NotFound
+from falaj.governance import blobs
+from platforms import OwnPlatform
+
+DATA = bytes(range(256)) * 1000
+A_MOMENT_S = 0.3
+"""So long one waits for the other, who may have to wait for it."""
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def finish(future: Future[Any]) -> None:
+    """Wait a moment for what happens beside us."""
+    with suppress(TimeoutError):
+        future.exception(A_MOMENT_S)
+
+
+# ------------------------------------------------------------------------------------------- destroyed keys
+
+
+def test_a_key_destroyed_while_bytes_come_in_fails_the_upload(
+    platform: OwnPlatform, beside: ThreadPoolExecutor
+) -> None:
+    other = platform.again()
+
+    def data() -> Iterator[bytes]:
+        yield DATA
+        beside.submit(other.keys.destroy, "default").result()
+
+    with pytest.raises(KeyUnavailable):
+        platform.blob.upload(data())
+
+    assert platform.blob.list().items == ()
+
+
+def test_nothing_is_acknowledged_after_its_key_was_destroyed(
+    platform: OwnPlatform, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, destroyed = platform.again(), []
+    require = blobs.require_living_key
+
+    def require_and_destroy(*args: Any) -> None:
+        require(*args)  # it lives
+        destroyed.append(beside.submit(other.keys.destroy, "default"))
+        finish(destroyed[0])
+
+    monkeypatch.setattr(blobs, "require_living_key", require_and_destroy)
+    acknowledged = platform.blob.upload(iter([DATA]))
+
+    proof = destroyed[0].result()
+    order = [
+        entry["action"] for entry in platform.entries() if entry["action"].split(".")[0] in ("blob", "keys")
+    ]
+    assert acknowledged.size_bytes == len(DATA)
+    assert order == ["blob.upload", "keys.destroy"]
+    assert proof.blobs == 1
+
+
+# ------------------------------------------------------------------------------------------------ sweeping
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_a_sweep_that_meets_an_upload_takes_nothing_that_was_acknowledged(
+    platform: OwnPlatform, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    other, written, looked = platform.again(), threading.Event(), threading.Event()
+    monkeypatch.setattr(other.parts.gate, "commit", held_back(other.parts.gate.commit, written, looked))
+    platform.clock.advance(
+        timedelta(days=3)
+    )  # the bytes look old enough to be swept as soon as they are written
+    upload = beside.submit(other.blob.upload, iter([DATA]))
+    assert written.wait(20)
+    is_living, looks = blobs._is_living, []
+
+    def look_and_let_in(*args: Any, **kwargs: Any) -> bool:
+        found = is_living(*args, **kwargs)
+        looks.append(found)
+        if len(looks) == look:
+            looked.set()
+            finish(upload)
+        return found
+
+    monkeypatch.setattr(blobs, "_is_living", look_and_let_in)
+    platform.blob.sweep()
+    looked.set()
+
+    failure = upload.exception(20)
+    assert failure is None or isinstance(failure, NotFound)
+    kept = [platform.get(found.id) for found in platform.blob.list().items]
+    assert kept == ([DATA] if failure is None else [])
+    assert looks[0] is False
+
+
+def held_back(
+    commit: Callable[..., Any], written: threading.Event, go: threading.Event
+) -> Callable[..., Any]:
+    """A commit that tells when the bytes are written, and then waits."""
+
+    def late(*args: Any) -> Any:
+        written.set()
+        assert go.wait(20)
+        return commit(*args)
+
+    return late

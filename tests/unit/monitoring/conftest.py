@@ -1,0 +1,128 @@
+"""A platform with an endpoint and a training set, and servers that hand in windows of rows that a test makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from falaj.governance.call import current_call
+from falaj.governance.gate import Gate
+from falaj.governance.operations import operation
+from falaj.monitoring.collector import Collector
+from falaj.monitoring.room import Monitoring
+from falaj.records.monitoring import Role
+from falaj.records.monitors import Monitor, WindowRecord
+from falaj.records.names import AnyRef, Name, WorkspaceRef
+from falaj.records.objects import StoredObject
+from platforms import TWO_ZONES, OwnPlatform, make_platform
+
+SLOT = timedelta(seconds=10)
+Rows = Mapping[str, Any]
+
+
+class Stand:
+    """Makes objects of other rooms, so that a test of this one need not run them."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("stand.make", resource="workspace")
+    def make(
+        self,
+        kind: Name,
+        name: Name,
+        *,
+        workspace: WorkspaceRef | None = None,
+        sources: tuple[AnyRef, ...] = (),
+    ) -> StoredObject:
+        """Make an object."""
+        call = current_call()
+        return call.create(kind, name, workspace=call.target, zone="local")
+
+
+@dataclass
+class Ground:
+    """The room on a real platform. Training sets are tables that the test holds, by the name of their object."""
+
+    platform: OwnPlatform
+    room: Monitoring
+    stand: Stand
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+
+    def training_set(self, name: str, rows: Rows, *, sources: tuple[str, ...] = ()) -> str:
+        self.tables[name] = pa.table({column: pa.array(values) for column, values in rows.items()})
+        return self.stand.make("dataset", name, sources=sources).id
+
+    def watched(self, rows: Rows, **options: Any) -> Monitor:
+        """A monitor of the endpoint `delay`, which is made too, on a training set of `rows`."""
+        self.stand.make("endpoint", "delay")
+        self.training_set("flights", rows)
+        return self.room.watch("delay", reference="flights", **options)
+
+    def serve(self, rows: Rows, *, version: str = "3", answers: Rows | None = None) -> WindowRecord:
+        """What a server that saw `rows` hands in ten seconds later."""
+        collector = Collector(clock=self.platform.clock)
+        collector.note("delay", version, rows)
+        if answers is not None:
+            collector.note("delay", version, answers, role=Role.PREDICTION)
+        self.platform.clock.advance(SLOT)
+        (served,) = collector.flush()
+        return served.window
+
+    def hand_in(self, rows: Rows, **options: Any) -> None:
+        self.room.record("delay", windows=(self.serve(rows, **options),))
+
+    def again(self) -> Monitoring:
+        """The room of another process on the same database."""
+        return room_on(self.platform.again(), self.tables)
+
+
+def room_on(platform: OwnPlatform, tables: dict[str, pa.Table]) -> Monitoring:
+    room = platform.monitoring
+    stand = partial(_stream, tables)
+    return Monitoring(platform.gate_with(Stand), training_set=stand, sealed=room._sealed)
+
+
+def _stream(tables: dict[str, pa.Table], found: StoredObject) -> pa.RecordBatchReader:
+    return tables[found.name].to_reader(max_chunksize=1000)
+
+
+def grounded(platform: OwnPlatform) -> Ground:
+    tables: dict[str, pa.Table] = {}
+    return Ground(platform, room_on(platform, tables), Stand(platform.gate_with(Stand)), tables)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def ground(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ground]:
+    """The test runs once on SQLite and once on PostgreSQL."""
+    url = "sqlite" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with make_platform(tmp_path, url, TWO_ZONES, environment=monkeypatch) as platform:
+        yield grounded(platform)
+
+
+@pytest.fixture
+def light_ground(tmp_path: Path) -> Iterator[Ground]:
+    """The same on SQLite only, for what does not depend on the database."""
+    with make_platform(tmp_path, toml=TWO_ZONES) as platform:
+        yield grounded(platform)
+
+
+class MakeEndpoint(Protocol):
+    def __call__(self, platform: OwnPlatform, name: str) -> str: ...
+
+
+@pytest.fixture
+def make_endpoint() -> MakeEndpoint:
+    """Makes an endpoint that serves nothing."""
+    return lambda platform, name: Stand(platform.gate_with(Stand)).make("endpoint", name).id

@@ -1,0 +1,186 @@
+"""Rows to learn from, small models of every kind, and a platform that has one of them with the data to judge it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from falaj.records.features import ColumnType, Entity, Feature, FeatureView
+from falaj.records.registry import FileFormat, ModelVersion, TensorSpec
+from falaj.sdk.platform import Platform
+from platforms import TWO_ZONES, make_platform
+
+Array = npt.NDArray[Any]
+NAMES = tuple(f"f{number}" for number in range(8))
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models train no faster on more, and the threads of several test processes get in each other's way."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        yield
+
+
+@dataclass(frozen=True)
+class Learnable:
+    """Features, the same with holes, and a target of 0 and 1 that depends on them."""
+
+    features: Array
+    holed: Array
+    target: Array
+
+
+@pytest.fixture(scope="session")
+def rows() -> Learnable:
+    random = np.random.default_rng(7)
+    features = random.normal(size=(1500, len(NAMES))).astype(np.float32)
+    target = (features[:, 0] + features[:, 1] ** 2 + random.normal(size=1500) > 1).astype(np.int64)
+    holed = features.copy()
+    holed[random.random(holed.shape) < 0.2] = np.nan
+    return Learnable(features, holed, target)
+
+
+@pytest.fixture(scope="session")
+def boosted(rows: Learnable) -> Any:
+    """Trees that were trained on rows with missing values."""
+    from xgboost import XGBClassifier
+
+    return XGBClassifier(n_estimators=40, max_depth=4, n_jobs=1).fit(rows.holed, rows.target)
+
+
+@pytest.fixture(scope="session")
+def network(rows: Learnable) -> Any:
+    """A network whose two modes differ: it normalizes by batches, and drops out."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(7)
+    made = nn.Sequential(
+        nn.Linear(len(NAMES), 256),
+        nn.BatchNorm1d(256),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, 1),
+        nn.Sigmoid(),
+    )
+    inputs, target = torch.from_numpy(rows.features), torch.from_numpy(rows.target).float()[:, None]
+    optimizer = torch.optim.Adam(made.parameters(), lr=3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy(made(inputs), target).backward()
+        optimizer.step()
+    return made
+
+
+@pytest.fixture(scope="session")
+def network_file(network: Any, rows: Learnable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from falaj.optimization.runtime.export import export_onnx
+
+    path = tmp_path_factory.mktemp("network") / "model.onnx"
+    return export_onnx(network, path, sample=rows.features[:64], names=NAMES).path
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A platform with a model version and a training set of its features."""
+
+    platform: Any
+    version: ModelVersion
+    data: str
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """The arguments of a good start."""
+        return {"model": self.version.reference, "data": self.data, "target": "late", "features": NAMES}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def ground(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    boosted: Any,
+    rows: Learnable,
+) -> Iterator[Ground]:
+    """The test runs once on SQLite and once on PostgreSQL."""
+    url = "sqlite" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with make_platform(tmp_path, url, TWO_ZONES, environment=monkeypatch) as platform:
+        yield furnish(platform, boosted, rows)
+
+
+@pytest.fixture
+def light_ground(tmp_path: Path, boosted: Any, rows: Learnable) -> Iterator[Ground]:
+    """The same on SQLite only, for what does not depend on the database."""
+    with make_platform(tmp_path, toml=TWO_ZONES) as platform:
+        yield furnish(platform, boosted, rows)
+
+
+@pytest.fixture
+def furnished(boosted: Any, rows: Learnable) -> Callable[[Platform], Ground]:
+    """Put the model and the data into a platform of the test's own."""
+    return partial(furnish, boosted=boosted, rows=rows)
+
+
+def furnish(platform: Platform, boosted: Any, rows: Learnable) -> Ground:
+    """Register the trees, and store the rows as a training set."""
+    model = platform.blob.upload(iter([bytes(boosted.get_booster().save_raw("json"))]))
+    data = training_set(platform, rows)
+    version = platform.models.register(
+        "late",
+        files=(model.id,),
+        paths=("model.json",),
+        training_set=data,
+        inputs=(TensorSpec(name="features", dtype="float32", shape=(-1, len(NAMES)), features=NAMES),),
+        metrics={"auc": 0.8},
+        card="# Late",
+    )
+    assert version.format is FileFormat.XGBOOST
+    return Ground(platform, version, data)
+
+
+def training_set(platform: Platform, rows: Learnable) -> str:
+    """The id of a training set that has the features and the target `late` in its spine."""
+    view = FeatureView(
+        name="origins", entities=("origin",), columns=(Feature(name="wind", type=ColumnType.FLOAT),)
+    )
+    platform.features.apply(
+        entities=(Entity(name="origin", key="origin", type=ColumnType.INTEGER),), views=(view,)
+    )
+    winds = {"origin": [0, 1], "event_time": [NOON, NOON], "wind": [1.0, 2.0]}
+    platform.features.ingest("origins", data=put(platform, "winds", pa.table(winds)))
+    count = len(rows.target)
+    spine = {
+        "origin": np.arange(count) % 2,
+        "event_time": pa.array([NOON] * count),
+        "late": rows.target,
+        "carrier": ["EK"] * count,
+        **{name: rows.holed[:, number] for number, name in enumerate(NAMES)},
+    }
+    made = platform.features.training_set(
+        "june", spine=put(platform, "spine", pa.table(spine)), views=("origins",)
+    )
+    return made.id
+
+
+def put(platform: Platform, name: str, table: pa.Table) -> str:
+    """Upload rows as Arrow; the blob's id."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return platform.put(name, sink.getvalue().to_pybytes()).id

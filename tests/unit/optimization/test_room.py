@@ -1,0 +1,170 @@
+"""The room: what may be optimized, on what, by whom; and what is kept of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import model_files
+from falaj.errors import Denied, InvalidInput, NotFound
+from falaj.governance import objects
+from falaj.governance.caller import acting_as
+from falaj.records.identity import Role
+from falaj.records.lineage import Direction
+from falaj.records.names import ObjectId, new_id
+from falaj.records.objects import StoredObject
+from falaj.records.optimization import Budget, Interval, Measurement, Report, Variant, Verdict
+
+if TYPE_CHECKING:
+    from conftest import Ground  # type: ignore[attr-defined]
+
+MEASURED = Measurement(
+    latency_p50_us=10,
+    latency_p99_us=20,
+    rows_per_s_32=1e5,
+    rows_per_s_256=2e5,
+    cpu_us_per_row=5,
+    size_bytes=1000,
+    loss=0.4,
+    auc=0.8,
+)
+REPORT = Report(
+    metric="log_loss",
+    rows=1500,
+    host="a processor",
+    original=MEASURED,
+    variants=(
+        Variant(
+            recipe="onnx",
+            verdict=Verdict.ACCEPTED,
+            reason="faster",
+            measured=MEASURED,
+            speedup={"a single row": Interval(low=1.9, middle=2, high=2.1)},
+            worse=Interval(low=0, middle=0, high=0),
+            file="variants/onnx/model.onnx",
+            version="late@2",
+        ),
+        Variant(recipe="int8", verdict=Verdict.REFUSED, reason="trees only compare and add"),
+    ),
+)
+
+
+def job_object(ground: Ground) -> ObjectId:
+    """A job, as far as the room knows of it."""
+    home = ground.platform.workspace.show("default")
+    owner = ground.version.author
+    ident = new_id("job")
+    new = StoredObject(
+        id=ident, workspace=home.id, kind="job", name=ident, owner=owner, created_at=ground.platform.clock.now
+    )
+    with ground.platform.database.write() as tx:
+        objects.create(tx, new)
+    return ident
+
+
+def record(ground: Ground, **changed: Any):
+    given = {**ground.start, "job": job_object(ground), "budget": Budget(), "report": REPORT, **changed}
+    return ground.platform.optimization.record(given.pop("model"), **given)
+
+
+def test_a_start_is_written_down_for_the_controller(ground: Ground) -> None:
+    start = ground.start
+    work = ground.platform.optimization.start(start.pop("model"), **start, budget=Budget(worse=0.02))
+
+    assert (work.workflow, work.state) == ("optimization.start", "waiting")
+    (given,) = [row["input"] for row in ground.platform.rows(_work())]
+    assert given == {
+        "model": ground.version.id,
+        "workspace": ground.version.workspace,
+        "data": ground.data,
+        "target": "late",
+        "features": [*start["features"]],
+        "recipes": ["onnx", "int8"],
+        "budget": {"speedup": 1.1, "worse": 0.02},
+    }
+
+
+def test_what_came_of_it_is_kept(ground: Ground) -> None:
+    made = record(ground)
+
+    assert (made.model, made.data, made.report) == ("late@1", "june", REPORT)
+    assert ground.platform.optimization.show(made.id) == made
+    assert ground.platform.optimization.list().items == (made,)
+    above = [node.id for node in ground.platform.lineage.graph(made.id, direction=Direction.UP)]
+    assert {ground.version.id, ground.data, made.job} <= set(above)
+
+
+def test_features_are_those_of_the_signature_unless_given(light_ground: Ground) -> None:
+    light_ground.platform.optimization.start("late@1", data=light_ground.data, target="late")
+
+    (given,) = [row["input"] for row in light_ground.platform.rows(_work())]
+    assert tuple(given["features"]) == light_ground.start["features"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"target": "delay"}, "target\n  given    delay"),
+        ({"features": ("f0", "speed")}, "features\n  given    speed"),
+        ({"features": ("f0", "f0")}, "each column once"),
+        ({"features": ("f0", "late")}, "not one of the features"),
+        ({"recipes": ()}, "recipes"),
+        ({"recipes": ("int4",)}, "recipes"),
+        ({"budget": {"worse": -1}}, "budget.worse"),
+    ],
+    ids=["target", "feature", "twice", "target among them", "no recipe", "unknown recipe", "budget"],
+)
+def test_a_start_that_does_not_fit_is_refused(
+    changed: dict[str, Any], words: str, light_ground: Ground
+) -> None:
+    start = {**light_ground.start, **changed}
+
+    with pytest.raises(InvalidInput) as caught:
+        light_ground.platform.optimization.start(start.pop("model"), **start)
+
+    assert words in str(caught.value)
+    assert light_ground.platform.count(_work()) == 0
+
+
+def test_a_format_that_cannot_be_measured_is_refused(light_ground: Ground) -> None:
+    platform = light_ground.platform
+    blob = platform.blob.upload(iter([model_files.safetensors()]))
+    platform.models.register("weights", files=(blob.id,), paths=("w.safetensors",))
+
+    with pytest.raises(InvalidInput, match="weights@1, which is safetensors"):
+        platform.optimization.start("weights@1", data=light_ground.data, target="late", features=("f0",))
+
+
+def test_unknown_models_and_data_are_not_found(light_ground: Ground) -> None:
+    start = light_ground.platform.optimization.start
+
+    with pytest.raises(NotFound):
+        start("late@7", data=light_ground.data, target="late")
+    with pytest.raises(NotFound):
+        start("late@1", data="july", target="late")
+
+
+def test_a_viewer_may_look_but_not_start(light_ground: Ground) -> None:
+    made = record(light_ground)
+    viewer = light_ground.platform.join("vera", Role.VIEWER)
+    start = light_ground.start
+
+    with acting_as(viewer):
+        assert light_ground.platform.optimization.show(made.id) == made
+        with pytest.raises(Denied):
+            light_ground.platform.optimization.start(start.pop("model"), **start)
+
+
+def test_restrictions_flow_into_what_is_kept(light_ground: Ground) -> None:
+    light_ground.platform.object.label(light_ground.data, only=("AE",))
+
+    made = record(light_ground)
+
+    assert light_ground.platform.object.show(made.id).label.only == frozenset({"AE"})
+
+
+def _work():
+    from falaj.control.tables import work
+
+    return work

@@ -1,0 +1,251 @@
+"""The durable part: a job, its report, accepted variants as versions; killed anywhere, nothing happens twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import falaj as fj
+from falaj.control.optimizing import optimize
+from falaj.control.workflows import WORKFLOWS
+from falaj.errors import Conflict
+from falaj.governance import objects
+from falaj.governance.caller import on_terms
+from falaj.governance.lineage_store import walk as relatives
+from falaj.optimization.runtime import program, timing
+from falaj.optimization.settings import read_settings
+from falaj.records.names import new_id
+from falaj.records.objects import StoredObject
+from falaj.records.optimization import Verdict
+from falaj.records.registry import FileFormat
+from falaj.records.training import Job, JobOutput, JobSpec, JobState
+from falaj.records.work import WorkState
+
+if TYPE_CHECKING:
+    from conftest import Ground  # type: ignore[attr-defined]
+
+
+class Killed(BaseException):
+    """The controller is gone."""
+
+
+class Walk:
+    """Steps whose results are kept, as the engine keeps them; the controller dies before or after the step `dies`."""
+
+    workflow = "work_1"
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self.dies: str | None = None
+        self.after = False
+
+    def run(self, name: str, body: Callable[[], Any]) -> Any:
+        if name not in self.kept:
+            if name == self.dies and not self.after:
+                raise Killed
+            with on_terms(key=f"{self.workflow}:{name}"):
+                found = body()
+            if name == self.dies:
+                raise Killed  # it took effect, but the engine does not know
+            self.kept[name] = found
+        return self.kept[name]
+
+    def wait(self, name: str, look: Callable[[], Any], *, every_s: float = 1.0) -> Any:
+        def until() -> Any:
+            while (found := look()) is None:
+                pass
+            return found
+
+        return self.run(name, until)
+
+    def say(self, words: str) -> None: ...
+
+
+class Jobs:
+    """The room of jobs as the workflow sees it: a job runs when it is looked at, in this process."""
+
+    def __init__(self, ground: Ground, folder: Path) -> None:
+        self._platform = ground.platform
+        self._author = ground.version.author
+        self._folder = folder
+        self.submitted: dict[str, Job] = {}
+        self.fails = ""
+
+    def submit(self, spec: JobSpec, *, code: str | None = None, workspace: str | None = None) -> Job:
+        if self.submitted:  # the key of the step has been seen
+            return next(iter(self.submitted.values()))
+        run = self._platform.runs.start("optimization")
+        ident = new_id("job")
+        stored = StoredObject(
+            id=ident,
+            workspace=str(workspace),
+            kind="job",
+            name=ident,
+            owner=self._author,
+            created_at=self._platform.clock.now,
+        )
+        with self._platform.database.write() as tx:
+            objects.create(tx, stored)
+        job = Job(
+            id=ident,
+            workspace=stored.workspace,
+            name=spec.name,
+            state=JobState.QUEUED,
+            run=run.id,
+            submitted_at=stored.created_at,
+            owner="owner",
+            spec=spec,
+        )
+        self.submitted[ident] = job
+        return job
+
+    def show(self, job: str) -> Job:
+        found = self.submitted[job]
+        if found.state is JobState.QUEUED:
+            ended = {"state": JobState.FAILED, "reason": self.fails} if self.fails else self._run(found)
+            self.submitted[job] = found.model_copy(update=ended)
+            return found
+        return self.submitted[job]
+
+    def _run(self, job: Job) -> dict[str, Any]:
+        inputs, outputs = self._folder / "in", self._folder / "out"
+        (inputs / "model").mkdir(parents=True)
+        version = self._platform.models.version(job.spec.inputs["model"])
+        for file in version.files:
+            content = b"".join(self._platform.models.read(version.id, file.path))
+            (inputs / "model" / file.path).write_bytes(content)
+        pq.write_table(
+            self._platform.features.load(job.spec.inputs["data"]).read_all(), inputs / "data.parquet"
+        )
+        program.optimize(read_settings(job.spec.args), inputs=inputs, outputs=outputs, say=lambda _: None)
+        found = [
+            JobOutput(path=path.relative_to(outputs).as_posix(), blob=self._put(path, job))
+            for path in sorted(outputs.rglob("*"))
+            if path.is_file()
+        ]
+        return {"state": JobState.DONE, "outputs": tuple(found)}
+
+    def _put(self, path: Path, job: Job) -> Any:
+        with on_terms():
+            return self._platform.blob.upload(iter([path.read_bytes()]), sources=(job.run,)).id
+
+
+class Stage:
+    def __init__(self, ground: Ground, folder: Path) -> None:
+        self.ground = ground
+        self.jobs = Jobs(ground, folder)
+        self.rooms: Any = SimpleNamespace(**vars(ground.platform.parts.rooms) | {"jobs": self.jobs})
+        self.given = {
+            "model": ground.version.id,
+            "workspace": ground.version.workspace,
+            "data": ground.data,
+            "target": "late",
+            "features": [*ground.start["features"]],
+            "recipes": ["onnx", "int8"],
+            "budget": {"speedup": 1.1, "worse": 0.01},
+        }
+
+
+@pytest.fixture
+def stage(light_ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(timing, "BLOCK_S", 0.001)
+    return Stage(light_ground, tmp_path / "job")
+
+
+def test_the_controller_knows_it() -> None:
+    assert WORKFLOWS["optimization.start"] is optimize
+
+
+def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(stage: Stage) -> None:
+    result = optimize(stage.rooms, Walk(), stage.given)
+
+    platform, original = stage.ground.platform, stage.ground.version
+    made = platform.models.version("late@2")
+    assert result["versions"] == [made.id]
+    assert (made.format, made.sources, made.training_set) == (
+        FileFormat.ONNX,
+        (original.id,),
+        original.training_set,
+    )
+    assert made.inputs[0].features == stage.ground.start["features"]
+    assert made.outputs[0].name == "probability"
+    assert made.metrics["auc"] == 0.8
+    assert made.metrics["optimization.loss"] > 0
+    assert made.card.startswith("The onnx variant of late@1: faster")
+    kept = platform.optimization.show(result["id"])
+    onnx, int8 = kept.report.variants
+    assert (onnx.verdict, onnx.version) == (Verdict.ACCEPTED, "late@2")
+    assert (int8.verdict, int8.version) == (Verdict.REFUSED, None)
+    assert "nothing to quantize" in int8.reason
+    with platform.database.read() as tx:
+        assert {original.id, stage.ground.data} <= set(relatives(tx, made.id, up=True, depth=None))
+
+
+STEPS = ["submit", "measure variants", "read the report", "register onnx", "record"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_before_or_after_a_step_nothing_happens_twice(stage: Stage, step: str) -> None:
+    walk = Walk()
+    for after in (False, True):
+        walk.dies, walk.after = step, after
+        with pytest.raises(Killed):
+            optimize(stage.rooms, walk, stage.given)
+    walk.dies = None
+
+    result = optimize(stage.rooms, walk, stage.given)
+
+    assert [*walk.kept] == STEPS
+    assert len(stage.jobs.submitted) == 1
+    assert stage.ground.platform.models.show("late").versions == 2
+    assert [each.id for each in stage.ground.platform.optimization.list().items] == [result["id"]]
+
+
+def test_a_job_that_fails_is_the_end_of_it(stage: Stage) -> None:
+    stage.jobs.fails = "exit status 1"
+
+    with pytest.raises(Conflict, match=r"failed: exit status 1; falaj jobs logs job_"):
+        optimize(stage.rooms, Walk(), stage.given)
+
+    assert stage.ground.platform.models.show("late").versions == 1
+    assert stage.ground.platform.optimization.list().items == ()
+
+
+def test_a_report_that_cannot_be_read_is_the_end_of_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = program.optimize
+
+    def spoiled(*given: Any, outputs: Path, **more: Any) -> Any:
+        made = real(*given, outputs=outputs, **more)
+        (outputs / "report.json").write_text('{"rows": "many"}')
+        return made
+
+    monkeypatch.setattr(program, "optimize", spoiled)
+
+    with pytest.raises(Conflict, match=r"report\.json of the job job_\w+ cannot be read"):
+        optimize(stage.rooms, Walk(), stage.given)
+
+
+# ------------------------------------------------------------------------------------------- the real thing
+
+
+def test_a_real_job_measures_under_the_controller(tmp_path: Path, furnished: Callable[[Any], Ground]) -> None:
+    """Embedded: the controller, the queue and the job's process are those of a running platform."""
+    with fj.open(tmp_path / "home") as platform:
+        ground = furnished(platform)
+
+        work = platform.optimization.start("late@1", data=ground.data, target="late")
+        *_, ended = platform.work.watch(work.id)
+
+        assert (ended.state, ended.error) == (WorkState.DONE, None)
+        result = ended.result or {}
+        kept = platform.optimization.show(result["id"])
+        assert [each.recipe for each in kept.report.variants] == ["onnx", "int8"]
+        assert [platform.models.version(each).sources for each in result["versions"]] == [
+            (ground.version.id,)
+        ]
+        assert "judging by log_loss" in b"".join(platform.jobs.logs(kept.job)).decode()

@@ -1,0 +1,450 @@
+"""Endpoints on a real platform: deployed through the gate, served, logged, scored, and refused where they must be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from falaj.errors import Denied, FalajError, InvalidInput, NotFound, ResidencyDenied, Unavailable
+from falaj.governance.caller import acting_as
+from falaj.records.identity import Role
+from falaj.records.registry import TensorSpec
+from falaj.records.serving import InferInput, Lookup, Outcome, Route, Scoring, VersionCounts, ViewLookup
+from model_files import safetensors
+from model_servers import constant, serving_platform
+from platforms import TWO_ZONES, OwnPlatform, make_platform
+from polling import eventually
+
+X = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [0.5, 2.0]}
+SPEC = TensorSpec(name="x", dtype="float32", shape=(-1, 2), features=("riders__trips", "miles"))
+TOML = TWO_ZONES + "\n[serving]\nlog_every = 0.2\n"
+
+
+class Caller:
+    """Asks endpoints with a token."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.Client(base_url=url, headers=headers)
+
+    def ask(self, name: str, *inputs: dict[str, Any], **more: Any) -> httpx.Response:
+        body = {"inputs": list(inputs) or [X], **more}
+        return self._http.post(f"/v2/models/{name}/infer", json=body)
+
+    def until(self, name: str, version: str, *inputs: dict[str, Any]) -> dict[str, Any]:
+        """The first answer of a version."""
+
+        def answered() -> dict[str, Any] | None:
+            answer = self.ask(name, *inputs)
+            return answer.json() if answer.json().get("model_version") == version else None
+
+        return eventually(answered)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPlatform]:
+    """Models m (versions 1, 2, 3, which answer their number) and weights, which is not ONNX."""
+    folder = tmp_path_factory.mktemp("platform")
+    with make_platform(folder, toml=TOML) as made:
+        for number in (1, 2, 3):
+            add_version(made, folder, "m", number)
+        weights = made.put("weights", safetensors())
+        made.models.register("weights", files=(weights.id,), paths=("model.safetensors",))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(platform: OwnPlatform) -> Iterator[str]:
+    with serving_platform(platform.parts) as found:
+        yield found
+
+
+@pytest.fixture
+def caller(platform: OwnPlatform, url: str) -> Iterator[Caller]:
+    made = Caller(url, platform.token.issue(purpose="test").secret)
+    yield made
+    made.close()
+
+
+def add_version(
+    platform: OwnPlatform, folder: Path, name: str, value: float, *, workspace: str = "default", **labels: Any
+) -> str:
+    content = constant(folder / f"{name}-{value}.onnx", value).read_bytes()
+    blob = platform.blob.upload(iter([content]), workspace=workspace, **labels)
+    made = platform.models.register(
+        name, files=(blob.id,), paths=("model.onnx",), workspace=workspace, inputs=(SPEC,)
+    )
+    return made.reference
+
+
+# ---------------------------------------------------------------------------------------- deploy and route
+
+
+def test_a_deployed_version_answers_and_routes_move_at_once(
+    platform: OwnPlatform, caller: Caller, url: str
+) -> None:
+    made = platform.endpoints.deploy("moves", model="m@1")
+    first = caller.until("moves", "1")
+    routed = platform.endpoints.route(
+        "moves", routes=(Route(version="m@2", weight=1), Route(version="1", weight=0))
+    )
+    began = time.monotonic()
+    caller.until("moves", "2")
+    took = time.monotonic() - began
+
+    assert (made.url, made.routes[0].version) == (f"{url}/v2/models/moves", "1")
+    assert first["outputs"][0]["data"] == [1.0]
+    assert [(route.version, route.weight) for route in routed.routes] == [("2", 1), ("1", 0)]
+    assert routed.previous == (Route(version="1"),)
+    assert took < 1
+    assert caller.ask("moves/versions/1").json()["model_version"] == "1"
+
+
+def test_deploying_again_routes_everything_there(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("again", model="m@1", scoring=Scoring.LOG_LOSS)
+
+    made = platform.endpoints.deploy("again", model="m@3")
+
+    assert [route.version for route in made.routes] == ["3"]
+    assert (made.previous, made.scoring) == ((Route(version="1"),), Scoring.LOG_LOSS)
+    caller.until("again", "3")
+
+
+def test_a_removed_endpoint_is_gone_and_its_name_free(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("short", model="m@1")
+    caller.until("short", "1")
+
+    platform.endpoints.remove("short")
+
+    eventually(lambda: caller.ask("short").status_code == 404)
+    with pytest.raises(NotFound):
+        platform.endpoints.show("short")
+    platform.endpoints.deploy("short", model="m@2")
+    caller.until("short", "2")
+
+
+def test_endpoints_of_other_workspaces_have_them_in_their_paths(
+    platform: OwnPlatform, caller: Caller, tmp_path: Path
+) -> None:
+    platform.workspace.create("risk")
+    add_version(platform, tmp_path, "m", 7, workspace="risk")
+
+    made = platform.endpoints.deploy("moves", model="risk/m@1", workspace="risk")
+
+    assert caller.until("risk/moves", "1")["outputs"][0]["data"] == [7.0]
+    assert made.url is not None
+    assert made.url.endswith("/v2/models/risk/moves")
+    assert [each.name for each in platform.endpoints.list(workspace="risk").items] == ["moves"]
+
+
+def refused(kind: type[FalajError], platform: OwnPlatform, name: str = "refused", **given: Any) -> str:
+    with pytest.raises(kind) as caught:
+        platform.endpoints.deploy(name, **({"model": "m@1"} | given))
+    with pytest.raises(NotFound):
+        platform.endpoints.show(name)
+    return str(caught.value)
+
+
+def lookup(view: str = "riders", **more: Any) -> Lookup:
+    return Lookup(views=(ViewLookup(view=view),), **more)
+
+
+def test_what_cannot_be_served_is_refused_with_the_reason(platform: OwnPlatform, riders: str) -> None:
+    assert "optimize or export it first" in refused(InvalidInput, platform, model="weights@1")
+    assert "m@99" in refused(NotFound, platform, model="m@99")
+    assert "no word of the inference protocol" in refused(InvalidInput, platform, "infer")
+    assert "nothere" in refused(NotFound, platform, lookup=lookup("nothere"))
+    assert "3 columns" in refused(InvalidInput, platform, lookup=lookup(features=("trips", "a", "b")))
+    assert "none of its features" in refused(InvalidInput, platform, lookup=lookup(features=("a", "b")))
+    keys = Lookup(views=(ViewLookup(view="riders", keys=("a", "b")),))
+    assert "one for each of rider" in refused(InvalidInput, platform, lookup=keys)
+
+
+def test_a_route_leads_to_versions_of_the_model_only(platform: OwnPlatform) -> None:
+    platform.endpoints.deploy("routes", model="m@1")
+    route = platform.endpoints.route
+
+    with pytest.raises(InvalidInput, match="nowhere"):
+        route("routes", routes=(Route(version="9"), Route(version="weights@1")))
+    with pytest.raises(InvalidInput, match="routes is not valid"):
+        route("routes", routes=(Route(version="1"), Route(version="m@1")))
+    with pytest.raises(InvalidInput, match="routes is not valid"):
+        route("routes", routes=(Route(version="1", weight=0),))
+    assert [each.version for each in platform.endpoints.show("routes").routes] == ["1"]
+
+
+def test_residency_and_rights_are_asked_before_serving(platform: OwnPlatform, tmp_path: Path) -> None:
+    add_version(platform, tmp_path, "german", 1, zone="frankfurt", only=("DE",))
+    dana = platform.join("dana", Role.VIEWER)
+
+    assert "frankfurt" in platform.endpoints.deploy("bound", model="german@1", zone="frankfurt").zone
+    assert "may not lie in zone local" in refused(ResidencyDenied, platform, model="german@1")
+    with acting_as(dana), pytest.raises(Denied):
+        platform.endpoints.deploy("hers", model="m@1")
+    with acting_as(dana), pytest.raises(Denied):
+        platform.endpoints.report("bound", counts=())
+    with pytest.raises(Denied, match="only the service model-server"):
+        platform.endpoints.report("bound", counts=(VersionCounts(version="1", requests=9),))
+
+
+# ------------------------------------------------------------------------------------------------ who asks
+
+
+def test_a_revoked_token_is_refused_within_a_second(platform: OwnPlatform, url: str) -> None:
+    platform.endpoints.deploy("guarded", model="m@1")
+    issued = platform.token.issue(purpose="short life")
+    caller = Caller(url, issued.secret)
+    caller.until("guarded", "1")
+
+    platform.token.revoke(issued.token.id)
+    began = time.monotonic()
+    eventually(lambda: caller.ask("guarded").status_code == 401, within=3)
+
+    assert time.monotonic() - began < 1
+    caller.close()
+
+
+def test_who_may_not_ask_cannot_tell_whether_there_is_an_endpoint(platform: OwnPlatform, url: str) -> None:
+    platform.endpoints.deploy("secret", model="m@1")
+    platform.join("sam")
+    platform.join("vera", Role.VIEWER)
+    sam, vera, nobody = (
+        Caller(url, platform.token.issue(purpose="t", user=who).secret if who else None)
+        for who in ("sam", "vera", None)
+    )
+
+    eventually(lambda: vera.ask("secret").status_code == 200)
+    hidden, missing = sam.ask("secret"), sam.ask("nothing")
+
+    assert (hidden.status_code, hidden.json()["error"]) == (
+        404,
+        missing.json()["error"].replace("nothing", "secret"),
+    )
+    assert nobody.ask("secret").status_code == 401
+    assert sam._http.get("/metrics").status_code == 403
+    for each in (sam, vera, nobody):
+        each.close()
+
+
+def test_requests_are_audited_in_windows(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("audited", model="m@1")
+    caller.until("audited", "1")
+    for _ in range(5):
+        caller.ask("audited")
+
+    platform.parts.gate.hot.flush(all_windows=True)
+
+    ident = platform.endpoints.show("audited").id
+    windows = [e for e in platform.entries() if e["action"] == "endpoints.infer" and e["objects"] == [ident]]
+    assert sum(entry["count"] for entry in windows) >= 6
+    assert {entry["origin"] for entry in windows} == {"remote:model-server"}
+
+
+def test_the_operation_asks_through_the_inner_door(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("inner", model="m@2")
+    caller.until("inner", "2")
+    given = (InferInput(name="x", shape=(1, 2), datatype="FP32", data=[1.0, 2.0]),)
+
+    answer = platform.endpoints.infer("inner", inputs=given, request="mine")
+
+    assert (answer.model_version, answer.id, answer.outputs[0].data) == ("2", "mine", [2.0])
+    assert logged(platform, str(answer.prediction)).caller == platform.user.whoami().principal.name
+    with pytest.raises(InvalidInput, match=r"given shape \[1, 1\]"):
+        platform.endpoints.infer(
+            "inner", inputs=(InferInput(name="x", shape=(1, 1), datatype="FP32", data=[1.0]),)
+        )
+
+
+# ------------------------------------------------------------------------------------- what was answered
+
+
+def logged(platform: OwnPlatform, ident: str) -> Any:
+    """A prediction, once it is in the log."""
+
+    def found() -> Any:
+        try:
+            return platform.endpoints.prediction(ident)
+        except NotFound:
+            return None
+
+    return eventually(found)
+
+
+def test_a_prediction_leads_to_its_model_and_what_went_in(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("logged", model="m@2")
+    caller.until("logged", "2")
+    answer = caller.ask("logged", id="order-7")
+
+    ident = answer.headers["falaj-prediction"]
+    found = logged(platform, ident)
+    nodes = {node.name for node in platform.lineage.graph(ident) if node.depth < 0}
+
+    assert answer.json()["parameters"]["prediction"] == ident
+    assert (found.endpoint, found.version, found.request) == ("logged", "2", "order-7")
+    assert (found.inputs, found.outputs) == ({"riders__trips": 0.5, "miles": 2.0}, {"y": [2.0]})
+    assert {"m@2", "logged"} <= nodes
+    with pytest.raises(NotFound):
+        platform.endpoints.prediction(ident.rpartition("-")[0] + "-999999")
+
+
+def test_a_sweep_leaves_the_log_alone(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("swept", model="m@1")
+    ident = caller.until("swept", "1")["id"]
+    logged(platform, ident)
+    platform.clock.advance(timedelta(days=3))
+
+    platform.blob.sweep()
+
+    with platform.again() as other:  # which has not decoded the batch yet
+        assert other.endpoints.prediction(ident).version == "1"
+
+
+def test_labels_are_joined_and_scored_by_version(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("scored", model="m@1", scoring=Scoring.SQUARED_ERROR)
+    caller.until("scored", "1")
+    names = [caller.ask("scored").json()["id"] for _ in range(4)]
+    platform.endpoints.route("scored", routes=(Route(version="3"),))
+    names.append(caller.until("scored", "3")["id"])
+    for name in names:
+        logged(platform, name)
+
+    labels = tuple(Outcome(id=name, value=value) for name, value in zip(names, (0, 2, 1, 3, 3), strict=True))
+    first = platform.endpoints.feedback(
+        "scored", predictions=(*labels, Outcome(id=f"{names[0]}99999", value=1))
+    )
+    again = platform.endpoints.feedback("scored", predictions=labels[:1])
+    stats = {each.version: each for each in platform.endpoints.stats("scored").versions}
+
+    assert (first.stored, first.unknown) == (5, (f"{names[0]}99999",))
+    assert (again.stored, again.replaced) == (1, 1)
+    assert (stats["1"].labelled, stats["1"].score_mean) == (4, 1.5)  # errors 1, 1, 0 and 4
+    assert stats["1"].score_variance == pytest.approx(3.0)
+    assert (stats["3"].labelled, stats["3"].score_mean) == (1, 0)
+    eventually(lambda: platform.endpoints.stats("scored").versions[0].requests >= 5)
+    assert logged(platform, names[0]).label == 0
+
+
+def test_rows_of_one_request_are_labelled_one_by_one(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("rows", model="m@1")
+    caller.until("rows", "1")
+    ident = caller.ask("rows", X | {"shape": [2, 2], "data": [1, 2, 3, 4]}).json()["id"]
+    assert logged(platform, f"{ident}.1").inputs["miles"] == 4
+
+    told = platform.endpoints.feedback(
+        "rows", predictions=(Outcome(id=f"{ident}.1", value=1), Outcome(id=ident, value=1))
+    )
+
+    assert (told.stored, told.unknown) == (1, (ident,))
+    assert platform.endpoints.stats("rows").scoring is Scoring.LOG_LOSS
+
+
+# -------------------------------------------------------------------------------------------- feature lookup
+
+
+@pytest.fixture(scope="module")
+def riders(platform: OwnPlatform) -> str:
+    """A view with two features of riders a and b, online."""
+    from falaj.records.features import ColumnType, Entity, Feature, FeatureView
+
+    view = FeatureView(
+        name="riders",
+        entities=("rider",),
+        columns=(
+            Feature(name="trips", type=ColumnType.INTEGER),
+            Feature(name="home", type=ColumnType.TEXT),
+        ),
+    )
+    platform.features.apply(entities=(Entity(name="rider", key="rider"),), views=(view,))
+    rows = b"rider,trips,home,event_time\na,4,x,2026-01-01T00:00:00Z\nb,5,y,2026-01-01T00:00:00Z\n"
+    platform.features.ingest("riders", data=platform.put("riders.csv", rows).id)
+    platform.features.materialize("riders")
+    return "riders"
+
+
+def test_features_are_read_by_key_inside_the_endpoint(
+    platform: OwnPlatform, caller: Caller, riders: str
+) -> None:
+    made = platform.endpoints.deploy("looked", model="m@1", lookup=lookup(missing=0))
+    keys = {"name": "rider", "shape": [2], "datatype": "BYTES", "data": ["b", "nobody"]}
+    miles = {"name": "miles", "shape": [2], "datatype": "FP64", "data": [1.5, 2.5]}
+
+    ident = caller.until("looked", "1", keys, miles)["id"]
+
+    assert made.lookup is not None
+    assert made.lookup.views[0].keys == ("rider",)
+    assert logged(platform, f"{ident}.0").inputs == {"riders__trips": 5.0, "miles": 1.5}
+    assert logged(platform, f"{ident}.1").inputs == {"riders__trips": 0.0, "miles": 2.5}
+    assert "riders" in {node.name for node in platform.lineage.graph(ident) if node.depth < 0}
+
+
+# ------------------------------------------------------------------------------------------------ what breaks
+
+
+def test_a_version_whose_bytes_were_changed_is_not_served_and_the_rest_is(
+    platform: OwnPlatform, caller: Caller, tmp_path: Path
+) -> None:
+    add_version(platform, tmp_path, "hurt", 1)
+    add_version(platform, tmp_path, "hurt", 2)
+    platform.endpoints.deploy("hurt", model="hurt@1")
+    caller.until("hurt", "1")
+    damage(platform, platform.models.version("hurt@2").files[0].blob)
+
+    platform.endpoints.route("hurt", routes=(Route(version="1", weight=1), Route(version="2", weight=99)))
+    problem = eventually(lambda: platform.endpoints.show("hurt").routes[1].problem)
+    platform.endpoints.deploy("hurt", model="hurt@2")
+
+    assert problem
+    assert {caller.ask("hurt").json()["model_version"] for _ in range(20)} == {"1"}
+    eventually(lambda: platform.endpoints.show("hurt").routes[0].problem)
+    assert caller.ask("hurt").json()["model_version"] == "1"  # the earlier version stays
+
+
+def damage(platform: OwnPlatform, blob: str) -> None:
+    (path,) = (each for each in platform.home.blobs.rglob("*") if each.is_file() and blob in str(each))
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+
+
+def test_without_a_model_server_that_is_said(tmp_path: Path) -> None:
+    with make_platform(tmp_path) as platform:
+        add_version(platform, tmp_path, "m", 1)
+        platform.endpoints.deploy("m", model="m@1")
+
+        with pytest.raises(Unavailable, match="falaj up"):
+            platform.endpoints.infer("m", inputs=(InferInput(**X),))
+        assert platform.home.serving.exists()
+        assert platform.endpoints.show("m").url is None
+        told = platform.endpoints.feedback("m", predictions=(Outcome(id="x-1", value=1),))
+        assert (told.stored, told.unknown) == (0, ("x-1",))
+
+
+def test_the_whole_way_on_both_databases(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_platform(tmp_path, database_url, TOML, environment=monkeypatch) as platform:
+        add_version(platform, tmp_path, "m", 1)
+        platform.endpoints.deploy("m", model="m@1")
+        with serving_platform(platform.parts) as url:
+            caller = Caller(url, platform.token.issue(purpose="t").secret)
+            ident = caller.until("m", "1")["id"]
+            logged(platform, ident)
+            caller.close()
+        for _ in range(2):
+            told = platform.endpoints.feedback("m", predictions=(Outcome(id=ident, value=1),))
+        stats = platform.endpoints.stats("m", since=platform.clock() - timedelta(minutes=5))
+
+        assert (told.stored, told.replaced, stats.scoring) == (1, 1, Scoring.LOG_LOSS)
+        assert (stats.versions[0].requests, stats.versions[0].labelled) == (1, 1)
+        assert platform.endpoints.show("m").unlogged == 0
+        assert platform.verify_audit().ok
+    assert "monitoring did not take" not in caplog.text

@@ -1,0 +1,198 @@
+"""The prediction log of the model server: what it writes, and what it does when it cannot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from falaj.apps.model_server import recorder
+from falaj.apps.model_server.recorder import Key, PredictionLog, Source
+from falaj.errors import FalajError, NotFound, Unavailable
+from falaj.records.monitoring import Role
+from falaj.records.serving import Datatype, Scoring, ServedModel, Tensor
+from falaj.serving.batches import decode, split_id
+from falaj.serving.neighbours import Asked, Predicted
+from falaj.serving.scores import percentile_ms, score
+
+MODEL = ServedModel(
+    name="m",
+    version="1",
+    platform="onnx",
+    inputs=(Tensor(name="x", datatype=Datatype.FP32, shape=(-1, 2)),),
+    outputs=(
+        Tensor(name="label", datatype=Datatype.BYTES, shape=(-1,)),
+        Tensor(name="p", datatype=Datatype.FP32, shape=(-1, 2)),
+    ),
+)
+KEY: Key = ("endpoint", "1")
+
+
+class Store:
+    """Keeps batches, or fails as it is told."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.error: FalajError | None = None
+
+    def __call__(self, key: Key, batch: str, content: bytes, rows: int, source: Source) -> None:
+        if self.error is not None:
+            raise self.error
+        self.kept[batch] = content
+
+
+class Sketches:
+    def __init__(self) -> None:
+        self.seen: list[tuple[Role, dict[str, list[float]]]] = []
+
+    def note(self, endpoint: str, version: str, columns: Any, *, role: Role = Role.FEATURE) -> None:
+        self.seen.append((role, {name: np.asarray(column).tolist() for name, column in columns.items()}))
+
+
+def made_log(store: Store, collector: Sketches | None = None) -> PredictionLog:
+    log = PredictionLog(store, every_s=60, collector=collector)
+    log.sources = {KEY: Source("version", (), ("a", "b"))}
+    return log
+
+
+def answered(log: PredictionLog, *sizes: int) -> list[str]:
+    """The ids of requests with so many rows each, answered as one batch."""
+    asked, at = [], 0
+    for size in sizes:
+        asked.append(Asked("endpoint", log.name(*KEY), "", "vera", slice(at, at + size)))
+        at += size
+    rows = np.arange(2 * at, dtype=np.float32).reshape(at, 2)
+    texts = np.array(["yes"] * at, np.object_)
+    log.note(Predicted(MODEL, datetime.now(UTC), asked, [rows], [texts, rows / 100]))
+    return [each.prediction for each in asked]
+
+
+def values(store: Store, ident: str) -> dict[str, Any]:
+    batch, number, row = split_id(ident)
+    decoded = decode(store.kept[batch])
+    place = decoded.place(number, row)
+    assert place is not None
+    return decoded.fields(place) | {"predicted": decoded.predicted(place)}
+
+
+def test_every_row_is_found_by_its_id() -> None:
+    store, sketches = Store(), Sketches()
+    log = made_log(store, sketches)
+
+    one, several = answered(log, 1, 3)
+    log.flush()
+    (later,) = answered(log, 1)
+    log.flush()
+
+    assert values(store, one)["inputs"] == {"a": 0.0, "b": 1.0}
+    assert values(store, f"{several}.2")["inputs"] == {"a": 6.0, "b": 7.0}
+    assert values(store, f"{several}.2")["outputs"]["label"] == ["yes"]
+    assert values(store, f"{several}.2")["predicted"] == pytest.approx([0.06, 0.07])
+    assert split_id(later)[0] != split_id(one)[0]
+    assert sketches.seen[0] == (Role.FEATURE, {"a": [0.0, 2.0, 4.0, 6.0], "b": [1.0, 3.0, 5.0, 7.0]})
+    assert sketches.seen[1][0] is Role.PREDICTION
+    assert not log.lost
+
+
+def test_what_cannot_be_written_waits_and_is_written_later() -> None:
+    store = Store()
+    log = made_log(store)
+    store.error = Unavailable("the disk is full")
+    (early,) = answered(log, 1)
+    log.flush()
+    (late,) = answered(log, 1)
+    log.flush()
+
+    store.error = None
+    log.flush()
+
+    assert [values(store, ident)["caller"] for ident in (early, late)] == ["vera", "vera"]
+    assert not log.lost
+
+
+def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    store.error = Unavailable("the disk is full")
+    log = made_log(store)
+    monkeypatch.setattr(recorder, "MOST_ROWS", 10)
+
+    for _ in range(5):
+        answered(log, 4)
+    assert log.lost[KEY] == 12
+    monkeypatch.setattr(recorder, "MOST_BYTES", 0)
+    log.flush()
+
+    assert log.lost[KEY] == 20
+    answered(log, 4)
+    assert log.lost[KEY] == 24
+
+
+def test_an_endpoint_that_is_gone_does_not_hold_up_the_others() -> None:
+    store = Store()
+    log = made_log(store)
+    store.error = NotFound("there is no endpoint")
+    answered(log, 2)
+    log.flush()
+    store.error = None
+
+    (ident,) = answered(log, 1)
+    log.flush()
+
+    assert (values(store, ident)["caller"], log.lost[KEY]) == ("vera", 2)
+
+
+def test_a_batch_waits_for_the_answers_that_have_their_ids() -> None:
+    store = Store()
+    log = made_log(store)
+    asked = [Asked("endpoint", log.name(*KEY), "", "vera", slice(0, 1))]
+    row = np.zeros((1, 2), np.float32)
+    answer = Predicted(MODEL, datetime.now(UTC), asked, [row], [np.array(["no"], np.object_), row])
+    late = threading.Timer(0.3, log.note, [answer])
+    late.start()
+
+    log.flush()
+
+    late.join()
+    assert values(store, asked[0].prediction)["caller"] == "vera"
+
+
+def test_an_answer_that_comes_after_its_batch_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "PATIENCE_S", 0.05)
+    store = Store()
+    log = made_log(store)
+    name = log.name(*KEY)
+    log.flush()
+
+    asked = [Asked("endpoint", name, "", "vera", slice(0, 1))]
+    row = np.zeros((1, 2), np.float32)
+    log.note(Predicted(MODEL, datetime.now(UTC), asked, [row], [np.array(["no"], np.object_), row]))
+    log.flush()
+
+    assert (store.kept, log.lost[KEY]) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "predicted", "label", "expected"),
+    [
+        (Scoring.SQUARED_ERROR, [3.0], 1.0, 4.0),
+        (Scoring.LOG_LOSS, [0.25], 1, 1.386294),
+        (Scoring.LOG_LOSS, [0.25], 0, 0.287682),
+        (Scoring.LOG_LOSS, [0.25, 0.75], 1, 0.287682),
+        (Scoring.LOG_LOSS, [0.2, 0.3, 0.5], 2, 0.693147),
+        (Scoring.LOG_LOSS, [0.0], 1, 16.118096),
+    ],
+)
+def test_scores(scoring: Scoring, predicted: Sequence[float], label: float, expected: float) -> None:
+    assert score(scoring, predicted, label) == pytest.approx(expected, rel=1e-5)
+
+
+def test_percentiles_are_interpolated_in_their_bucket() -> None:
+    latency = [0, 0, 0, 98, 0, 0, 2]  # 98 between 0.5 and 1 ms, 2 between 5 and 10 ms
+
+    assert percentile_ms(latency, 0.49) == pytest.approx(0.75)
+    assert percentile_ms(latency, 0.99) == pytest.approx(7.5)
+    assert percentile_ms([], 0.5) is None

@@ -1,0 +1,303 @@
+"""Requests by hand: what JSON may hold, what is refused and in which words, and that nothing takes the server down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from falaj.errors import Conflict
+from falaj.records.features import OnlineRow, OnlineRows
+from falaj.records.serving import Deployment, Lookup, ViewLookup
+from falaj.serving.neighbours import Predicted
+from model_servers import RawClient, RunningServer, constant, deployment, request, serving, tabular
+
+
+class Passengers:
+    """Two features of two passengers; a route that is not known yet."""
+
+    def read(self, view: str, keys: list[str]) -> OnlineRows:
+        if view == "offline":
+            raise Conflict("view offline is not online")
+        known = {"7": (1.0, 2), "8": (3.0, None), "a\\|b|c": (5.0, 6)}
+        rows = (OnlineRow(key=key, event_time=None, values=known.get(key, (None, None))) for key in keys)
+        return OnlineRows(version=1, features=("age", "bags"), rows=tuple(rows))
+
+
+class Kept:
+    """A log that keeps batches, or fails if told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[Predicted] = []
+        self.fails = False
+
+    def name(self, endpoint: str, version: str) -> str:
+        return f"{endpoint}-{len(self.batches)}"
+
+    def note(self, batch: Predicted) -> None:
+        if self.fails:
+            raise OSError("the disk is full")
+        self.batches.append(batch)
+
+
+@pytest.fixture(scope="module")
+def log() -> Kept:
+    return Kept()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, log: Kept) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("models")
+    wanted = deployment(
+        ("m", "1", constant(folder / "m.onnx", 1)),
+        ("t", "1", tabular(folder / "t.onnx")),
+        *((name, "1", constant(folder / "l.onnx", 5)) for name in ("looked", "mixed", "pairs", "offline")),
+    )
+    seen = ("age", "bags")
+    person = ViewLookup(view="passengers", name="p", keys=("passenger",), features=seen)
+    lookups = {
+        "looked": Lookup(views=(person,), features=("p__age", "bags")),
+        "mixed": Lookup(views=(person,), features=("bags", "miles"), missing=-1),
+        "pairs": Lookup(views=(person.model_copy(update={"keys": ("from", "to")}),), features=seen),
+        "offline": Lookup(views=(person.model_copy(update={"view": "offline"}),), features=seen),
+    }
+    endpoints = [e.model_copy(update={"lookup": lookups.get(e.name)}) for e in wanted.endpoints]
+    with serving(
+        Deployment(models=wanted.models, endpoints=tuple(endpoints)), features=Passengers(), logs=log
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[RawClient]:
+    with RawClient(server.port) as made:
+        yield made
+
+
+def x(data: Any, shape: Any = (1, 2), datatype: str = "FP32", **more: Any) -> bytes:
+    return json.dumps(
+        {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, "data": data, **more}]}
+    ).encode()
+
+
+@pytest.mark.parametrize("data", [[1.5, 2], [[1.5, 2]], [1, 2], [1e10, -0.0]])
+def test_numbers_come_flat_or_nested(client: RawClient, data: Any) -> None:
+    status, _, body = client.ask(request(body=x(data)))
+
+    assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [1.0])
+
+
+BAD = {
+    b"": "not an inference request",
+    b"{": "not an inference request",
+    b"[]": "not an inference request",
+    b'{"inputs": 3}': "not an inference request",
+    b'{"inputs": []}': "input 'x': given nothing, allowed FP32 [-1, 2]",
+    b"\xff\xfe": "not an inference request",
+    x(["1", "2"]): "Expected `float`, got `str`",
+    x([True, False]): "Expected `float`, got `bool`",
+    x([None, 1]): "Expected `float`, got `null`",
+    x([1]): "1 values, where the shape needs 2",
+    x([1, 2, 3]): "3 values, where the shape needs 2",
+    x([[1, 2, 3]]): "nested lists that do not have the shape",
+    x([[1], [2]]): "nested lists that do not have the shape",
+    x([[[1, 2]]]): "nested lists that do not have the shape",
+    x([["1", "2"]]): "Expected `float`, got `str`",
+    b"[" * 100_000: "not an inference request",
+    x([])[:-4] + b"[" * 100_000: "not an inference request",
+    x([])[:-4] + b"[" * 499 + b"]" * 500 + b"}]}": "nested lists that do not have the shape",
+    x([1e300, 0]): "too large",
+    x([], shape=[0, 2]): "given shape [0, 2]",
+    x([1, 2], shape=[-1, 2]): "given shape [-1, 2]",
+    x([1, 2], shape=[2**62, 2]): "2 values, where the shape needs",
+    x([1, 2], datatype="FLOAT"): "given datatype FLOAT, allowed FP32",
+    x([1, 2], parameters={"shared_memory_region": "r"}): "shared_memory_region is not served here",
+    x([1, 2], parameters={"binary_data_size": 8}): "given binary_data_size 8",
+    x([1, 2], parameters={"binary_data_size": "8"}): "given binary_data_size",
+    x([1, 2])[:-2] + b',{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}': "it twice",
+    x([1, 2])[:-1]
+    + b',"outputs":[{"name":"q"}]}': "output 'q': given an unknown name, allowed the outputs y",
+}
+
+
+@pytest.mark.parametrize(("body", "words"), BAD.items())
+def test_what_is_wrong_with_a_request_is_said_and_the_connection_lives(
+    client: RawClient, body: bytes, words: str
+) -> None:
+    status, _, answer = client.ask(request(body=body))
+
+    assert status == 400
+    assert words in json.loads(answer)["error"]
+    assert client.ask(request(body=x([1, 2])))[0] == 200
+
+
+@pytest.mark.parametrize("length", ["9999999", "-1", "many", "9" * 30])
+def test_a_wrong_json_length_is_refused(client: RawClient, length: str) -> None:
+    status, _, _ = client.ask(request(body=x([1, 2]), Inference_Header_Content_Length=length))
+
+    assert status == 400
+
+
+def test_all_faults_are_told_at_once(client: RawClient) -> None:
+    body = {
+        "inputs": [
+            {"name": "amount", "shape": [2], "datatype": "FP32", "data": [1, 2]},
+            {"name": "kind", "shape": [2], "datatype": "INT64", "data": [1, 2]},
+        ]
+    }
+
+    _, _, answer = client.ask(request(path="/v2/models/t/infer", body=json.dumps(body).encode()))
+
+    error = json.loads(answer)["error"]
+    assert "input 'amount': given datatype FP32, allowed FP64" in error
+    assert "input 'kind': given an unknown name" in error
+    assert "input 'category': given nothing, allowed INT64 [-1]" in error
+
+
+def test_inputs_must_have_the_same_number_of_rows(client: RawClient) -> None:
+    status, _, answer = client.ask(request(path="/v2/models/t/infer", body=scores([1.0, 2.0], [1])))
+
+    assert status == 400
+    assert b"different numbers of rows: given amount [2], category [1]" in answer
+
+
+def test_values_that_the_model_refuses_spoil_no_other_request(server: RunningServer) -> None:
+    bad, good = scores([1.0], [99]), scores([1.0], [1])
+
+    with RawClient(server.port) as client:
+        client.send(b"".join(request(path="/v2/models/t/infer", body=b) for b in (good, bad, good)))
+        statuses = [client.answer()[0] for _ in range(3)]
+
+    assert statuses == [200, 400, 200]
+
+
+def test_paths_and_methods(client: RawClient) -> None:
+    assert client.ask(request("GET", "/nothing"))[0] == 404
+    assert client.ask(request("GET", "/v2/models/m/infer"))[0] == 405
+    assert client.ask(request("POST", "/v2/models/m"))[0] == 405
+    assert client.ask(request("GET", "/v2/models/m/versions/9"))[0] == 404
+    assert client.ask(request("GET", "/v2/models/%6D?a=b"))[0] == 200
+    status, headers, _ = client.ask(request("GET", "/metrics"))
+    assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4")
+
+
+def test_metrics_count_by_status(client: RawClient) -> None:
+    client.ask(request(body=x([1, 2])))
+    client.ask(request(body=b"{"))
+
+    _, _, text = client.ask(request("GET", "/metrics"))
+
+    assert b'falaj_serving_requests_total{endpoint="m",status="200",version="1"}' in text
+    assert b'falaj_serving_requests_total{endpoint="m",status="400",version=""}' in text
+    assert b'falaj_serving_batches_total{model="m",version="1"}' in text
+
+
+def named(*inputs: tuple[str, str, list[Any]]) -> bytes:
+    tensors = [{"name": n, "shape": [len(data)], "datatype": t, "data": data} for n, t, data in inputs]
+    return json.dumps({"inputs": tensors}).encode()
+
+
+def looked_up(client: RawClient, endpoint: str, body: bytes, log: Kept) -> Any:
+    status, _, answer = client.ask(request(path=f"/v2/models/{endpoint}/infer", body=body))
+
+    assert status == 200, answer
+    return np.nan_to_num(log.batches[-1].inputs[0], nan=-99).tolist()
+
+
+@pytest.mark.parametrize(("keys", "datatype"), [([7, 8], "INT64"), (["7", "8"], "BYTES")])
+def test_features_are_looked_up_by_key(client: RawClient, log: Kept, keys: Any, datatype: str) -> None:
+    body = named(("passenger", datatype, keys))
+
+    assert looked_up(client, "looked", body, log) == [[1.0, 2.0], [3.0, -99.0]]
+
+
+def test_views_and_the_request_are_joined_in_the_order_of_the_model(client: RawClient, log: Kept) -> None:
+    body = named(("miles", "INT64", [10, 20, 30]), ("passenger", "BYTES", ["7", "8", "nobody"]))
+
+    assert looked_up(client, "mixed", body, log) == [[2.0, 10.0], [-1.0, 20.0], [-1.0, 30.0]]
+
+
+def test_a_key_of_several_columns_is_spelled_as_the_store_does(client: RawClient, log: Kept) -> None:
+    assert looked_up(client, "pairs", named(("to", "BYTES", ["c"]), ("from", "BYTES", ["a|b"])), log) == [
+        [5, 6]
+    ]
+
+
+def test_whoever_brings_the_whole_input_looks_nothing_up(client: RawClient, log: Kept) -> None:
+    assert looked_up(client, "looked", x([8, 9]), log) == [[8.0, 9.0]]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "status", "words"),
+    [
+        ("looked", named(("who", "BYTES", ["7"])), 400, "input 'passenger': given nothing, allowed a key"),
+        ("looked", named(("passenger", "FP32", [7.0])), 400, "datatype FP32, allowed text or whole numbers"),
+        (
+            "mixed",
+            named(("passenger", "BYTES", ["7"])),
+            400,
+            "input 'miles': given nothing, allowed a feature",
+        ),
+        (
+            "mixed",
+            named(("passenger", "BYTES", ["7"]), ("miles", "BYTES", ["7"])),
+            400,
+            "input 'miles': given datatype BYTES, allowed numbers",
+        ),
+        ("mixed", named(("passenger", "BYTES", ["7"]), ("miles", "FP32", [1, 2])), 400, "as many in each"),
+        ("offline", named(("passenger", "BYTES", ["7"])), 409, "not online"),
+    ],
+)
+def test_a_lookup_that_cannot_be_made_is_explained(
+    client: RawClient, endpoint: str, body: bytes, status: int, words: str
+) -> None:
+    found, _, answer = client.ask(request(path=f"/v2/models/{endpoint}/infer", body=body))
+
+    assert (found, words in json.loads(answer)["error"]) == (status, True), answer
+
+
+def test_an_answer_says_which_prediction_it_is(client: RawClient) -> None:
+    _, headers, body = client.ask(request(body=x([1, 2])))
+    _, own_headers, own = client.ask(request(body=x([1, 2])[:-1] + b',"id":"mine"}'))
+
+    assert json.loads(body)["id"] == headers["falaj-prediction"]
+    assert (json.loads(own)["id"], json.loads(own)["parameters"]["prediction"]) == (
+        "mine",
+        own_headers["falaj-prediction"],
+    )
+
+
+def test_predictions_are_logged_with_their_caller(client: RawClient, log: Kept) -> None:
+    body = x([1, 2])[:-1] + b',"id":"r-1"}'
+
+    client.ask(request(body=body))
+
+    batch = log.batches[-1]
+    asked = batch.asked[0]
+    assert (asked.endpoint, asked.request, asked.caller, asked.rows) == ("m", "r-1", "tester", slice(0, 1))
+    assert (batch.model.version, batch.outputs[0].tolist()) == ("1", [[1.0]])
+
+
+def test_a_log_that_fails_costs_no_answer(server: RunningServer, client: RawClient, log: Kept) -> None:
+    log.fails = True
+    try:
+        assert client.ask(request(body=x([1, 2])))[0] == 200
+        assert client.ask(request(body=x([1, 2])))[0] == 200
+    finally:
+        log.fails = False
+
+    assert server.server.meters.unlogged >= 1
+
+
+def scores(amounts: list[float], categories: list[int]) -> bytes:
+    return json.dumps(
+        {
+            "inputs": [
+                {"name": "amount", "shape": [len(amounts)], "datatype": "FP64", "data": amounts},
+                {"name": "category", "shape": [len(categories)], "datatype": "INT64", "data": categories},
+            ]
+        }
+    ).encode()

@@ -1,0 +1,397 @@
+"""The room of jobs: what is let into the queue, what becomes of it, and who may do what."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from falaj.errors import (
+    Conflict,
+    Denied,
+    FalajError,
+    Fenced,
+    InvalidInput,
+    IsolationRefused,
+    NotFound,
+    ResidencyDenied,
+)
+from falaj.governance.caller import Caller, acting_as, on_terms
+from falaj.ports.launcher import AttemptState
+from falaj.records.features import ColumnType, Entity, Feature, FeatureView
+from falaj.records.identity import Role
+from falaj.records.training import CodeOrigin, JobOutput, JobSpec, JobState
+from falaj.training.tables import attempts
+from job_ground import GPU_NODE, JobGround
+
+# ------------------------------------------------------------------------------------------------ submitting
+
+
+def test_a_submitted_job_waits_with_a_run_of_its_own(ground: JobGround) -> None:
+    ground.platform.put("flights.csv", b"a\n1\n")
+
+    job = ground.submit(inputs={"flights": "flights.csv"}, args=["--lr", "1"])
+
+    assert (job.state, job.attempt, job.name) == (JobState.QUEUED, 0, "fitting")
+    run = ground.platform.runs.show(job.run)
+    assert run.run.status == "running"
+    assert {each.key: each.value for each in run.tags} == {"falaj.job": job.id}
+    assert ground.jobs.show(job.id) == job
+    assert ground.wanted == 1
+
+
+def test_code_stays_once_a_job_has_it(ground: JobGround) -> None:
+    job = ground.submit()
+
+    assert ground.platform.blob.show(str(job.code)).committed
+
+
+def test_inputs_flow_into_the_job_and_its_run(ground: JobGround) -> None:
+    blob = ground.platform.put("flights", b"rows", only=("AE",), classes=("personal",))
+
+    job = ground.submit(inputs={"flights": blob.id})
+
+    assert job.label.only == {"AE"}
+    assert ground.platform.runs.show(job.run).run.label == job.label
+    upstream = {node.id for node in ground.platform.lineage.graph(job.id, direction="up")}
+    assert {blob.id, job.code} <= upstream
+
+
+def test_what_may_not_be_computed_on_here_is_refused_with_its_path(ground: JobGround) -> None:
+    ground.platform.put("berlin", b"rows", zone="frankfurt", only=("DE",))
+
+    with pytest.raises(ResidencyDenied, match="allowed is DE") as refused:
+        ground.submit(inputs={"rows": "berlin"})
+
+    assert refused.value.details["path"] == ["blob:berlin"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "where", "most"),
+    [
+        ({"gpus": 2}, "spec.gpus", "at most 1"),
+        ({"cpus": 5}, "spec.cpus", "at most 4"),
+        ({"memory_bytes": 9 << 30}, "spec.memory_bytes", "8 GiB"),
+    ],
+)
+def test_what_no_machine_has_is_refused_with_numbers(
+    light_ground: JobGround, spec: dict[str, int], where: str, most: str
+) -> None:
+    light_ground.machine.node = GPU_NODE
+
+    with pytest.raises(InvalidInput) as refused:
+        light_ground.submit(**spec)
+
+    (fault,) = refused.value.faults
+    assert fault.where == where
+    assert most in (fault.allowed or "")
+
+
+@pytest.mark.parametrize(
+    "script", ["/etc/passwd", "../train.py", "a/../../b.py", "", "a//b.py", "./train.py"]
+)
+def test_a_script_outside_of_its_code_is_refused(script: str) -> None:
+    with pytest.raises(ValidationError):
+        JobSpec(name="x", script=script)
+
+
+@pytest.mark.parametrize("spec", [{}, {"script": "a.py", "module": "falaj.x"}, {"module": "os.path"}])
+def test_a_job_runs_one_thing(spec: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        JobSpec(name="x", **spec)  # type: ignore[arg-type]
+
+
+def test_variables_of_the_platform_are_not_a_jobs_to_set() -> None:
+    with pytest.raises(ValidationError, match="FALAJ_"):
+        JobSpec(name="x", script="a.py", env={"FALAJ_AGENT": "x"})
+
+
+def test_a_script_needs_code(light_ground: JobGround) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        light_ground.jobs.submit(JobSpec(name="x", script="train.py"))
+
+    assert refused.value.faults[0].where == "code"
+
+
+def test_unknown_inputs_are_named_all_at_once(light_ground: JobGround) -> None:
+    with pytest.raises(NotFound) as refused:
+        light_ground.submit(inputs={"a": "nothing", "b": "blob:nowhere"})
+
+    assert [fault.where for fault in refused.value.faults] == ["inputs.a", "inputs.b"]
+
+
+def test_a_name_that_fits_two_things_must_say_which(light_ground: JobGround) -> None:
+    platform = light_ground.platform
+    platform.put("flown", b"rows")
+    column = Feature(name="delay", type=ColumnType.FLOAT)
+    view = FeatureView(name="flown", entities=("carrier",), columns=(column,))
+    platform.features.apply(entities=(Entity(name="carrier", key="carrier"),), views=(view,))
+
+    with pytest.raises(InvalidInput) as refused:
+        light_ground.submit(inputs={"a": "flown"})
+
+    assert "view:flown or blob:flown" in (refused.value.faults[0].allowed or "")
+    assert light_ground.submit(inputs={"a": "blob:flown"}).state is JobState.QUEUED
+
+
+def test_an_input_that_is_no_input_is_refused(light_ground: JobGround) -> None:
+    job = light_ground.submit()
+
+    with pytest.raises(InvalidInput) as refused:
+        light_ground.submit(inputs={"a": job.id})
+
+    assert "a training set" in (refused.value.faults[0].allowed or "")
+
+
+def test_an_input_must_be_readable_by_whoever_submits(light_ground: JobGround) -> None:
+    platform = light_ground.platform
+    platform.workspace.create("secret")
+    hidden = platform.put("hidden", b"rows", workspace="secret")
+    worker = platform.join("worker", Role.DEVELOPER)
+
+    with acting_as(worker), pytest.raises(NotFound):
+        light_ground.submit(inputs={"a": hidden.id})
+
+
+def test_a_token_that_does_not_reach_what_the_job_does_is_refused_at_once(light_ground: JobGround) -> None:
+    owner = light_ground.platform.user.whoami().principal
+    narrow = Caller(owner.id, owner.name, "user", "test", actions=("jobs.*", "blob.*"))  # type: ignore[arg-type]
+
+    with acting_as(narrow), pytest.raises(Denied, match=r"runs\.log_metrics"):
+        light_ground.submit()
+
+
+def test_a_home_of_several_users_without_walls_runs_no_jobs(light_ground: JobGround) -> None:
+    light_ground.machine.refuses = True
+    light_ground.submit()
+    light_ground.platform.user.create("second")
+
+    with pytest.raises(IsolationRefused, match="2 users"):
+        light_ground.submit()
+
+
+def test_the_same_submission_sent_twice_is_one_job(light_ground: JobGround) -> None:
+    code = light_ground.platform.put("code", b"x")
+    spec = JobSpec(name="x", script="train.py")
+    made = []
+    for _ in range(2):
+        with on_terms(key="once"):
+            made.append(light_ground.jobs.submit(spec, code=code.id).id)
+
+    assert made[0] == made[1]
+
+
+# --------------------------------------------------------------------------------------------- its way
+
+
+def test_an_attempt_is_begun_once(ground: JobGround) -> None:
+    job = ground.submit()
+
+    begun = ground.begin(job)
+
+    assert (begun.state, begun.attempt, begun.node) == (JobState.RUNNING, 1, "here")
+    for attempt in (1, 2):
+        with pytest.raises(Conflict):
+            ground.begin(job, attempt)
+
+
+def test_bookkeeping_is_the_controllers(light_ground: JobGround) -> None:
+    job = light_ground.submit()
+    worker = light_ground.platform.join("worker", Role.DEVELOPER)
+
+    with acting_as(worker), pytest.raises(Denied):
+        light_ground.jobs.settle(job.id, attempt=1, verdict="done")
+
+
+def test_a_controller_that_lost_its_lease_writes_nothing(light_ground: JobGround) -> None:
+    job = light_ground.submit()
+    earlier = light_ground.keeper()
+    light_ground.keeper()
+
+    with pytest.raises(Fenced):
+        earlier.tick()
+
+    assert light_ground.jobs.show(job.id).state is JobState.QUEUED
+
+
+def test_what_it_made_is_published_with_its_end(ground: JobGround) -> None:
+    job = ground.begin(ground.submit())
+    made = [
+        ground.platform.blob.upload(iter([text]), sources=(job.id, job.run)) for text in (b"model", b"log")
+    ]
+
+    done = ground.settle(
+        job, "done", exit_code=0, outputs=(JobOutput(path="model/m.bin", blob=made[0].id),), log=made[1].id
+    )
+
+    assert (done.state, done.exit_code, done.outputs[0].path) == (JobState.DONE, 0, "model/m.bin")
+    run = ground.platform.runs.show(job.run)
+    assert run.run.status == "finished"
+    assert {each.path for each in run.artifacts} == {"model/m.bin", "log.txt"}
+    assert all(ground.platform.blob.show(each.id).committed for each in made)
+    assert b"".join(ground.jobs.logs(job.id, offset=1)) == b"og"
+    with pytest.raises(Conflict):
+        ground.settle(job, "failed")
+
+
+def test_a_failed_attempt_is_tried_again_after_a_pause_and_not_forever(ground: JobGround) -> None:
+    job = ground.submit(retries=1)
+    ground.begin(job)
+
+    again = ground.settle(job, "failed", reason="ValueError: no", exit_code=1)
+
+    assert (again.state, again.attempt) == (JobState.QUEUED, 1)
+    assert "ValueError: no" in (again.reason or "")
+    ground.begin(job, 2)
+    last = ground.settle(job, "failed", attempt=2, reason="ValueError: no")
+    assert (last.state, last.reason) == (JobState.FAILED, "ValueError: no")
+    assert ground.platform.runs.show(job.run).run.status == "failed"
+    assert [row["verdict"] for row in ground.platform.rows(attempts)] == ["failed", "failed"]
+
+
+def test_an_interrupted_attempt_does_not_count(ground: JobGround) -> None:
+    job = ground.submit()
+    for attempt in (1, 2, 3):
+        ground.begin(job, attempt)
+        back = ground.settle(job, "interrupted", attempt=attempt, reason="interrupted: the platform stopped")
+        assert back.state is JobState.QUEUED
+
+    assert back.reason == "interrupted: the platform stopped"
+
+
+def test_a_queued_job_is_cancelled_at_once_and_a_running_one_is_asked(ground: JobGround) -> None:
+    waiting, running = ground.submit(), ground.submit()
+    ground.begin(running)
+
+    gone, asked = ground.jobs.cancel(waiting.id), ground.jobs.cancel(running.id)
+
+    assert gone.state is JobState.CANCELLED
+    assert ground.platform.runs.show(waiting.run).run.status == "killed"
+    assert (asked.state, asked.cancelling) == (JobState.RUNNING, True)
+    assert ground.settle(running, "failed").state is JobState.CANCELLED  # not tried again
+    with pytest.raises(Conflict):
+        ground.jobs.cancel(waiting.id)
+
+
+def test_a_failed_job_is_retried_under_a_new_run(ground: JobGround) -> None:
+    job = ground.submit()
+    with pytest.raises(Conflict):
+        ground.jobs.retry(job.id)
+    ground.begin(job)
+    ground.settle(job, "failed", reason="no")
+
+    again = ground.jobs.retry(job.id)
+
+    assert (again.state, again.attempt, again.reason) == (JobState.QUEUED, 1, None)
+    assert again.run != job.run
+    assert ground.begin(job, 2).attempt == 2
+
+
+def test_the_newest_three_checkpoints_stay(ground: JobGround) -> None:
+    job = ground.begin(ground.submit())
+    blobs = [ground.platform.blob.upload(iter([bytes([step])])).id for step in range(5)]
+    with ground.as_controller():
+        for step, blob in enumerate(blobs):
+            ground.jobs.save_checkpoint(job.id, step=step, blob=blob)
+        again = ground.platform.blob.upload(iter([b"again"])).id
+        ground.jobs.save_checkpoint(job.id, step=4, blob=again)
+
+    kept = ground.jobs.checkpoints(job.id)
+
+    assert [(each.step, each.blob) for each in kept] == [(4, again), (3, blobs[3]), (2, blobs[2])]
+    with pytest.raises(NotFound):
+        ground.platform.blob.show(blobs[4])
+
+
+# ---------------------------------------------------------------------------------------- looking at them
+
+
+def test_jobs_are_listed_newest_first_without_long_diffs(ground: JobGround) -> None:
+    origin = CodeOrigin(commit="0" * 40, diff="- a\n+ b")
+    first, second = ground.submit(origin=origin), ground.submit()
+    ground.jobs.cancel(second.id)
+
+    assert [job.id for job in ground.jobs.list().items] == [second.id, first.id]
+    (queued,) = ground.jobs.list(state=JobState.QUEUED).items
+    assert (queued.id, queued.spec.origin) == (first.id, CodeOrigin(commit="0" * 40))
+    assert ground.jobs.show(first.id).spec.origin == origin
+    page = ground.jobs.list(limit=1)
+    assert [job.id for job in ground.jobs.list(after=str(page.next)).items] == [first.id]
+
+
+def test_a_waiting_job_is_explained(ground: JobGround) -> None:
+    running, waiting = ground.submit(cpus=4), ground.submit(cpus=2)
+    ground.begin(running)
+
+    found = ground.jobs.explain(waiting.id)
+
+    assert (found.state, found.reason, found.position) == ("waiting", "capacity", 1)
+    assert "2 CPUs" in found.words
+    assert ground.jobs.explain(running.id).state == "running"
+
+
+def test_a_pause_is_explained_and_an_end_is_told(light_ground: JobGround) -> None:
+    job = light_ground.submit(retries=1)
+    light_ground.begin(job)
+    light_ground.settle(job, "failed", reason="ValueError: no")
+
+    found = light_ground.jobs.explain(job.id)
+
+    assert "pauses until" in found.words
+    assert found.expected_start is not None
+    light_ground.jobs.cancel(job.id)
+    with pytest.raises(Conflict, match="has ended: cancelled"):
+        light_ground.jobs.explain(job.id)
+
+
+def test_waiting_for_a_job_ends_with_it(light_ground: JobGround) -> None:
+    job = light_ground.submit()
+    changes = light_ground.jobs.wait(job.id)
+    assert next(changes).state is JobState.QUEUED
+
+    light_ground.jobs.cancel(job.id)
+
+    assert [change.state for change in changes][-1] is JobState.CANCELLED
+
+
+def test_a_followed_log_goes_from_attempt_to_attempt(light_ground: JobGround) -> None:
+    job, launcher = light_ground.submit(retries=1), light_ground.launcher
+    light_ground.begin(job)
+    launcher.known[f"{job.id}/1"], launcher.output = AttemptState("running"), b"first"
+    follow = light_ground.jobs.logs(job.id, follow=True)
+    assert next(follow) == b"first"
+
+    whole = light_ground.platform.blob.upload(iter([b"first, to its end"]))
+    light_ground.settle(job, "failed", log=whole.id)
+    light_ground.begin(job, 2)
+    launcher.known = {f"{job.id}/2": AttemptState("running")}
+    launcher.output = b"second"
+
+    assert [next(follow), next(follow)] == [b", to its end", b"second"]
+    light_ground.settle(job, "failed", attempt=2)
+    assert b"".join(follow) == b""
+
+
+def test_a_job_of_another_workspace_is_unknown(light_ground: JobGround) -> None:
+    job = light_ground.submit()
+    light_ground.platform.workspace.create("elsewhere")
+    stranger = light_ground.platform.join("stranger", Role.DEVELOPER, workspace="elsewhere")
+
+    with acting_as(stranger):
+        for look in (light_ground.jobs.show, light_ground.jobs.cancel, light_ground.jobs.logs):
+            with pytest.raises(FalajError, match="there is no job"):
+                look(job.id)
+
+
+def test_pauses_grow(light_ground: JobGround) -> None:
+    job, pauses = light_ground.submit(retries=3), []
+    for attempt in (1, 2, 3):
+        light_ground.begin(job, attempt)
+        light_ground.settle(job, "failed", attempt=attempt)
+        due = light_ground.jobs.explain(job.id).expected_start
+        assert due is not None
+        pauses.append(due - light_ground.platform.clock())
+        light_ground.platform.clock.advance(timedelta(minutes=1))
+
+    assert pauses == [timedelta(seconds=1), timedelta(seconds=2), timedelta(seconds=4)]

@@ -1,0 +1,445 @@
+"""The keeper of the queue, killed between any two of its steps: every job ends exactly once, no attempt runs twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import model_files
+from falaj.control import attempts as attempting
+from falaj.control import jobs as keeping
+from falaj.control.agents import AgentDoor
+from falaj.governance.caller import acting_as
+from falaj.ports.launcher import AttemptState, Launch
+from falaj.records.identity import Role
+from falaj.records.training import Job, JobState
+from falaj.training.runtime.agent import Metric
+from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining
+from falaj.training.runtime.wire import SocketAgent, receive, send_head
+from job_ground import DONE, FAILED, JobGround
+from polling import eventually
+
+
+class Killed(BaseException):
+    """The keeper's process is gone."""
+
+
+@pytest.fixture
+def ground(light_ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> JobGround:
+    """Attempts live in the keeper's own thread, so that a test decides what happens when."""
+
+    def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
+        target()
+        return threading.Thread()
+
+    monkeypatch.setattr(keeping, "start_thread", at_once)
+    monkeypatch.setattr(keeping, "AGAIN_S", 0.0)
+    return light_ground
+
+
+def ended(ground: JobGround, job: Job) -> Job:
+    found = ground.jobs.show(job.id)
+    assert found.state.ended, found
+    return found
+
+
+def leave_output(launch: Launch) -> AttemptState:
+    (launch.directory / "outputs" / "model").mkdir()
+    (launch.directory / "outputs" / "model" / "m.bin").write_bytes(b"weights")
+    (launch.directory / "outputs" / "passwd").symlink_to("/etc/passwd")
+    return DONE
+
+
+# ------------------------------------------------------------------------------------------------ its work
+
+
+def test_a_job_runs_with_its_inputs_and_leaves_its_outputs(ground: JobGround) -> None:
+    seen: dict[str, Any] = {}
+
+    def program(launch: Launch) -> AttemptState:
+        inputs = Path(launch.environment["FALAJ_INPUTS"])
+        seen["inputs"] = {path.name: path.read_bytes() for path in inputs.iterdir()}
+        seen["launch"] = launch
+        seen["mode"] = launch.directory.stat().st_mode & 0o777
+        return leave_output(launch)
+
+    ground.launcher.program = program
+    ground.platform.put("flights.csv", b"a,b\n")
+    job = ground.submit(inputs={"f": "flights.csv"}, args=["--lr", "1"], env={"SEED": "7"})
+
+    ground.keeper().tick()
+
+    done = ended(ground, job)
+    launch = seen["launch"]
+    assert (done.state, [each.path for each in done.outputs]) == (JobState.DONE, ["model/m.bin"])
+    assert ground.platform.get(done.outputs[0].blob) == b"weights"
+    assert seen["inputs"] == {"f.csv": b"a,b\n"}
+    assert seen["mode"] == 0o700
+    assert list(launch.command[2:]) == ["train.py", "--lr", "1"]
+    assert (launch.environment["SEED"], launch.environment["FALAJ_ATTEMPT"]) == ("7", "1")
+    assert b"".join(ground.jobs.logs(job.id)) == b"what it printed\n"
+    artifacts = {each.path for each in ground.platform.runs.show(job.run).artifacts}
+    assert artifacts == {"model/m.bin", "log.txt", "environment.txt"}
+    assert list(ground.yard.folder.iterdir()) == []
+    up = {node.id for node in ground.platform.lineage.graph(done.outputs[0].blob, direction="up")}
+    assert {job.id, job.run} <= up
+
+
+def test_a_model_version_is_a_folder_of_its_files(ground: JobGround) -> None:
+    platform, seen = ground.platform, {}
+    blobs = [platform.blob.upload(iter([data])).id for data in (model_files.onnx(), b'{"a": 1}')]
+    made = platform.models.register("churn", files=(blobs[0],), paths=("deep/model.onnx",))
+
+    def program(launch: Launch) -> AttemptState:
+        inputs = launch.directory / "inputs"
+        seen.update(
+            {p.relative_to(inputs).as_posix(): p.read_bytes() for p in inputs.rglob("*") if p.is_file()}
+        )
+        return DONE
+
+    ground.launcher.program = program
+    job = ground.submit(inputs={"champion": "churn@1", "same": made.id})
+
+    ground.keeper().tick()
+
+    assert ended(ground, job).state is JobState.DONE
+    assert seen == dict.fromkeys(("champion/deep/model.onnx", "same/deep/model.onnx"), model_files.onnx())
+
+
+def test_jobs_that_do_not_fit_together_run_one_after_the_other(light_ground: JobGround) -> None:
+    light_ground.launcher.program = lambda _: AttemptState("running")
+    first, second = light_ground.submit(cpus=3), light_ground.submit(cpus=3)
+    keeper = light_ground.keeper()
+
+    keeper.tick()
+
+    eventually(lambda: light_ground.launcher.runs)
+    assert [light_ground.jobs.show(job.id).state for job in (first, second)] == ["running", "queued"]
+    light_ground.launcher.known[f"{first.id}/1"] = DONE
+    eventually(lambda: light_ground.jobs.show(first.id).state is JobState.DONE)
+    keeper.tick()
+    assert light_ground.jobs.show(second.id).state is JobState.RUNNING
+    keeper.stop()
+
+
+def test_a_failure_is_tried_again_after_its_pause(ground: JobGround) -> None:
+    outcomes = iter([FAILED, DONE])
+    ground.launcher.program = lambda _: next(outcomes)
+    job = ground.submit(retries=1)
+    keeper = ground.keeper()
+
+    keeper.tick()
+    keeper.tick()
+
+    assert ground.jobs.show(job.id).state is JobState.QUEUED  # it pauses
+    ground.platform.clock.advance(timedelta(seconds=2))
+    keeper.tick()
+    done = ended(ground, job)
+    assert (done.state, done.attempt) == (JobState.DONE, 2)
+    paths = {each.path for each in ground.platform.runs.show(job.run).artifacts}
+    assert paths == {"log.1.txt", "log.txt", "environment.txt"}
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (FAILED, "Exit code 1: ValueError: no"),
+        (AttemptState("lost", reason="what watched over it was killed"), "what watched over it was killed"),
+        (AttemptState("ended", signal=9, reason="Killed by SIGKILL"), "Killed by SIGKILL"),
+    ],
+)
+def test_what_did_not_go_well_is_told(ground: JobGround, state: AttemptState, reason: str) -> None:
+    ground.launcher.program = lambda _: state
+    job = ground.submit()
+
+    ground.keeper().tick()
+
+    failed = ended(ground, job)
+    assert (failed.state, failed.reason, failed.exit_code) == (JobState.FAILED, reason, state.exit_code)
+    assert failed.outputs == ()
+
+
+def test_code_without_the_script_fails_before_it_starts(ground: JobGround) -> None:
+    job = ground.submit(files={"other.py": ""}, retries=3)
+
+    ground.keeper().tick()
+
+    assert "which has other.py" in (ground.jobs.show(job.id).reason or "")
+    assert ground.launcher.runs == {}
+
+
+def test_a_job_whose_owner_was_disabled_does_not_run(ground: JobGround) -> None:
+    worker = ground.platform.join("worker", Role.DEVELOPER)
+    with acting_as(worker):
+        job = ground.submit()
+    ground.platform.user.disable("worker")
+
+    ground.keeper().tick()
+
+    failed = ended(ground, job)
+    assert failed.state is JobState.FAILED
+    assert "may no longer act" in (failed.reason or "")
+    assert ground.launcher.runs == {}
+
+
+def test_an_output_that_cannot_be_named_fails_the_job(ground: JobGround) -> None:
+    def program(launch: Launch) -> AttemptState:
+        (launch.directory / "outputs" / "a\\b").write_text("x")
+        return DONE
+
+    ground.launcher.program = program
+    job = ground.submit()
+
+    ground.keeper().tick()
+
+    failed = ended(ground, job)
+    assert failed.state is JobState.FAILED
+    assert "could not be kept" in (failed.reason or "")
+
+
+# ---------------------------------------------------------------------------------------- cancel and stop
+
+
+def test_a_running_job_is_cancelled(light_ground: JobGround) -> None:
+    light_ground.launcher.program = lambda _: AttemptState("running")
+    job = light_ground.submit(retries=5)
+    keeper = light_ground.keeper()
+    keeper.tick()
+    eventually(lambda: light_ground.launcher.runs)
+
+    light_ground.jobs.cancel(job.id)
+    keeper.tick()
+
+    eventually(lambda: light_ground.jobs.show(job.id).state is JobState.CANCELLED)
+    assert light_ground.launcher.stopped == [f"{job.id}/1"]
+
+
+def test_a_keeper_that_stops_puts_its_jobs_back(light_ground: JobGround) -> None:
+    light_ground.launcher.program = lambda _: AttemptState("running")
+    job = light_ground.submit()
+    keeper = light_ground.keeper()
+    keeper.tick()
+    eventually(lambda: light_ground.launcher.runs)
+
+    keeper.stop()
+
+    back = light_ground.jobs.show(job.id)
+    assert (back.state, back.reason) == (JobState.QUEUED, "interrupted: the platform stopped")
+    light_ground.launcher.program = lambda _: DONE
+    light_ground.keeper().tick()
+    eventually(lambda: light_ground.jobs.show(job.id).state is JobState.DONE)
+    assert light_ground.launcher.runs == {f"{job.id}/1": 1, f"{job.id}/2": 1}
+
+
+def test_a_job_that_was_being_interrupted_when_its_keeper_was_killed_is_not_counted_as_failed(
+    ground: JobGround,
+) -> None:
+    job = ground.begin(ground.submit())
+    ground.platform.sql("UPDATE training_jobs SET interrupting = true")
+    ground.launcher.known[f"{job.id}/1"] = AttemptState("ended", signal=15, reason="Killed by SIGTERM")
+
+    keeper = ground.keeper()
+    keeper.tick()
+    assert ground.jobs.show(job.id).state is JobState.QUEUED
+    keeper.tick()
+
+    assert ended(ground, job).state is JobState.DONE
+    assert ground.launcher.runs == {f"{job.id}/2": 1}
+
+
+# ------------------------------------------------------------------------------------------ killed anywhere
+
+
+class Trap:
+    """Kills the keeper before or after the n-th thing that it does to the launcher or the database."""
+
+    def __init__(self, ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        gate, launcher = ground.platform.parts.gate, ground.launcher
+        for owner, names in ((launcher, ("start", "state", "forget")), (gate, ("commit",))):
+            for name in names:
+                monkeypatch.setattr(owner, name, self._around(getattr(owner, name)))
+
+    def _around(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self._step()
+            result = real(*args, **options)
+            self._step()
+            return result
+
+        return call
+
+    def _step(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise Killed
+
+
+def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
+    ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ground.launcher.program = leave_output
+    trap, step, was_killed = Trap(ground, monkeypatch), 0, True
+    while was_killed:
+        job = ground.submit()
+        trap.left = step
+        was_killed = False
+        try:
+            ground.keeper().tick()
+        except Killed:
+            was_killed = True
+        trap.left = None
+        ground.keeper().tick()
+
+        done = ended(ground, job)
+        assert (done.state, done.attempt) == (JobState.DONE, 1), step
+        assert ground.launcher.runs[f"{job.id}/1"] == 1, step
+        assert [each.path for each in done.outputs] == ["model/m.bin"]
+        assert ground.launcher.known == {}
+        assert list(ground.yard.folder.iterdir()) == [], step
+        step += 1
+
+    assert step > 15
+    settled = [entry for entry in ground.platform.entries() if entry["action"] == "jobs.settle"]
+    assert len([entry for entry in settled if entry["outcome"] == "done"]) == step
+
+
+def test_killed_at_any_step_a_failing_job_has_its_attempts_and_no_more(
+    ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ground.launcher.program = lambda _: FAILED
+    trap = Trap(ground, monkeypatch)
+    for step in range(0, 40, 3):
+        job = ground.submit(retries=1)
+        trap.left = step
+        for _ in range(3):
+            with suppress(Killed):
+                ground.keeper().tick()  # each moves the clock past the pause
+        trap.left = None
+        for _ in range(3):
+            ground.keeper().tick()
+
+        assert (ended(ground, job).state, ended(ground, job).attempt) == (JobState.FAILED, 2), step
+        assert [ground.launcher.runs[f"{job.id}/{number}"] for number in (1, 2)] == [1, 1], step
+
+
+# ----------------------------------------------------------------------------------------------- the agent
+
+
+class Agency(NamedTuple):
+    ground: JobGround
+    job: Job
+    keeper: keeping.JobKeeper
+    connect: Callable[..., SocketAgent]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[AgentDoor]:
+    """The doors that were opened, for tests that close one as a killed process would."""
+    doors: list[AgentDoor] = []
+
+    def open_door(*args: Any, **options: Any) -> AgentDoor:
+        doors.append(AgentDoor(*args, **options))
+        return doors[-1]
+
+    monkeypatch.setattr(attempting, "AgentDoor", open_door)
+    return doors
+
+
+@pytest.fixture
+def agent(light_ground: JobGround, opened: list[AgentDoor]) -> Iterator[Agency]:
+    """A running attempt, and how to connect to its agent."""
+    light_ground.launcher.program = lambda _: AttemptState("running")
+    job = light_ground.submit()
+    keeper = light_ground.keeper()
+    keeper.tick()
+    path = light_ground.yard.folder / job.id / "1.agent" / "agent.sock"
+    eventually(path.exists)
+    with ExitStack() as stack:
+
+        def connect(patience_s: float = 5) -> SocketAgent:
+            near = SocketAgent.connect(str(path), patience_s=patience_s)
+            stack.callback(near.close)
+            return near
+
+        yield Agency(light_ground, job, keeper, connect)
+    keeper.stop()
+
+
+def test_a_run_logs_through_its_agent(agent: Agency) -> None:
+    ground, job, near = agent.ground, agent.job, agent.connect()
+
+    near.log([Metric(1, "loss", 0.5), Metric(2, "loss", float("nan"))])
+    near.params({"lr": 0.1, "layers": [1, 2]})
+    near.params({"lr": 0.2, "seed": 3})
+    near.progress(2, 10)
+
+    run = ground.platform.runs.show(job.run)
+    assert [(each.key, each.points, each.last_step) for each in run.metrics] == [("loss", 2, 2)]
+    kept = {each.key: each.value for each in run.params if not each.key.startswith("job.")}
+    assert kept == {"lr": "0.1", "layers": "[1, 2]", "seed": "3"}
+    far = ground.jobs.show(job.id).progress
+    assert far is not None
+    assert (far.step, far.total) == (2, 10)
+    assert near.heartbeat()
+
+
+def test_checkpoints_lie_encrypted_with_the_job(agent: Agency) -> None:
+    ground, job, near = agent.ground, agent.job, agent.connect()
+    large = bytes(range(256)) * 10_000
+
+    for step in range(5):
+        near.save_checkpoint(step, [large, bytes([step])])
+
+    assert near.checkpoint_steps() == [4, 3, 2]
+    assert near.load_checkpoint(4) == large + b"\4"
+    assert [each.step for each in ground.jobs.checkpoints(job.id)] == [4, 3, 2]
+    with pytest.raises(CheckpointDamaged):
+        near.load_checkpoint(0)
+
+
+def test_what_makes_no_sense_is_refused_and_the_agent_stays(agent: Agency) -> None:
+    near = agent.connect(patience_s=0.5)
+
+    with pytest.raises(InvalidTraining):
+        near.log([Metric(1, "a\0b", 1.0)])
+    with pytest.raises(InvalidTraining):
+        near._call("drop_tables")
+    with pytest.raises(AgentLost, match=r"hung up|reset|closed|pipe"):
+        near._call("heartbeat", [bytes(2 << 20)])
+    assert agent.connect().heartbeat()
+
+
+def test_a_body_is_never_taken_into_memory_because_its_head_says_so(
+    agent: Agency,
+) -> None:
+    near = agent.connect()
+    send_head(near._stream, {"call": "log", "metrics": []}, 1 << 50)
+    near._stream.flush()
+
+    assert receive(near._stream) is None  # it hung up
+    assert agent.connect().heartbeat()
+
+
+def test_a_run_outlives_its_agents_restart(agent: Agency, opened: list[AgentDoor]) -> None:
+    near = agent.connect(patience_s=20)
+    near.log([Metric(1, "loss", 1.0)])
+    opened[0].close()
+    ((attempt, _),) = agent.keeper._attempts.values()
+
+    with ExitStack() as again:
+        late = threading.Timer(0.3, again.enter_context, [attempt._agent()])
+        late.start()
+        near.log([Metric(2, "loss", 0.5)])
+        late.join()
+
+    (metric,) = agent.ground.platform.runs.show(agent.job.run).metrics
+    assert (metric.points, metric.last) == (2, 0.5)

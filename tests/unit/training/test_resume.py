@@ -1,0 +1,213 @@
+"""A run that is killed goes on as if it had never been: the same losses, to the bit, and the same samples."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from falaj.training.runtime.agent import LocalAgent, read_metrics
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.errors import CheckpointDamaged, CheckpointMismatch, InvalidTraining
+from falaj.training.runtime.fit import FitResult, fit
+from falaj.training.runtime.ledger import expected_head
+
+DOOMED = Path(__file__).with_name("doomed_fit.py")
+SAMPLES, BATCH_SIZE, STEPS = 92, 8, 60  # of doomed_fit.py
+DEATHS = 3
+
+
+# ------------------------------------------------------------------------------------------- kill -9
+
+
+def test_a_run_killed_at_random_moments_gives_the_same_losses(tmp_path: Path) -> None:
+    first = random.randrange(10**9)
+    print(f"moments drawn from {first}")  # shown when the test fails
+    dice = random.Random(first)
+    deaths = [(dice.randint(2, 15), dice.uniform(0, 0.01)) for _ in range(DEATHS)]
+
+    straight = spawn(tmp_path / "straight", [(0, 0)])
+    killed = spawn(tmp_path / "killed", [*deaths, (0, 0)])
+
+    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
+    assert killed == straight == f"{STEPS} {expected_head(BatchPlan(SAMPLES, BATCH_SIZE, seed=3), STEPS)}"
+
+
+def spawn(folder: Path, moments: Sequence[tuple[int, float]]) -> str:
+    """Run doomed_fit.py in processes that die at `moments`: the step of a process, and seconds from there."""
+    command = [
+        sys.executable,
+        str(DOOMED),
+        str(folder),
+        *(str(part) for moment in moments for part in moment),
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def losses(folder: Path) -> dict[tuple[int, str], float]:
+    """What was logged for each step; a step that ran twice must have given the same both times."""
+    found: dict[tuple[int, str], float] = {}
+    for metric in read_metrics(folder):
+        assert found.setdefault((metric.step, metric.name), metric.value) == metric.value
+    assert {step for step, name in found if name == "loss"} == set(range(1, STEPS + 1))
+    return found
+
+
+# ------------------------------------------------------------------------------------- in one process
+
+
+def make_model(hidden: int = 16, *, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Dropout(0.3), nn.Linear(hidden, 1))
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+def short_fit(run: Path | LocalAgent, *, model: nn.Module | None = None, **changes: Any) -> FitResult:
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "steps": 12,
+        "checkpoint_every": 4,
+        "device": "cpu",
+        **changes,
+    }
+    return fit(model or make_model(), nn.functional.mse_loss, rows(), run=run, **options)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_more_steps_go_on_where_the_first_ones_ended(tmp_path: Path, precision: str) -> None:
+    straight = short_fit(tmp_path / "straight", precision=precision)
+
+    first = short_fit(tmp_path / "parts", steps=5, precision=precision)
+    second = short_fit(tmp_path / "parts", model=make_model(seed=1), precision=precision)
+
+    assert second.resumed_from == 5
+    assert first.losses + second.losses == straight.losses
+    assert second.ledger == straight.ledger
+
+
+def test_a_run_that_is_not_wanted_saves_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalAgent, "heartbeat", lambda _: False)
+
+    result = short_fit(tmp_path)
+
+    assert (result.stopped, result.step) == ("asked", 4)  # the first heartbeat came with the checkpoint
+    monkeypatch.undo()
+    assert short_fit(tmp_path).resumed_from == 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "emptied"])
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_word(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight = short_fit(tmp_path)
+    harm(newest_file(tmp_path), damage)
+
+    result = short_fit(tmp_path)
+
+    assert result.resumed_from == 8
+    assert result.losses == straight.losses[8:]
+    assert "skipped the checkpoint of step 12" in capsys.readouterr().err
+
+
+def test_a_run_does_not_begin_anew_when_all_its_checkpoints_are_damaged(tmp_path: Path) -> None:
+    short_fit(tmp_path)
+    for path in (tmp_path / "checkpoints").iterdir():
+        harm(path, "altered")
+
+    with pytest.raises(CheckpointDamaged, match=r"none of the checkpoints verifies \(steps 12, 8, 4\)"):
+        short_fit(tmp_path)
+
+
+def newest_file(run: Path) -> Path:
+    return max((run / "checkpoints").iterdir())
+
+
+def harm(path: Path, damage: str) -> None:
+    data = path.read_bytes()
+    half = len(data) // 2
+    altered = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+    path.write_bytes({"cut": data[:half], "altered": altered, "emptied": b""}[damage])
+
+
+def test_what_a_crash_left_beside_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    short_fit(tmp_path, steps=5)
+    (tmp_path / "checkpoints" / ".step-0000000009.ckpt.part").write_bytes(b"half")
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('[6, "lo')
+
+    short_fit(tmp_path)
+
+    assert {metric.step for metric in read_metrics(tmp_path)} == set(range(1, 13))
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    short_fit(tmp_path, checkpoint_every=1)
+
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        f"step-{step:010}.ckpt" for step in (10, 11, 12)
+    ]
+
+
+# ------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_keys_that_differ(tmp_path: Path) -> None:
+    short_fit(tmp_path)
+    other = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    with pytest.raises(CheckpointMismatch) as refusal:
+        short_fit(tmp_path, model=other)
+
+    words = str(refusal.value)
+    assert "0.weight\n  given    float32 [16, 4] in the checkpoint\n  allowed  float32 [8, 4]" in words
+    assert "2.weight\n  given    not in the checkpoint" in words
+    assert "3.weight\n  given    not in the model" in words
+
+
+@pytest.mark.parametrize(("option", "value"), [("seed", 7), ("batch_size", 4), ("drop_last", True)])
+def test_other_batches_are_refused(tmp_path: Path, option: str, value: object) -> None:
+    short_fit(tmp_path)
+
+    with pytest.raises(CheckpointMismatch, match=f"other batches.*\n{option}\n"):
+        short_fit(tmp_path, **{option: value})
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    short_fit(tmp_path)
+
+    with pytest.raises(CheckpointMismatch, match="another optimizer"):
+        short_fit(tmp_path, optimizer="sgd")
+
+
+def test_a_change_that_only_rounds_differently_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short_fit(tmp_path, steps=5)
+
+    short_fit(tmp_path, precision="bf16")
+
+    assert "precision is bf16, was fp32" in capsys.readouterr().err
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    agent = LocalAgent(tmp_path)
+
+    with pytest.raises(InvalidTraining, match="another run is using this folder"):
+        short_fit(tmp_path)
+
+    agent.close()
