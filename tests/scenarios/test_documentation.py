@@ -12,11 +12,23 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STORY = [
-    "refused [policy.denied]",
-    "blob:patients → blob:features → blob:weights",
+    "16,701 rows, 27 columns",
+    "refused [policy.denied] champion of flight-delays is protected",
+    "flight-delays@1 is champion, approved by sara",
+    "flight-delays@2 int8: refused. trees only compare and add",
+    "columns drift: weather__temp",
+    "verdict: promoted",
+    "rolled back: it is worse",
+    "all requests go to version 3",
+    "model_version flight-delays@3",
+    "view weather",
+    "refused [residency.denied]",
+    "→ view:flights → dataset:jan-may",
+    "sound: ",
     "was edited",
-    "can no longer be read by anyone",
+    "the whole demonstration",
 ]
+"""What the demonstration must say, on each eighth flight."""
 
 
 def run(command: list[str | Path], folder: Path) -> str:
@@ -31,21 +43,18 @@ def test_the_ten_lines_of_the_readme_work(tmp_path: Path) -> None:
 
     said = run([sys.executable, "-c", block], tmp_path)
 
-    assert "only AE; personal" in said
-    assert "-2 blob patients" in said
+    assert "'usage__calls') only AE" in said
+    assert "-2 view usage" in said
     assert "ok=True" in said
 
 
+@pytest.mark.timeout(400)
 def test_the_demonstration_tells_its_story(tmp_path: Path) -> None:
-    said = run([sys.executable, ROOT / "examples" / "demo.py"], tmp_path)
+    """The whole loop, on each eighth flight."""
+    said = run([sys.executable, ROOT / "examples" / "demo.py", "--every", "8"], tmp_path)
 
-    for sentence in (
-        "refused [policy.denied]",
-        "blob:patients → blob:features → blob:weights",
-        "was edited",
-        "destroyed",
-    ):
-        assert sentence in said
+    for sentence in STORY:
+        assert sentence in said, f"{sentence!r} is not in\n{said}"
 
 
 @pytest.mark.parametrize(

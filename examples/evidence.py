@@ -1,0 +1,64 @@
+"""The last act: where a prediction came from, what may not leave the country, and an audit log that verifies."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from stage import figure, refused, say, step
+
+import falaj as fj
+from falaj.governance.audit.verify import verify_export
+
+SHOWN = ("model_version", "run", "job", "dataset", "view")
+"""What is printed of the lineage; blobs and operations stand between them."""
+
+
+def tell(platform: fj.Platform, prediction: str) -> None:
+    lineage(platform, prediction)
+    residency(platform)
+    audit(platform)
+
+
+def lineage(platform: fj.Platform, prediction: str) -> None:
+    step(
+        "The lineage of one prediction",
+        f"falaj endpoints prediction {prediction}",
+        "falaj lineage show … --direction up",
+    )
+    told = platform.endpoints.prediction(prediction)
+    chance = next(iter(told.outputs.values()))
+    say(f"{told.model}@{told.version} answered {told.caller} {chance}; it came true: {told.label}")
+    say(f"predictions {prediction.rpartition('-')[0]}")
+    for node in platform.lineage.graph(f"model_version:{told.model}@{told.version}", direction="up"):
+        if node.kind in SHOWN:
+            say(f"{'  ' * (1 - node.depth // 2)}{node.kind} {node.name}")
+
+
+def residency(platform: fj.Platform) -> None:
+    blob = platform.models.version("flight-delays@1").files[0].blob
+    step(
+        "The flights may not leave AE, so neither may the model that came from them",
+        f"falaj blob copy {blob} frankfurt --name abroad",
+    )
+    refused(lambda: platform.blob.copy(blob, "frankfurt", name="abroad"))
+
+
+def audit(platform: fj.Platform) -> None:
+    step(
+        "The audit log, checked offline with the public key alone",
+        "falaj audit export log.jsonl && falaj audit verify log.jsonl",
+    )
+    lines = [line.model_dump_json(exclude_none=True) for line in platform.audit.export()]
+    public = bytes.fromhex(platform.audit.key().ed25519)
+    began = time.perf_counter()
+    report = verify_export(lines, public)
+    took = time.perf_counter() - began
+    if not report.ok:
+        raise SystemExit(f"the audit log does not verify: {report.problems}")
+    say(f"sound: {report.entries:,} entries under {report.heads} signed heads")
+    figure("audit entries checked offline", f"{report.entries:,} in {took:.1f} s")
+    place, entry = next((n, json.loads(t)) for n, t in enumerate(lines) if '"outcome":"denied"' in t)
+    entry["entry"]["outcome"] = "done"
+    lines[place] = json.dumps(entry)
+    say(f"with one denial rewritten: {verify_export(lines, public).problems[0]}")

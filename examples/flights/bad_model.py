@@ -1,0 +1,33 @@
+"""A bad model on purpose: boosted trees that learned "late" and "on time" the wrong way round.
+
+It trains, exports and answers like any other; only its predictions give it away. The canary must find out.
+"""
+
+from __future__ import annotations
+
+from definitions import FEATURES
+from rows import Rows, quality, training_rows
+from train_trees import SAMPLE, fit
+
+import falaj as fj
+
+
+def main() -> None:
+    rows = training_rows()
+    mistaken = Rows(rows.features, 1 - rows.labels)
+    earlier, latest = mistaken.split()
+
+    model = fit(earlier, trees=50, depth=4, seed=0)
+    metrics = quality(latest.labels, model.predict_proba(latest.features)[:, 1])
+    fj.job.log(step=50, **metrics)  # they look fine: the labels that they are measured by are just as wrong
+    fj.save_model(
+        model,
+        sample=rows.features[-SAMPLE:],
+        names=FEATURES,
+        metrics=metrics,
+        card="Trained on labels that a mistake in the data turned round.",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The rows that both models learn from, and how good their predictions are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from definitions import FEATURES, LABEL
+
+import falaj as fj
+
+HELD_OUT = 0.1
+"""The share of the rows, the latest ones, that a model is judged by."""
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Features and labels (0 or 1), in the order of time."""
+
+    features: Floats
+    labels: Floats
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def split(self) -> tuple[Rows, Rows]:
+        """The earlier rows, and the latest ones."""
+        cut = math.ceil(len(self) * (1 - HELD_OUT))
+        return (
+            Rows(self.features[:cut], self.labels[:cut]),
+            Rows(self.features[cut:], self.labels[cut:]),
+        )
+
+
+def training_rows() -> Rows:
+    """The training set, which the job finds among its inputs."""
+    table = pd.read_parquet(fj.job.inputs["training"], columns=["event_time", *FEATURES, LABEL])
+    table = table.sort_values("event_time", kind="stable")
+    return Rows(
+        table[[*FEATURES]].to_numpy(np.float32, copy=True), table[LABEL].to_numpy(np.float32, copy=True)
+    )
+
+
+def quality(labels: Floats, probabilities: Floats) -> dict[str, float]:
+    """The area under the ROC curve, and the log loss."""
+    late = labels > 0.5
+    ranks = pd.Series(probabilities).rank().to_numpy()
+    pairs = max(1, int(late.sum()) * int((~late).sum()))
+    auc = (ranks[late].sum() - late.sum() * (late.sum() + 1) / 2) / pairs
+    chance = np.clip(np.where(late, probabilities, 1 - probabilities).astype(np.float64), 1e-7, 1)
+    return {"auc": float(auc), "log_loss": float(-np.log(chance).mean())}

@@ -1,0 +1,54 @@
+"""A platform of the demonstration's own, started as a user would: falaj up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stage import figure, say, step
+
+import falaj as fj
+
+TOML = """\
+[zones.local]
+jurisdiction = "AE"
+default = true
+
+[zones.frankfurt]
+jurisdiction = "DE"
+
+[serving]
+port = 0
+"""
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[str]:
+    """The address of a platform that runs in `folder` until the end of the block."""
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    (home / "falaj.toml").write_text(TOML)
+    os.environ["FALAJ_CONFIG_DIR"] = str(folder / "config")
+    command = [sys.executable, "-m", "falaj", "--home", str(home), "up", "--port", "0"]
+    step("Start the platform: everything under one parent", "falaj up")
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            say(process.stdout.readline().strip().replace(str(folder), "…"))
+            url = json.loads((home / "run.json").read_text())["url"]
+            with fj.connect(url) as platform:
+                while platform.platform.status().controller is None:
+                    time.sleep(0.02)
+            figure("falaj up to ready, on a new home", f"{time.perf_counter() - began:.1f} s")
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
