@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from falaj.features.room import Features
-from platforms import TWO_ZONES, OwnPlatform, make_platform
+from platforms import OwnPlatform
 
 
 @dataclass
@@ -29,22 +28,13 @@ class Ground:
         return self.platform.put(name, sink.getvalue().to_pybytes(), **where).id
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def ground(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Ground]:
+@pytest.fixture
+def ground(platform: OwnPlatform) -> Ground:
     """The test runs once on SQLite and once on PostgreSQL."""
-    url = "sqlite" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    with make_platform(tmp_path, url, TWO_ZONES, environment=monkeypatch) as platform:
-        yield from grounded(platform, tmp_path)
+    return Ground(platform, platform.features, platform.home.path)
 
 
 @pytest.fixture
-def light_ground(tmp_path: Path) -> Iterator[Ground]:
+def light_ground(light_platform: OwnPlatform) -> Ground:
     """The same on SQLite only, for what does not depend on the database."""
-    with make_platform(tmp_path, toml=TWO_ZONES) as platform:
-        yield from grounded(platform, tmp_path)
-
-
-def grounded(platform: OwnPlatform, folder: Path) -> Iterator[Ground]:
-    yield Ground(platform, platform.features, platform.home.path)
+    return Ground(light_platform, light_platform.features, light_platform.home.path)

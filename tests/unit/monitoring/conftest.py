@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +21,7 @@ from falaj.records.monitoring import Role
 from falaj.records.monitors import Monitor, WindowRecord
 from falaj.records.names import AnyRef, Name, WorkspaceRef
 from falaj.records.objects import StoredObject
-from platforms import TWO_ZONES, OwnPlatform, make_platform
+from platforms import OwnPlatform
 
 SLOT = timedelta(seconds=10)
 Rows = Mapping[str, Any]
@@ -101,21 +100,16 @@ def grounded(platform: OwnPlatform) -> Ground:
     return Ground(platform, room_on(platform, tables), Stand(platform.gate_with(Stand)), tables)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def ground(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Ground]:
+@pytest.fixture
+def ground(platform: OwnPlatform) -> Ground:
     """The test runs once on SQLite and once on PostgreSQL."""
-    url = "sqlite" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    with make_platform(tmp_path, url, TWO_ZONES, environment=monkeypatch) as platform:
-        yield grounded(platform)
+    return grounded(platform)
 
 
 @pytest.fixture
-def light_ground(tmp_path: Path) -> Iterator[Ground]:
+def light_ground(light_platform: OwnPlatform) -> Ground:
     """The same on SQLite only, for what does not depend on the database."""
-    with make_platform(tmp_path, toml=TWO_ZONES) as platform:
-        yield grounded(platform)
+    return grounded(light_platform)
 
 
 class MakeEndpoint(Protocol):

@@ -17,7 +17,7 @@ import pytest
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.registry import FileFormat, ModelVersion, TensorSpec
 from falaj.sdk.platform import Platform
-from platforms import TWO_ZONES, make_platform
+from platforms import OwnPlatform
 
 Array = npt.NDArray[Any]
 NAMES = tuple(f"f{number}" for number in range(8))
@@ -110,25 +110,16 @@ class Ground:
         return {"model": self.version.reference, "data": self.data, "target": "late", "features": NAMES}
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def ground(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    boosted: Any,
-    rows: Learnable,
-) -> Iterator[Ground]:
+@pytest.fixture
+def ground(platform: OwnPlatform, boosted: Any, rows: Learnable) -> Ground:
     """The test runs once on SQLite and once on PostgreSQL."""
-    url = "sqlite" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    with make_platform(tmp_path, url, TWO_ZONES, environment=monkeypatch) as platform:
-        yield furnish(platform, boosted, rows)
+    return furnish(platform, boosted, rows)
 
 
 @pytest.fixture
-def light_ground(tmp_path: Path, boosted: Any, rows: Learnable) -> Iterator[Ground]:
+def light_ground(light_platform: OwnPlatform, boosted: Any, rows: Learnable) -> Ground:
     """The same on SQLite only, for what does not depend on the database."""
-    with make_platform(tmp_path, toml=TWO_ZONES) as platform:
-        yield furnish(platform, boosted, rows)
+    return furnish(light_platform, boosted, rows)
 
 
 @pytest.fixture

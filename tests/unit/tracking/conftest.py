@@ -1,66 +1,13 @@
-"""A platform with the room of runs, on both databases. Its schema is copied, not migrated anew for each test."""
+"""The room of runs on a real platform."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
 
-from falaj.drivers.sql.migrate import migrate
-from falaj.governance.hot import HotDoor
 from falaj.tracking.runs import Runs
-from platforms import TWO_ZONES, OwnPlatform, make_platform
-
-if TYPE_CHECKING:
-    from conftest import PostgresServer
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def platform(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[OwnPlatform]:
-    """A platform with zones in two jurisdictions; the test runs once on SQLite and once on PostgreSQL."""
-    url = "sqlite"
-    if request.param == "sqlite":
-        (tmp_path / "home").mkdir()
-        shutil.copy(request.getfixturevalue("sqlite_schema"), tmp_path / "home" / "falaj.db")
-    else:
-        url = request.getfixturevalue("schema_on_postgres")
-    with make_platform(tmp_path, url, TWO_ZONES, environment=monkeypatch) as made:
-        yield made
+from platforms import OwnPlatform
 
 
 @pytest.fixture
 def runs(platform: OwnPlatform) -> Runs:
-    """The room, behind a gate and a hot door that know it."""
-    gate = platform.gate_with(Runs)
-    gate.hot = HotDoor(platform.database, authorizer=gate.authorizer, audit=gate.audit, clock=gate.clock)
-    return Runs(gate)
-
-
-@pytest.fixture(scope="session")
-def sqlite_schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite database that has the schema and nothing else."""
-    file = tmp_path_factory.mktemp("schema") / "falaj.db"
-    migrate(f"sqlite:///{file}")
-    return file
-
-
-@pytest.fixture(scope="session")
-def postgres_schema(postgres_server: PostgresServer) -> str:
-    """The name of a PostgreSQL database that has the schema and nothing else."""
-    name = postgres_server.create_database()
-    migrate(postgres_server.url(name))
-    return name
-
-
-@pytest.fixture
-def schema_on_postgres(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[str]:
-    """The URL of a PostgreSQL database of the test's own, which has the schema."""
-    name = f"{postgres_schema}_{next(postgres_server.numbers)}"
-    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_schema}")
-    yield postgres_server.url(name)
-    postgres_server.drop_database(name)
+    return platform.runs

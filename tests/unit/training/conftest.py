@@ -1,64 +1,22 @@
-"""A platform whose jobs run on a pretended machine, on both databases. Its schema is copied, not migrated anew."""
+"""The room of jobs and its keeper, on a real platform and a launcher that the test owns."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from falaj.drivers.sql.migrate import migrate
 from job_ground import JobGround
-from platforms import TWO_ZONES, make_platform
-
-if TYPE_CHECKING:
-    from conftest import PostgresServer
+from platforms import OwnPlatform
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def ground(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[JobGround]:
+@pytest.fixture
+def ground(platform: OwnPlatform, tmp_path: Path) -> JobGround:
     """The test runs once on SQLite and once on PostgreSQL."""
-    if request.param == "sqlite":
-        yield request.getfixturevalue("light_ground")
-        return
-    url = request.getfixturevalue("schema_on_postgres")
-    with make_platform(tmp_path, url, TWO_ZONES, environment=monkeypatch) as made:
-        yield JobGround(made, tmp_path)
+    return JobGround(platform, tmp_path)
 
 
 @pytest.fixture
-def light_ground(tmp_path: Path, sqlite_schema: Path) -> Iterator[JobGround]:
+def light_ground(light_platform: OwnPlatform, tmp_path: Path) -> JobGround:
     """The same on SQLite only, for what does not depend on the database."""
-    (tmp_path / "home").mkdir()
-    shutil.copy(sqlite_schema, tmp_path / "home" / "falaj.db")
-    with make_platform(tmp_path, toml=TWO_ZONES) as made:
-        yield JobGround(made, tmp_path)
-
-
-@pytest.fixture(scope="session")
-def sqlite_schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite database that has the schema and nothing else."""
-    file = tmp_path_factory.mktemp("schema") / "falaj.db"
-    migrate(f"sqlite:///{file}")
-    return file
-
-
-@pytest.fixture(scope="session")
-def postgres_schema(postgres_server: PostgresServer) -> str:
-    """The name of a PostgreSQL database that has the schema and nothing else."""
-    name = postgres_server.create_database()
-    migrate(postgres_server.url(name))
-    return name
-
-
-@pytest.fixture
-def schema_on_postgres(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[str]:
-    """The URL of a PostgreSQL database of the test's own, which has the schema."""
-    name = f"{postgres_schema}_{next(postgres_server.numbers)}"
-    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_schema}")
-    yield postgres_server.url(name)
-    postgres_server.drop_database(name)
+    return JobGround(light_platform, tmp_path)

@@ -1,4 +1,4 @@
-"""The platform that the tests of the walls act on. Its schema is copied, not migrated anew for each test."""
+"""The platform that most tests act on. Its schema is copied, not migrated anew for each test."""
 
 from __future__ import annotations
 

@@ -1,0 +1,180 @@
+"""Pipelines: what they may name, who starts them, and what starts them by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from falaj.control.triggers import start_due
+from falaj.control.work import unfinished
+from falaj.errors import Conflict, Denied, NotFound
+from falaj.governance.caller import acting_as
+from falaj.monitoring import store as monitoring
+from falaj.records.features import ColumnType, Entity, Feature, FeatureView
+from falaj.records.identity import Role
+from falaj.records.pipelines import Canary, Pipeline
+from falaj.records.training import JobSpec
+from falaj.records.work import WorkState
+from model_files import onnx
+from platforms import OwnPlatform
+
+HOUR = timedelta(hours=1)
+
+
+def plan(**more: Any) -> Pipeline:
+    fields: dict[str, Any] = {
+        "name": "weekly",
+        "endpoint": "churn",
+        "model": "churn",
+        "spine": "facts",
+        "views": ("facts",),
+        "window": timedelta(days=30),
+        "job": JobSpec(name="train", script="train.py"),
+    }
+    return Pipeline(**fields | more)
+
+
+@pytest.fixture
+def ready(platform: OwnPlatform) -> OwnPlatform:
+    """A platform with a view, and an endpoint that is served by version 1."""
+    columns = (Feature(name="value", type=ColumnType.FLOAT),)
+    view = FeatureView(name="facts", entities=("customer",), columns=columns)
+    platform.apply([Entity(name="customer", key="customer"), view])
+    blob = platform.blob.upload(iter([onnx()]))
+    platform.models.register("churn", files=(blob.id,), paths=("model.onnx",))
+    platform.endpoints.deploy("churn", model="churn@1")
+    return platform
+
+
+@pytest.fixture
+def alarmed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """When the open alerts of the endpoint were raised, as the test says."""
+    raised: list[Any] = []
+    monkeypatch.setattr(monitoring, "open_since", lambda _tx, _endpoint: raised)
+    return raised
+
+
+def tick(platform: OwnPlatform) -> list[Any]:
+    """One look of the controller; the work that is unfinished after it."""
+    with platform.database.read() as tx:
+        fence = platform.parts.gate._fence(tx) if platform.parts.gate._fence else 0
+    start_due(platform.parts.gate, platform.parts.rooms, fence=fence)
+    with platform.database.read() as tx:
+        return unfinished(tx)
+
+
+def finish(platform: OwnPlatform) -> None:
+    platform.sql(f"UPDATE control_work SET state = '{WorkState.DONE}'")
+
+
+def test_a_pipeline_is_applied_shown_and_changed(ready: OwnPlatform) -> None:
+    made = ready.pipelines.apply(plan())
+    changed = ready.pipelines.apply(plan(every=HOUR))
+
+    assert changed.id == made.id
+    assert ready.pipelines.show("weekly").definition == plan(every=HOUR)
+    assert [each.definition.name for each in ready.pipelines.list().items] == ["weekly"]
+
+
+@pytest.mark.parametrize(("field", "kind"), [("endpoint", "endpoint"), ("spine", "view"), ("views", "view")])
+def test_what_it_names_must_be_there(ready: OwnPlatform, field: str, kind: str) -> None:
+    unknown: Any = ("nothing",) if field == "views" else "nothing"
+
+    with pytest.raises(NotFound, match=f"there is no {kind} 'nothing'"):
+        ready.pipelines.apply(plan(**{field: unknown}))
+
+    assert ready.pipelines.list().items == ()
+
+
+def test_it_is_started_once_at_a_time(ready: OwnPlatform) -> None:
+    ready.pipelines.apply(plan())
+    first = ready.pipelines.start("weekly")
+
+    with pytest.raises(Conflict, match="at work already"):
+        ready.pipelines.start("weekly")
+    finish(ready)
+    second = ready.pipelines.start("weekly")
+
+    assert first.id != second.id
+    assert (first.workflow, ready.pipelines.show("weekly").cause) == ("pipelines.retrain", "person")
+
+
+def test_a_viewer_may_not_start_it(ready: OwnPlatform) -> None:
+    ready.pipelines.apply(plan())
+    viewer = ready.join("vera", Role.VIEWER)
+
+    with acting_as(viewer), pytest.raises(Denied):
+        ready.pipelines.start("weekly")
+
+
+def test_a_schedule_starts_it_when_its_time_has_come(ready: OwnPlatform, alarmed: list[Any]) -> None:
+    ready.pipelines.apply(plan(every=HOUR))
+
+    assert tick(ready) == []
+    ready.clock.advance(HOUR)
+    assert len(tick(ready)) == 1
+    assert len(tick(ready)) == 1, "it is at work already"
+    finish(ready)
+    assert tick(ready) == [], "the next hour has only begun"
+    assert ready.pipelines.show("weekly").cause == "schedule"
+
+
+def test_drift_starts_it_once_and_not_again_before_it_has_rested(
+    ready: OwnPlatform, alarmed: list[Any]
+) -> None:
+    ready.pipelines.apply(plan(rest=HOUR))
+    assert tick(ready) == []
+
+    alarmed.append(ready.clock())
+    assert len(tick(ready)) == 1
+    finish(ready)
+    assert tick(ready) == [], "the same alert"
+    ready.clock.advance(HOUR / 2)
+    alarmed.append(ready.clock())
+    assert tick(ready) == [], "it rests"
+    ready.clock.advance(HOUR)
+    assert len(tick(ready)) == 1
+    assert ready.pipelines.show("weekly").cause == "drift"
+
+
+def test_drift_starts_only_those_that_ask_for_it(ready: OwnPlatform, alarmed: list[Any]) -> None:
+    ready.pipelines.apply(plan(on_drift=False))
+    alarmed.append(ready.clock())
+
+    assert tick(ready) == []
+
+
+def test_by_itself_it_acts_for_whoever_applied_it_last(ready: OwnPlatform, alarmed: list[Any]) -> None:
+    ready.pipelines.apply(plan())
+    dana = ready.join("dana", Role.DEVELOPER)
+    with acting_as(dana):
+        ready.pipelines.apply(plan(every=HOUR))
+    ready.clock.advance(HOUR)
+
+    (work,) = tick(ready)
+
+    assert work["behalf"] == dana.id
+    assert ready.pipelines.show("weekly").applied_by == "dana"
+
+
+def test_it_does_not_start_for_someone_who_lost_their_rights(ready: OwnPlatform, alarmed: list[Any]) -> None:
+    dana = ready.join("dana", Role.DEVELOPER)
+    with acting_as(dana):
+        ready.pipelines.apply(plan(every=HOUR))
+    ready.workspace.revoke("default", "dana", role=Role.DEVELOPER)
+    ready.clock.advance(HOUR)
+
+    assert tick(ready) == []
+
+
+def test_a_canary_is_work_on_an_endpoint(ready: OwnPlatform) -> None:
+    work = ready.pipelines.canary("churn", model="churn@1", plan=Canary(share=20))
+
+    with ready.database.read() as tx:
+        (row,) = unfinished(tx)
+    assert (work.workflow, row["input"]["canary"]["share"]) == ("pipelines.canary", 20)
+    with pytest.raises(NotFound):
+        ready.pipelines.canary("nothing", model="churn@1")
