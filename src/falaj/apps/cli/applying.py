@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from falaj.apps.cli.commands import command
-from falaj.apps.cli.generated import say
 from falaj.apps.cli.printing import show
-from falaj.apps.cli.sentences import Said
+from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import plural, text_of

@@ -17,10 +17,9 @@ from pydantic_core import to_json
 from falaj.apps.cli import reading
 from falaj.apps.cli.failures import FAILED, MISUSED
 from falaj.apps.cli.files import atomic_file, refuse_overwriting
-from falaj.apps.cli.generated import say
 from falaj.apps.cli.printing import show
 from falaj.apps.cli.progress import Advance, progress
-from falaj.apps.cli.sentences import Said
+from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import plural
 from falaj.control.platform import all_operations

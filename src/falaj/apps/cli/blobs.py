@@ -13,10 +13,10 @@ import typer
 
 from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.files import chunks, open_input, refuse_overwriting
-from falaj.apps.cli.generated import deliver, say
+from falaj.apps.cli.generated import deliver
 from falaj.apps.cli.printing import show
 from falaj.apps.cli.progress import Advance, counted, progress
-from falaj.apps.cli.sentences import Said
+from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import size
 from falaj.control.platform import all_operations

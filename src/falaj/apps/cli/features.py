@@ -12,10 +12,9 @@ import typer
 from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.feature_tables import made_sentence, show_online, show_view, show_views
 from falaj.apps.cli.files import open_input
-from falaj.apps.cli.generated import say
 from falaj.apps.cli.printing import show as show_result
 from falaj.apps.cli.progress import counted, progress
-from falaj.apps.cli.sentences import Said
+from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import plural
 from falaj.control.platform import all_operations

@@ -15,7 +15,7 @@ from falaj.apps.cli.commands import CommandFunction
 from falaj.apps.cli.confirmation import confirm
 from falaj.apps.cli.files import open_input, output
 from falaj.apps.cli.printing import show, show_lines, show_records
-from falaj.apps.cli.sentences import Said, sentence
+from falaj.apps.cli.sentences import say, sentence
 from falaj.apps.cli.session import Session
 from falaj.governance.operations import Operation, Shape
 from falaj.records.objects import Page
@@ -75,13 +75,6 @@ def deliver(
         (show_lines if session.json else show_records)(result)
     else:
         _show_result(session, operation, given, result)
-
-
-def say(session: Session, said: Said) -> None:
-    """What happened, then the commands to go on with."""
-    print(said.words)
-    for why, command in said.then:
-        print(f"  {why:<6} {session.spell(command)}")
 
 
 @contextmanager

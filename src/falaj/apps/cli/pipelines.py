@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from falaj.apps.cli.generated import say
 from falaj.apps.cli.printing import show
-from falaj.apps.cli.sentences import sentence
+from falaj.apps.cli.sentences import say, sentence
 from falaj.apps.cli.session import Session
 from falaj.sdk.pipelines import apply_pipeline, read_pipeline
 

@@ -9,9 +9,8 @@ import typer
 
 from falaj.apps.cli.commands import command
 from falaj.apps.cli.failures import FAILED
-from falaj.apps.cli.generated import say
 from falaj.apps.cli.printing import show
-from falaj.apps.cli.sentences import Said
+from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.supervisor import down, status, up
 from falaj.errors import InvalidInput

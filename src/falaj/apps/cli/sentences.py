@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import plural, size, text_of
 from falaj.records.blobs import Blob
 from falaj.records.features import Materialized
@@ -28,6 +29,13 @@ class Said(NamedTuple):
 
 
 Given = Mapping[str, Any]
+
+
+def say(session: Session, said: Said) -> None:
+    """What happened, then the commands to go on with."""
+    print(said.words)
+    for why, command in said.then:
+        print(f"  {why:<6} {session.spell(command)}")
 
 
 def sentence(operation: str, result: Any, given: Given) -> Said | None:

@@ -12,9 +12,8 @@ import typer
 
 from falaj.apps.cli import reading
 from falaj.apps.cli.commands import command
-from falaj.apps.cli.generated import say
 from falaj.apps.cli.printing import show
-from falaj.apps.cli.sentences import sentence
+from falaj.apps.cli.sentences import say, sentence
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.values import text_of

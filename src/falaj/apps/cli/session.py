@@ -7,12 +7,15 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from falaj.apps.cli.journal import log_to
 from falaj.apps.cli.options import Globals
 from falaj.errors import InvalidInput
 from falaj.records.places import default_home
-from falaj.sdk.platform import Platform
+
+if TYPE_CHECKING:
+    from falaj.sdk.platform import Platform  # `falaj up` has no use for it, and stays small
 
 
 @dataclass(frozen=True)

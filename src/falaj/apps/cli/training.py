@@ -14,9 +14,8 @@ from falaj.apps.cli import reading
 from falaj.apps.cli.commands import command
 from falaj.apps.cli.failures import FAILED
 from falaj.apps.cli.following import follow_job, print_log
-from falaj.apps.cli.generated import say
 from falaj.apps.cli.printing import show, show_lines
-from falaj.apps.cli.sentences import Said, sentence
+from falaj.apps.cli.sentences import Said, say, sentence
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import plural, printable, text_of
 from falaj.control.platform import all_operations
