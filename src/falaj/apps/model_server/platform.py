@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from falaj.apps.model_server.meters import Meter, Meters
 from falaj.apps.model_server.recorder import Key, PredictionLog, Source
 from falaj.assembly.platform import Platform
 from falaj.assembly.serving import read_online
-from falaj.errors import Damaged, FalajError, NotFound
+from falaj.errors import Damaged, NotFound
 from falaj.governance.caller import Caller, acting_as
 from falaj.monitoring.collector import Collector
+from falaj.monitoring.delivery import Delivery
 from falaj.records.features import OnlineRows
+from falaj.records.monitors import WindowRecord
 from falaj.records.serving import LoadProblem, ModelFile, VersionCounts
 from falaj.serving.runtime.engine import OnnxEngine, open_model
-
-_log = logging.getLogger(__name__)
 
 
 class Hands:
@@ -27,6 +26,7 @@ class Hands:
         self._rooms = platform.rooms
         self._account = account
         self.collector = Collector()
+        self._windows = Delivery(self.collector, self._hand_in)
 
     def load(self, file: ModelFile) -> OnnxEngine:
         """A registered version, its signature and bytes verified, opened from memory."""
@@ -66,13 +66,12 @@ class Hands:
             self._rooms.endpoints.report(endpoint, counts=counts)
 
     def hand_in_windows(self) -> None:
-        """Give monitoring what was sketched since the last time; a window that it does not take is dropped."""
-        for endpoint, window in self.collector.flush():
-            try:
-                with acting_as(self._account):
-                    self._rooms.monitoring.record(endpoint, windows=(window,))
-            except FalajError as error:
-                _log.warning("monitoring did not take a window of %s: %s", endpoint, error)
+        """Give monitoring what was sketched since the last time; what it cannot take now waits for the next time."""
+        self._windows.deliver()
+
+    def _hand_in(self, endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
+        with acting_as(self._account):
+            self._rooms.monitoring.record(endpoint, windows=windows)
 
 
 class Counters:
