@@ -8,13 +8,10 @@ from sqlalchemy import insert, select, update
 
 from falaj.errors import Conflict, NotFound
 from falaj.features.tables import entities, training_sets, views
-from falaj.governance import objects
 from falaj.governance.call import Call
-from falaj.governance.tables import activities, lineage_edges
 from falaj.ports.metadata import Transaction
 from falaj.ports.tables import TableKey
 from falaj.records.features import Entity, Feature, FeatureView, PinnedView, StoredView, TrainingSet
-from falaj.records.names import new_id
 from falaj.records.objects import StoredObject
 
 
@@ -83,16 +80,6 @@ def publish_online(call: Call, found: StoredView) -> None:
         .where(views.c.id == found.id, views.c.version == found.version)
         .values(online_version=found.table_version)
     )
-
-
-def flow(call: Call, source: StoredObject, target: StoredObject) -> None:
-    """The bytes of `source` are in `target` from now on: an edge, and its restrictions."""
-    activity = new_id("act")
-    fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
-    call.tx.execute(insert(activities), fields)
-    edges = [{"source": source.id, "target": activity}, {"source": activity, "target": target.id}]
-    call.tx.execute(insert(lineage_edges), edges)
-    objects.relabel(call.tx, target.id, label=target.label | source.label)
 
 
 def add_training_set(call: Call, new: StoredObject, facts: dict[str, Any]) -> TrainingSet:

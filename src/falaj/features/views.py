@@ -11,6 +11,7 @@ from falaj.features import store
 from falaj.features.aggregations import aggregated_rows, newest_windows
 from falaj.features.joins import ARRIVAL, JoinedView
 from falaj.features.sources import require, uploaded_rows
+from falaj.governance import lineage_store
 from falaj.governance.call import Call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.gate import Gate
@@ -147,7 +148,7 @@ def _publish(backing: Backing, call: Call, view: StoredView, rows: ArrowTable) -
         blob = call.object("data")
         _require_zone(backing.gate, call.tx, call, blob)
         store.publish_rows(call, view, table_version=written, rows=total)
-        store.flow(call, blob, call.target)
+        lineage_store.flow(call, [blob], call.target)
         return Ingested(
             view=view.id, version=view.version, table_version=written, added=rows.num_rows, rows=total
         )

@@ -35,6 +35,18 @@ def record(call: Call) -> None:
     call.tx.execute(insert(lineage_edges), [*sources, *targets])
 
 
+def flow(call: Call, sources: Sequence[StoredObject], target: StoredObject) -> None:
+    """What `sources` hold is in `target`, which was there before, from now on: edges, and their restrictions."""
+    activity = new_id("act")
+    fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
+    call.tx.execute(insert(activities), fields)
+    edges = [{"source": source.id, "target": activity} for source in sources]
+    call.tx.execute(insert(lineage_edges), [*edges, {"source": activity, "target": target.id}])
+    label = union([target.label, *(source.label for source in sources)])
+    if label != target.label:
+        objects.relabel(call.tx, target.id, label=label)
+
+
 def walk(
     tx: Transaction, start: ObjectId, *, up: bool, depth: int | None
 ) -> dict[ObjectId, tuple[int, list[ObjectId]]]:

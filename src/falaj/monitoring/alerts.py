@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from falaj.errors import Conflict, Damaged
-from falaj.governance import objects, outbox
+from falaj.governance import lineage_store, objects, outbox
 from falaj.governance.call import Call
 from falaj.monitoring import store
 from falaj.monitoring.tables import alerts
@@ -24,7 +24,7 @@ def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dic
     if home is None:
         raise Damaged(f"monitor {monitor.name} has lost its workspace")
     new = call.create("alert", workspace=home, zone=monitor.zone)
-    store.flow(call, monitor, new)
+    lineage_store.flow(call, [monitor], new)
     columns = [report.name for report in drift.drifted]
     row = {
         "id": new.id,

@@ -9,14 +9,12 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, update
 
 from falaj.governance import objects
-from falaj.governance.call import Call
-from falaj.governance.tables import activities, lineage_edges
 from falaj.monitoring.tables import alerts, monitors, positions, slots
 from falaj.monitoring.windows import Slot, due_at
 from falaj.ports.metadata import Transaction
 from falaj.records.monitoring import FalseAlarmBudget, Verdict
 from falaj.records.monitors import Monitor, MonitorWindow, VersionProgress
-from falaj.records.names import ObjectId, new_id
+from falaj.records.names import ObjectId
 from falaj.records.objects import StoredObject
 
 _HOLD = "UPDATE monitoring_endpoints SET seq = seq + ? WHERE endpoint = ? RETURNING seq"
@@ -102,16 +100,6 @@ def pin_again(tx: Transaction, ident: ObjectId, row: dict[str, Any]) -> None:
     hold_endpoint(tx, row["endpoint"])
     tx.execute(delete(positions).where(positions.c.monitor == ident))
     tx.execute(update(monitors).where(monitors.c.id == ident).values(**row))
-
-
-def flow(call: Call, source: StoredObject, target: StoredObject) -> None:
-    """What `source` holds is in `target` from now on: an edge, and its restrictions."""
-    activity = new_id("act")
-    fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
-    call.tx.execute(insert(activities), fields)
-    edges = [{"source": source.id, "target": activity}, {"source": activity, "target": target.id}]
-    call.tx.execute(insert(lineage_edges), edges)
-    objects.relabel(call.tx, target.id, label=target.label | source.label)
 
 
 def set_open_alert(tx: Transaction, monitor: str, alert: str | None) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from falaj.errors import Damaged, Denied, InvalidInput
-from falaj.governance import objects
+from falaj.governance import lineage_store, objects
 from falaj.governance.call import Call
 from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.gate import Gate
@@ -61,7 +61,7 @@ def rebase(bench: Bench, call: Call) -> Monitor:
         require_living_key(call.tx, endpoint.workspace)
         alerts.end_open(call, ident)
         store.pin_again(call.tx, ident, pinned)
-        store.flow(call, call.object("reference"), call.target)
+        lineage_store.flow(call, [call.object("reference")], call.target)
         return store.monitor_record(call.tx, objects.by_id(call.tx, ident) or call.target)
 
     return bench.gate.commit(call, publish)

@@ -7,6 +7,7 @@ of a request with several rows has its number behind that (`ID-12.3`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -19,13 +20,16 @@ ArrowTable: TypeAlias = Any
 COMPRESSION = "zstd"
 
 
+_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})(?:\.(0|[1-9][0-9]{0,9}))?")
+
+
 def split_id(prediction: str) -> tuple[str, int, int | None]:
     """Batch, number and row (if it has one) of a prediction's id."""
-    batch, _, rest = prediction.rpartition("-")
-    number, _, row = rest.partition(".")
-    if not (batch and number.isdigit() and (row.isdigit() or not row)):
+    found = _ID.fullmatch(prediction)
+    if found is None:
         raise NotFound(f"{prediction!r} is not the id of a prediction; one ends in its number, like ID-12")
-    return batch, int(number), int(row) if row else None
+    batch, number, row = found.groups()
+    return batch, int(number), None if row is None else int(row)
 
 
 # ------------------------------------------------------------------------------------------- encoding
@@ -177,6 +181,11 @@ class Decoded:
         if row is None and (number, 1) in self._places:
             return None
         return self._places.get((number, row or 0))
+
+    def named(self, prediction: str) -> str:
+        """The one id of a prediction: the only row of a request could also be called `ID-12.0`."""
+        batch, number, _ = split_id(prediction)
+        return prediction if (number, 1) in self._places else f"{batch}-{number}"
 
     def at(self, place: int) -> Any:
         return self._table["at"][place].as_py()

@@ -23,6 +23,7 @@ from falaj.serving.scores import score, suits
 class Found:
     """A label and the prediction that it is for."""
 
+    name: str
     outcome: Outcome
     version: str
     at: datetime
@@ -36,7 +37,8 @@ def score_labels(gate: Gate, call: Call, logbook: Logbook, given: Sequence[Outco
     with gate.database.read() as tx:
         scoring = store.endpoint_record(tx, call.target).scoring
     decided = scoring or _scoring(known)
-    rows = [_row(call, each, decided) for each in known] if decided is not None else []
+    found = {each.name: _row(call, each, decided) for each in known} if decided is not None else {}
+    rows = [*found.values()]
 
     def publish() -> Scored:
         if decided is not None and scoring is None:
@@ -51,14 +53,14 @@ def _found(
     gate: Gate, call: Call, logbook: Logbook, wanted: Mapping[str, Outcome]
 ) -> tuple[list[Found], list[str]]:
     """The predictions that are logged, and the ids of those that are not (yet)."""
+    known: list[Found] = []
+    unknown: list[str] = []
     by_batch: dict[str, list[str]] = {}
     for ident in wanted:
         try:
             by_batch.setdefault(split_id(ident)[0], []).append(ident)
         except NotFound:
-            by_batch.setdefault(ident, []).append(ident)
-    known: list[Found] = []
-    unknown: list[str] = []
+            unknown.append(ident)
     for batch, idents in by_batch.items():
         with gate.database.read() as tx:
             found = objects.by_id(tx, batch)
@@ -84,7 +86,7 @@ def _in_batch(logbook: Logbook, batch: StoredObject, version: str, outcome: Outc
     predicted = decoded.predicted(place)
     if not predicted:
         raise InvalidInput(f"{outcome.id}: the model answers no numbers, so there is nothing to score")
-    return Found(outcome, version, decoded.at(place), predicted)
+    return Found(decoded.named(outcome.id), outcome, version, decoded.at(place), predicted)
 
 
 def _scoring(known: Sequence[Found]) -> Scoring | None:
@@ -97,7 +99,7 @@ def _scoring(known: Sequence[Found]) -> Scoring | None:
 
 def _row(call: Call, found: Found, scoring: Scoring) -> dict[str, Any]:
     return {
-        "prediction": found.outcome.id,
+        "prediction": found.name,
         "endpoint": call.target.id,
         "version": found.version,
         "predicted_at": found.at,

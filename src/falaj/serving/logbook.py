@@ -65,8 +65,9 @@ class Logbook:
         with self._gate.database.read() as tx:
             facts = self._facts(batch, store.batch_row(tx, batch.id))
             endpoint = objects.ever(tx, facts["endpoint"])
-            label, score = store.label_of(tx, ident)
         decoded = self._read(batch, facts)
+        with self._gate.database.read() as tx:
+            label, score = store.label_of(tx, decoded.named(ident))
         place = decoded.place(number, row)
         if place is None:
             raise NotFound(

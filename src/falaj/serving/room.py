@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from falaj.errors import Conflict, Denied
-from falaj.governance import objects
+from falaj.governance import lineage_store, objects
 from falaj.governance.call import Call, current_call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.gate import Gate
@@ -238,7 +238,7 @@ class Endpoints:
         scoring = scoring or (before.scoring if before is not None and before.model == model else None)
         store.put_endpoint(call, target.id, model=model, routes=routes, lookup=lookup, scoring=scoring)
         if flowing:
-            store.flow(call, flowing, target)
+            lineage_store.flow(call, flowing, target)
 
     def _record(self, call: Call, ident: str) -> DeployedEndpoint:
         found = objects.by_id(call.tx, ident)

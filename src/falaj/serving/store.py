@@ -10,10 +10,9 @@ from sqlalchemy import RowMapping, delete, func, insert, select, update
 
 from falaj.governance import objects
 from falaj.governance.call import Call
-from falaj.governance.tables import activities, blobs, lineage_edges
+from falaj.governance.tables import blobs
 from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction
-from falaj.records.names import new_id
 from falaj.records.objects import StoredObject
 from falaj.records.serving import (
     DeployedEndpoint,
@@ -121,20 +120,6 @@ def set_scoring(tx: Transaction, ident: str, scoring: Scoring) -> None:
     tx.execute(update(endpoints).where(endpoints.c.id == ident).values(scoring=scoring))
 
 
-def flow(call: Call, sources: Sequence[StoredObject], target: StoredObject) -> None:
-    """What `target` answers comes from `sources` too, from now on: edges, and their restrictions."""
-    activity = new_id("act")
-    fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
-    call.tx.execute(insert(activities), fields)
-    edges = [{"source": source.id, "target": activity} for source in sources]
-    call.tx.execute(insert(lineage_edges), [*edges, {"source": activity, "target": target.id}])
-    label = target.label
-    for source in sources:
-        label = label | source.label
-    if label != target.label:
-        objects.relabel(call.tx, target.id, label=label)
-
-
 def _plain(routes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"version": route["version"], "weight": route["weight"]} for route in routes]
 
@@ -152,8 +137,8 @@ def set_problems(tx: Transaction, endpoint: str, found: Sequence[LoadProblem], *
 
 
 def add_counts(tx: Transaction, endpoint: str, found: Sequence[VersionCounts], *, now: datetime) -> None:
-    """Add what was counted to the minute that `now` is in."""
-    minute = now.replace(second=0, microsecond=0)
+    """Add what was counted to the minute that `now` is in, or to what is left of it since the routes changed."""
+    minute = _begin(tx, endpoint, now)
     for each in found:
         same = counts.c.endpoint == endpoint, counts.c.version == each.version, counts.c.at == minute
         new = each.model_dump(exclude={"version"}) | {"latency": list(each.latency)}
@@ -167,11 +152,21 @@ def add_counts(tx: Transaction, endpoint: str, found: Sequence[VersionCounts], *
         )
 
 
+def _begin(tx: Transaction, endpoint: str, moment: datetime) -> datetime:
+    """When the counts that `moment` falls into begin: with its minute, or with the last change of the routes.
+
+    So a canary does not count what either version did before it.
+    """
+    minute, row = moment.replace(second=0, microsecond=0), endpoint_row(tx, endpoint)
+    return minute if row is None or row["changed_at"] > moment else max(minute, row["changed_at"])
+
+
 def stats(tx: Transaction, endpoint: str, *, since: datetime | None) -> tuple[VersionStats, ...]:
-    """What each version did, in the whole minutes and predictions since then."""
+    """What each version did since then: predictions to the moment, requests in whole minutes or since the routes
+    changed."""
     query = select(counts).where(counts.c.endpoint == endpoint)
     if since is not None:
-        query = query.where(counts.c.at >= since.replace(second=0, microsecond=0))
+        query = query.where(counts.c.at >= _begin(tx, endpoint, since))
     found: dict[str, list[RowMapping]] = {}
     for row in tx.execute(query).mappings():
         found.setdefault(row["version"], []).append(row)
