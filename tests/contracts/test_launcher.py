@@ -190,7 +190,8 @@ def test_killed_process_inside_takes_the_code_with_it_too(yard: Yard) -> None:
     word = f"daemon-{time.monotonic_ns()}"
     yard.launcher().start(yard.launch(WITH_DAEMON, word, "600"))
     yard.wait_for(b"up")
-    inside = [pid for pid in running("The first process inside") if word.encode() in cmdline(pid)]
+    here = os.fsencode(yard.root)
+    inside = [pid for pid in running("The first process inside") if here in cmdline(pid)]
 
     kill(inside[-1])
 
@@ -322,3 +323,37 @@ def test_forgotten_attempt_is_killed_and_gone(yard: Yard) -> None:
     assert os.listdir(yard.control) == []
     assert (kept / "file").exists()
     assert yard.launcher().state(ATTEMPT).phase == "unknown"
+
+
+VERY_DEEP_AND_CLOSED = """
+import os
+os.mkdir('../outputs/closed')
+open('../outputs/closed/x', 'w').close()
+os.chmod('../outputs/closed', 0)
+os.symlink('/', '../outputs/all')
+os.chdir('../outputs')
+for _ in range(2000):
+    os.mkdir('d')
+    os.chdir('d')
+os.mkfifo('pipe')
+"""
+
+
+def test_what_code_has_nested_without_end_is_removed(yard: Yard) -> None:
+    state = yard.run(VERY_DEEP_AND_CLOSED)
+    assert state.exit_code == 0, state
+
+    yard.launcher().forget(ATTEMPT)
+
+    assert not (yard.root / "attempts" / ATTEMPT.replace("/", "-")).exists()
+    assert Path("/etc").is_dir()
+
+
+def test_many_long_arguments_arrive(yard: Yard) -> None:
+    words = [f"{number}".zfill(4000) for number in range(100)]
+
+    state = yard.run("import os, sys; print(len(sys.argv), sys.argv[-1][-2:], os.listdir('..'))", *words)
+
+    assert state.exit_code == 0, state
+    assert yard.log().startswith(b"101 99 ")
+    assert b".falaj" not in yard.log()

@@ -17,7 +17,7 @@ from falaj.governance.founding import count_users
 from falaj.ports.launcher import Launcher
 from falaj.ports.metadata import Database
 from falaj.ports.sandbox import MachineFacts
-from falaj.records.config import Config
+from falaj.records.config import S3, Config, Pkcs11Config
 from falaj.records.residency import Zone
 from falaj.records.scheduling import Node
 from falaj.scheduling import node_from
@@ -62,7 +62,7 @@ class LocalWorkbench:
 
     @property
     def yard(self) -> Yard:
-        hidden = (self._home.path, self._home.config_dir)
+        hidden = (self._home.path, self._home.config_dir, *secret_files(self._config))
         return Yard(self._folder, self.launcher, self.nodes, hidden=hidden)
 
     @property
@@ -88,6 +88,21 @@ class LocalWorkbench:
             users = count_users(tx)
         decided = isolation.decide(self._facts, users=users, prefer=self._config.isolation)
         return Walls(decided.mechanism, self._facts)
+
+
+def secret_files(config: Config) -> tuple[Path, ...]:
+    """The files with secrets that falaj.toml names: they may lie where a job would see them."""
+    named = [tls.key for tls in (config.server.tls, config.serving.tls) if tls is not None]
+    secrets = [config.metadata.url]
+    for zone in config.zones.values():
+        if isinstance(zone.blobs, S3):
+            secrets += [zone.blobs.access_key, zone.blobs.secret_key]
+    if isinstance(config.keys, Pkcs11Config):
+        secrets.append(config.keys.pin)
+    elif config.keys.path is not None:
+        named.append(config.keys.path)
+    named += [Path(each.removeprefix("file:")) for each in secrets if each and each.startswith("file:")]
+    return tuple(path.absolute() for path in named)
 
 
 def job_keeper(platform: Platform) -> Callable[[int, Callable[[], NoReturn]], JobKeeper]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -17,19 +19,28 @@ from typing import Any
 
 from falaj.control.behalf import acting
 from falaj.control.platform import Rooms
-from falaj.errors import FalajError, Fenced, InvalidInput, Unavailable
+from falaj.errors import FalajError, Fenced, Interrupted, InvalidInput, Unavailable
 from falaj.governance.caller import Caller, start_thread
 from falaj.records.names import ObjectId
-from falaj.records.tracking import MetricPoint
+from falaj.records.tracking import BATCH_POINTS, MetricPoint
 from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining
-from falaj.training.runtime.wire import Stream, receive_head, send, send_head, with_short_address
+from falaj.training.runtime.wire import Stream, parse_head, receive_text, send_head, with_short_address
 
 log = logging.getLogger("falaj.controller")
 
 CHUNK_BYTES = 1 << 20
-SMALL_BODY_BYTES = 1 << 20
+LONGEST_WORDS = 10_000
+AGAIN_S = 0.1
 SOCKET = "agent.sock"
 MOST_CONNECTIONS = 300
+MOST_AT_ONCE = 8
+"""So many frames of an attempt are parsed and answered at a time: a megabyte of JSON can make thirty of objects."""
+MOVES_BYTES = ("save_checkpoint", "load_checkpoint")
+
+PEER = struct.Struct("iII")
+"""What the kernel knows of the other end: pid, uid, gid."""
+
+Reply = tuple[dict[str, Any], int, Iterator[bytes]]
 
 
 class PlatformAgent:
@@ -60,7 +71,7 @@ class PlatformAgent:
             case {"call": "params", "params": dict(params)}:
                 self._log_params(params)
             case {"call": "progress", "step": int(step), "total": int(total)}:
-                self._progress(step, total)
+                self._progress(_count(step), _count(total))
             case {"call": "heartbeat"}:
                 return self._wanted(), 0, iter(())
             case {"call": "say", "words": str()}:
@@ -76,6 +87,8 @@ class PlatformAgent:
         return None, 0, iter(())
 
     def _log(self, metrics: list[Any], batch: Any) -> None:
+        if len(metrics) > BATCH_POINTS:
+            raise ValueError(f"{len(metrics)} metrics at once; at most {BATCH_POINTS}")
         points = tuple(
             MetricPoint(key=str(name), value=float(value), step=int(step)) for step, name, value in metrics
         )
@@ -113,11 +126,16 @@ class PlatformAgent:
 class AgentDoor:
     """Serves an agent on a socket in `folder` until it is closed. Each connection has a thread of its own.
 
-    The folder is the platform's own: where user code can change it, a link could lead us astray.
+    The folder is the platform's own: where user code can change it, a link could lead us astray. Whoever connects must
+    have the uid that owns `home`, the job's directory: jobs that are kept apart by their uids see each other's sockets.
     """
 
-    def __init__(self, folder: Path, agent: PlatformAgent, *, on_fenced: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: Path, agent: PlatformAgent, *, home: Path, on_fenced: Callable[[], None]
+    ) -> None:
         self._agent = agent
+        self._home = home
+        self._turns = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._on_fenced = on_fenced
         self._open: set[socket.socket] = set()
         self._closed = threading.Event()
@@ -135,9 +153,10 @@ class AgentDoor:
         while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            if len(self._open) >= MOST_CONNECTIONS:
+            except OSError:  # it was closed; or there are too many open files just now
+                self._closed.wait(AGAIN_S)
+                continue
+            if len(self._open) >= MOST_CONNECTIONS or not is_owner(connection, self._home):
                 connection.close()
                 continue
             self._open.add(connection)
@@ -146,40 +165,60 @@ class AgentDoor:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection.makefile("rwb") as stream:
-                while (head := receive_head(stream)) is not None and not self._closed.is_set():
-                    self._answer(stream, head)
+                while not self._closed.is_set() and self._answer_next(stream):
+                    pass
         except Fenced:
             self._on_fenced()
-        except (OSError, ValueError) as error:
-            log.info("a job's connection to its agent ended", extra={"reason": str(error)})
+        except (OSError, ValueError, Interrupted) as error:
+            log.info("a job's connection to its agent ended", extra={"reason": str(error)[:200]})
         except Exception:
             log.exception("a job's agent broke")
         finally:
             self._open.discard(connection)
             connection.close()
 
-    def _answer(self, stream: Stream, head: dict[str, Any]) -> None:
+    def _answer_next(self, stream: Stream) -> bool:
+        """Take the next frame and answer it; False at the end.
+
+        Whatever is large is held by few connections at a time, and by none that waits for the other end.
+        """
+        text, reply = receive_text(stream), None
+        if text is None:
+            return False
+        with self._turns:
+            head = parse_head(text)
+            del text
+            if head.get("call") in MOVES_BYTES:
+                head = {
+                    name: head[name]
+                    for name in ("call", "step", "body")
+                    if isinstance(head.get(name), str | int)
+                }
+            elif head["body"]:
+                raise ValueError(f"a body of {head['body']} bytes with {head.get('call')!r}")
+            else:
+                reply, head = self._reply(head, iter(())), {"body": 0}
         body = Body(stream, head["body"])
-        if head.get("call") != "save_checkpoint" and body.left > SMALL_BODY_BYTES:
-            raise ValueError(f"a body of {body.left} bytes with {head.get('call')!r}")
+        said, size, data = reply or self._reply(head, body.pieces())
+        body.skip()
+        send_head(stream, said, size)
+        for piece in padded(data, size):
+            stream.write(piece)
+        stream.flush()
+        return True
+
+    def _reply(self, head: dict[str, Any], body: Iterator[bytes]) -> Reply:
         try:
-            result, size, data = self._agent.answer(head, body.pieces())
+            result, size, data = self._agent.answer(head, body)
         except (CheckpointDamaged, InvalidTraining) as error:
-            body.skip()
-            send(stream, {"error": error.code, "message": error.message})
+            return {"error": error.code, "message": error.message}, 0, iter(())
         except Unavailable as error:
             raise ConnectionError(error.message) from error  # it asks again, as after a restart
-        except Fenced:
+        except (Fenced, Interrupted):
             raise
         except (FalajError, KeyError, TypeError, ValueError) as error:
-            body.skip()
-            send(stream, {"error": _code(head, error), "message": str(error)})
-        else:
-            body.skip()
-            send_head(stream, {"result": result}, size)
-            for piece in padded(data, size):
-                stream.write(piece)
-            stream.flush()
+            return {"error": _code(head, error), "message": str(error)[:LONGEST_WORDS]}, 0, iter(())
+        return {"result": result}, size, data
 
 
 class Body:
@@ -193,7 +232,7 @@ class Body:
         while self.left:
             piece = self._stream.read(min(self.left, CHUNK_BYTES))
             if not piece:
-                raise ConnectionError("the stream ended inside a frame")
+                raise Interrupted("the job hung up inside a frame")
             self.left -= len(piece)
             yield piece
 
@@ -217,6 +256,17 @@ def padded(data: Iterator[bytes], size: int) -> Iterator[bytes]:
         yield bytes(missing)
 
 
+def is_owner(connection: socket.socket, home: Path) -> bool:
+    """Whether the process at the other end has the uid that owns `home`."""
+    if sys.platform != "linux":
+        return True  # only there jobs have uids of their own
+    try:
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        return bool(PEER.unpack(peer)[1] == home.stat().st_uid)
+    except OSError:
+        return False
+
+
 def _listen(folder: Path) -> socket.socket:
     """A socket that the job may connect to, put in the place of an earlier one at a stroke."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -233,6 +283,12 @@ def _listen(folder: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _count(number: int) -> int:
+    if not 0 <= number < 1 << 62:
+        raise ValueError("a step is 0 or more, and fits into 62 bits")
+    return number
 
 
 def _code(head: dict[str, Any], error: Exception) -> str:

@@ -87,7 +87,7 @@ class Attempt:
         self._directory = yard.folder / self.job / str(self.number)
         self._agent_folder = yard.folder / self.job / f"{self.number}.agent"
         self._asked: Asked | None = "interrupted" if row["interrupting"] else None
-        self._progress_at = 0.0
+        self._progress_at, self._was_last = 0.0, False
         with office.gate.database.read() as tx:
             found = objects.by_id(tx, self.job)
         self._workspace = ObjectId("") if found is None else found.workspace
@@ -115,8 +115,7 @@ class Attempt:
         except _GivenUp:
             return self._asked or "interrupted", AttemptState("unknown")
         except FalajError as error:  # it cannot be started: refused, or something that it needs is gone
-            reason = " ".join([error.message, *(line for fault in error.faults for line in fault.lines())])
-            return "failed", AttemptState("ended", reason=" ".join(reason.split()))
+            return "failed", AttemptState("ended", reason=printable(str(error)))
         except Exception as error:
             if self._yard.launcher.state(self.name).phase != "unknown":
                 raise
@@ -191,7 +190,7 @@ class Attempt:
                 self.job,
                 attempt=self.number,
                 verdict=verdict,
-                reason=reason and " ".join(reason.split())[:2000],
+                reason=reason and printable(reason)[:2000],
                 exit_code=state.exit_code,
                 outputs=outputs,
                 **kept,
@@ -281,16 +280,16 @@ class Attempt:
             wanted=lambda: self._asked is None,
             progress=self._note_progress,
         )
-        door = AgentDoor(self._agent_folder, agent, on_fenced=office.on_lost)
+        door = AgentDoor(self._agent_folder, agent, home=self._directory, on_fenced=office.on_lost)
         try:
             yield
         finally:
             door.close()
 
     def _note_progress(self, step: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._progress_at >= PROGRESS_EVERY_S or step >= total:
-            self._progress_at = now
+        now, is_last = time.monotonic(), step >= total
+        if now - self._progress_at >= PROGRESS_EVERY_S or (is_last and not self._was_last):
+            self._progress_at, self._was_last = now, is_last
             self._office.note(self.job, progress={"step": step, "total": total})
 
     def _owner(self) -> Caller:
@@ -301,6 +300,11 @@ class Attempt:
     def _go_on(self) -> None:
         if self._asked is not None:
             raise _GivenUp
+
+
+def printable(words: str) -> str:
+    """On one line; what is no text, as in the names of files, is escaped."""
+    return " ".join(words.encode(errors="backslashreplace").decode().split())
 
 
 def clear_attempt(yard: Yard, job: str, number: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform as machine
-import stat
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +22,9 @@ from falaj.records.training import JobOutput
 
 CHUNK_BYTES = 1 << 20
 MOST_OUTPUTS = 10_000
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+FOLDER = FILE | os.O_DIRECTORY
+LEAVE_IT = "write into the folder FALAJ_OUTPUTS, and leave the folder itself in its place"
 _path = TypeAdapter(ArtifactPath)
 
 
@@ -40,27 +43,61 @@ def upload_outputs(
 
 
 def output_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """The path and an open descriptor of each file; InvalidInput if there are too many or one cannot be named."""
-    count = 0
-    for root, folders, files, root_fd in os.fwalk(folder, follow_symlinks=False):
-        folders.sort()
-        for name in sorted(files):
-            path = Path(root, name).relative_to(folder).as_posix()
-            handle = _open_regular(name, root_fd)
-            if handle is None:
-                continue
-            count += 1
-            if count > MOST_OUTPUTS:
-                os.close(handle)
-                raise InvalidInput.at(
-                    "outputs", given=f"more than {MOST_OUTPUTS} files", allowed="fewer; pack them"
-                )
-            try:
-                _path.validate_python(path)
-            except ValidationError:
-                os.close(handle)
-                raise InvalidInput.at("outputs", given=path, allowed="plain file names, no '\\\\'") from None
-            yield path, handle
+    """The path and an open descriptor of each file; InvalidInput if there are too many or one cannot be taken."""
+    try:
+        top = os.open(folder, FOLDER)
+    except OSError as error:
+        raise _refused(
+            "the folder itself", f"a folder that can be read ({error.strerror})", LEAVE_IT
+        ) from None
+    yield from _files_in(top, "", itertools.count(1))
+
+
+def _files_in(folder: int, above: str, seen: Iterator[int]) -> Iterator[tuple[str, int]]:
+    """Of an open folder, which is closed at the end: its files, then those of its folders, by name.
+
+    Names come from user code: they are counted while they are read, and a path too long ends the descent.
+    """
+    try:
+        found = {entry.name: entry for entry in _counted(folder, seen)}
+        for name in sorted(found, key=lambda name: (found[name].is_dir(follow_symlinks=False), name)):
+            if found[name].is_file(follow_symlinks=False):
+                path = _checked(f"{above}{name}")
+                yield path, _opened(name, folder, path, FILE)
+            elif found[name].is_dir(follow_symlinks=False):
+                path = _checked(f"{above}{name}")
+                yield from _files_in(_opened(name, folder, path, FOLDER), f"{path}/", seen)
+    finally:
+        os.close(folder)
+
+
+def _counted(folder: int, seen: Iterator[int]) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if next(seen) > MOST_OUTPUTS:
+                raise _refused(f"more than {MOST_OUTPUTS} files and folders", "fewer", "pack them")
+            yield entry
+
+
+def _checked(path: str) -> str:
+    try:
+        path.encode()  # names need not be text
+        return _path.validate_python(path)
+    except (UnicodeEncodeError, ValidationError):
+        shown = path.encode(errors="backslashreplace").decode()
+        raise _refused(shown, "plain names, no '\\', and paths of at most 500 characters") from None
+
+
+def _opened(name: str, folder: int, path: str, flags: int) -> int:
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        allowed = f"files and folders that can be read ({error.strerror})"
+        raise _refused(path, allowed, "chmod -R u+rwX what the job leaves") from None
+
+
+def _refused(given: str, allowed: str, fix: str | None = None) -> InvalidInput:
+    return InvalidInput.at("outputs", given=given, allowed=allowed, fix=fix)
 
 
 def upload_log(
@@ -90,15 +127,3 @@ def environment() -> str:
             "",
         ]
     )
-
-
-def _open_regular(name: str, folder: int) -> int | None:
-    """The file's descriptor; none where it is not a plain file, or cannot be opened."""
-    try:
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:
-        return None
-    if stat.S_ISREG(os.fstat(handle).st_mode):
-        return handle
-    os.close(handle)
-    return None

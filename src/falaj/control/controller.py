@@ -8,14 +8,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
 from falaj.control import lease, triggers, work
+from falaj.control.behalf import controller_itself
 from falaj.control.jobs import JobKeeper
 from falaj.control.platform import Rooms
-from falaj.control.workflows import WORKFLOWS, Workflow
-from falaj.errors import Conflict, Denied, Fenced, Unavailable
+from falaj.control.workflows import PUTTING_BACK, WORKFLOWS, Workflow
+from falaj.errors import Conflict, Denied, FalajError, Fenced, Unavailable
 from falaj.governance import objects
 from falaj.governance.caller import Caller, acting_as, on_terms, start_thread
 from falaj.governance.directory import holds
@@ -72,6 +73,8 @@ class Controller:
         self._make_jobs = jobs
         self._fence = 0
         self._started: set[str] = set()
+        self._refusals: set[str] = set()
+        self._resting: triggers.Resting = {}
         self._stopping = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
@@ -107,12 +110,12 @@ class Controller:
                 self._look_after_work(engine)
                 if jobs is not None:
                     jobs.tick()
-                if self._gate.clock() >= judge_at:
+                if _is_due(judge_at, self._pace.judge, now=self._gate.clock()):
                     judge_at = self._gate.clock() + self._pace.judge
-                    self._judge()
-                if self._gate.clock() >= sweep_at:
+                    self._attempt(self._judge)
+                if _is_due(sweep_at, self._pace.sweep, now=self._gate.clock()):
                     sweep_at = self._gate.clock() + self._pace.sweep
-                    self._sweep()
+                    self._attempt(self._sweep)
             except Fenced:
                 self._on_lost()
             except Unavailable as error:
@@ -144,7 +147,7 @@ class Controller:
             if ended is not None:
                 cancelled = row["cancelling"] and ended.error is not None
                 self._settle(row["id"], ended._replace(cancelled=ended.cancelled or cancelled))
-            elif row["cancelling"]:
+            elif row["cancelling"] and not _puts_back(row):
                 self._cancel(engine, row)
             elif row["id"] not in self._started:
                 self._note(row["id"], state=WorkState.RUNNING)
@@ -182,11 +185,22 @@ class Controller:
 
         return body
 
+    def _attempt(self, duty: Callable[[], None]) -> None:
+        """A duty of the house that is refused does not stop the work of others; why is said once."""
+        try:
+            duty()
+        except (Fenced, Unavailable):
+            raise
+        except FalajError as error:
+            if error.message not in self._refusals:
+                self._refusals.add(error.message)
+                log.error("the controller could not do its duty", extra={"reason": error.message})
+
     def _judge(self) -> None:
         """Look for drift, and start what it or a schedule calls for."""
         with self._as_controller():
             self._rooms.monitoring.evaluate()
-        triggers.start_due(self._gate, self._rooms, fence=self._fence)
+        triggers.start_due(self._gate, self._rooms, fence=self._fence, resting=self._resting)
 
     def _sweep(self) -> None:
         with self._as_controller():
@@ -200,6 +214,16 @@ class Controller:
             me = objects.resolve(tx, "controller", kind="service", workspace=ROOT)
         with acting_as(caller_for(me, origin="controller")), on_terms(fence=self._fence):
             yield
+
+
+def _is_due(at: datetime, every: timedelta, *, now: datetime) -> bool:
+    """Whether `at` has come; also where the clock was put back, or nothing would be due for as long."""
+    return not at - every <= now < at
+
+
+def _puts_back(row: Any) -> bool:
+    """Whether cancelled work is left to its own steps: the next one fails, and what it had begun is undone."""
+    return row["workflow"] in PUTTING_BACK and row["state"] == WorkState.RUNNING
 
 
 class Suspended(BaseException):
@@ -230,12 +254,28 @@ class _AuthorizedSteps:
     def say(self, words: str) -> None:
         self._controller._note(self.workflow, doing=words)
 
-    def _perform(self, name: str, body: Callable[[], Json]) -> Json:
+    def undo(self, name: str, body: Callable[[], Json]) -> Json:
+        self._done += 1
+        found = self._steps.run(name, lambda: self._perform(name, body, caller=self._controller_itself))
+        with self._controller._gate.database.read() as tx:
+            if work.by_id(tx, self.workflow)["cancelling"]:
+                raise Conflict("cancelled; what it had begun was undone")
+        return found
+
+    def _controller_itself(self) -> Caller:
+        itself = controller_itself(self._controller._gate.database)
+        return replace(itself, origin=f"workflow:{self.workflow}")
+
+    def _perform(
+        self, name: str, body: Callable[[], Json], *, caller: Callable[[], Caller] | None = None
+    ) -> Json:
         keeper = self._controller
         try:
             keeper._note(self.workflow, step=self._done - 1, doing=name)
-            caller = self._caller()
-            with acting_as(caller), on_terms(key=f"{self.workflow}:{name}", fence=keeper._fence):
+            with (
+                acting_as((caller or self._caller)()),
+                on_terms(key=f"{self.workflow}:{name}", fence=keeper._fence),
+            ):
                 return body()
         except Fenced:
             keeper._on_lost()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from falaj.control.platform import Rooms
@@ -31,14 +32,26 @@ def described(rooms: Rooms, job: Job) -> dict[str, Any]:
     outputs = {output.path: output.blob for output in job.outputs}
     if DESCRIPTION not in outputs:
         raise Conflict(f"the job {job.name} left no {DESCRIPTION} behind; fj.save_model writes it")
-    text = b"".join(rooms.blob.read(outputs[DESCRIPTION]))[:LARGEST_BYTES]
+    text = _beginning(rooms.blob.read(outputs[DESCRIPTION]))
+    if len(text) > LARGEST_BYTES:
+        raise Conflict(f"{DESCRIPTION} of the job {job.name} has more than {LARGEST_BYTES} bytes")
     try:
         said: dict[str, Any] = json.loads(text)
         return said | {"files": {path: outputs[path] for path in said["files"]}}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Conflict(
             f"{DESCRIPTION} of the job {job.name} is not what fj.save_model writes: {error!r}"
         ) from None
+
+
+def _beginning(pieces: Iterator[bytes]) -> bytes:
+    """As much as tells whether there is too much: a job may leave any amount behind."""
+    text = b""
+    for piece in pieces:
+        text += piece
+        if len(text) > LARGEST_BYTES:
+            break
+    return text
 
 
 def registered(

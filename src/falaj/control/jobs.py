@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from falaj.control.attempts import Attempt, Office, Yard, clear_attempt
@@ -127,5 +126,11 @@ class JobKeeper:
             numbers = {path.name.lstrip(".").split(".")[0].split("-")[0] for path in home.iterdir()}
             for number in sorted(int(each) for each in numbers if each.isdigit()):
                 if running.get(home.name) != number:
-                    with suppress(Unavailable):
-                        clear_attempt(self._yard, home.name, number)
+                    self._clear(home.name, number)
+
+    def _clear(self, job: str, number: int) -> None:
+        """What cannot be removed is left lying: it must not keep the keeper from its work."""
+        try:
+            clear_attempt(self._yard, job, number)
+        except Exception:
+            log.exception("what is left of an attempt cannot be removed", extra={"job": job})

@@ -8,7 +8,7 @@ from sqlalchemy import insert, select, update
 
 from falaj.control.tables import pipelines, work
 from falaj.control.work import Intents
-from falaj.errors import Conflict
+from falaj.errors import Conflict, Denied
 from falaj.governance import objects
 from falaj.governance.blob_bytes import BlobBytes
 from falaj.governance.call import Call, current_call
@@ -43,6 +43,7 @@ class Pipelines:
         When drift or the schedule starts it, it acts for whoever applied it last.
         """
         call = current_call()
+        _require_full_rights(call, pipeline)
         _require(call, pipeline)
         archive = call.referred["code"][0] if call.referred["code"] else None
         if archive is not None:
@@ -138,6 +139,16 @@ def idle(tx: Transaction) -> list[tuple[StoredPipeline, ObjectId]]:
     )
     rows = [(objects.by_id(tx, ident), behalf) for ident, behalf in tx.execute(query).all()]
     return [(pipeline_record(tx, found), behalf) for found, behalf in rows if found is not None]
+
+
+def _require_full_rights(call: Call, pipeline: Pipeline) -> None:
+    """What starts by itself acts with all the rights of whoever applied it, so a token with less must not apply it."""
+    limited = call.caller.workspace is not None or call.caller.actions is not None
+    if limited and (pipeline.on_drift or pipeline.every is not None):
+        raise Denied(
+            f"pipeline {pipeline.name} would start by itself, with more rights than this token has; "
+            "apply it with a token without limits, or with on_drift off and without every"
+        )
 
 
 def _require(call: Call, pipeline: Pipeline) -> None:

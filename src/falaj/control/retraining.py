@@ -5,6 +5,7 @@ Each step is one operation, performed for whoever asked; killed at any moment, i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -20,6 +21,9 @@ from falaj.records.record import utc_now
 from falaj.records.serving import EndpointStats, Route, VersionStats
 from falaj.records.training import Job, JobState
 from falaj.records.work import WorkState
+
+Weights = dict[str, int]
+"""Shares of requests by version."""
 
 
 def retrain(rooms: Rooms, walk: Walk, given: Json) -> Json:
@@ -49,21 +53,21 @@ def canary(rooms: Rooms, walk: Walk, given: Json) -> Json:
     """Try a version beside the one that serves, and promote it or go back."""
     endpoint, plan = given["endpoint"], Canary.model_validate(given["canary"])
     begun = walk.run("look at the champion", lambda: _champion(rooms, endpoint, given["version"]))
+    trial = _Trial(rooms, endpoint, begun, plan)
     try:
-        split = walk.run("begin the canary", lambda: _split(rooms, endpoint, begun, plan))
-        since = datetime.fromisoformat(split["changed_at"])
-        watching = _Watching(rooms, walk, endpoint, begun, plan, since)
+        split = walk.run("begin the canary", trial.split)
+        watching = _Watching(trial, walk, datetime.fromisoformat(split["changed_at"]))
         verdict = walk.wait("canary", watching.look, every_s=0.5)
         if verdict["promote"] and given["alias"]:
-            verdict = _approved(rooms, walk, begun, given, verdict)
+            verdict = _approved(trial, walk, given, verdict)
+        if verdict["promote"]:
+            walk.run("route all to it", trial.route_all)
+            if given["alias"]:
+                walk.run("promote", lambda: _promote(rooms, begun["challenger"], given["alias"]))
     except FalajError as error:
         verdict = {"promote": False, "words": error.message}
-    if verdict["promote"]:
-        if given["alias"]:
-            walk.run("promote", lambda: _promote(rooms, begun["challenger"], given["alias"]))
-        walk.run("route all to it", lambda: _route(rooms, endpoint, {begun["challenger_version"]: 100}))
-    else:
-        walk.run("roll back", lambda: _route(rooms, endpoint, begun["routes"]))
+    if not verdict["promote"]:
+        walk.undo("roll back", trial.roll_back)
     return {"version": begun["challenger"], "champion": begun["champion"], "verdict": verdict}
 
 
@@ -147,43 +151,94 @@ def _rebase(rooms: Rooms, walk: Walk, plan: Pipeline, workspace: str, data: str)
 def _champion(rooms: Rooms, endpoint: str, challenger: str) -> Json:
     shown = rooms.endpoints.show(endpoint)
     version = rooms.models.version(challenger)
-    serving = {route.version: route.weight for route in shown.routes if route.weight}
-    champion = max(serving, key=lambda name: serving[name])
+    serving = [route for route in shown.routes if route.weight]
+    if len(serving) > 1:
+        raise Conflict(
+            f"{shown.name} divides its requests among versions {', '.join(route.version for route in serving)}: "
+            "another canary is under way, or somebody did that; route all to one version first"
+        )
+    champion = serving[0].version
+    if rooms.models.version(serving[0].id).model != version.model:
+        raise Conflict(
+            f"{version.reference} is not a version of the model {shown.model}, which {shown.name} serves"
+        )
     if champion == str(version.number):
         raise Conflict(f"{version.reference} serves {shown.name} already")
     return {
         "champion": champion,
-        "routes": serving,
+        "routes": {route.version: route.weight for route in shown.routes},
         "challenger": version.id,
         "challenger_version": str(version.number),
         "reference": version.reference,
     }
 
 
-def _split(rooms: Rooms, endpoint: str, begun: Json, plan: Canary) -> Json:
-    shares = {begun["champion"]: 100 - plan.share, begun["challenger_version"]: plan.share}
-    return _route(rooms, endpoint, shares)
+@dataclass(frozen=True)
+class _Trial:
+    """The endpoint of a canary, whose routes are changed only while they are what the canary takes them for."""
 
+    rooms: Rooms
+    endpoint: str
+    begun: Json
+    plan: Canary
 
-def _route(rooms: Rooms, endpoint: str, weights: dict[str, int]) -> Json:
-    routes = tuple(Route(version=version, weight=weight) for version, weight in weights.items())
-    return dump(rooms.endpoints.route(endpoint, routes=routes))
+    @property
+    def divided(self) -> Weights:
+        tried = {
+            self.begun["champion"]: 100 - self.plan.share,
+            self.begun["challenger_version"]: self.plan.share,
+        }
+        return {**self.begun["routes"], **tried}
+
+    @property
+    def promoted(self) -> Weights:
+        return {self.begun["challenger_version"]: 100}
+
+    def split(self) -> Json:
+        self._require(self.begun["routes"], self.divided)
+        return self._route(self.divided)
+
+    def require_split(self) -> None:
+        self._require(self.divided)
+
+    def route_all(self) -> Json:
+        self._require(self.divided, self.promoted)
+        return self._route(self.promoted)
+
+    def roll_back(self) -> Json:
+        """Only what this canary did: routes that somebody else has set stay."""
+        ours = self._weights() in (self.divided, self.promoted)
+        return self._route(self.begun["routes"]) if ours else {}
+
+    def _require(self, *weights: Weights) -> None:
+        """The routes are one of these; a step that was interrupted finds what it did itself."""
+        if self._weights() not in weights:
+            raise Conflict(
+                f"the routes of {self.endpoint} were changed by somebody else meanwhile; they stay so"
+            )
+
+    def _weights(self) -> Weights:
+        return {route.version: route.weight for route in self.rooms.endpoints.show(self.endpoint).routes}
+
+    def _route(self, weights: Weights) -> Json:
+        routes = tuple(Route(version=version, weight=weight) for version, weight in weights.items())
+        return dump(self.rooms.endpoints.route(self.endpoint, routes=routes))
 
 
 class _Watching:
     """Looks at both versions until there is a verdict."""
 
-    def __init__(
-        self, rooms: Rooms, walk: Walk, endpoint: str, begun: Json, plan: Canary, since: datetime
-    ) -> None:
-        self._stats = partial(rooms.endpoints.stats, endpoint, since=since)
+    def __init__(self, trial: _Trial, walk: Walk, since: datetime) -> None:
+        self._trial = trial
+        self._stats = partial(trial.rooms.endpoints.stats, trial.endpoint, since=since)
         self._say = walk.say
-        self._names = (begun["champion"], begun["challenger_version"])
-        self._plan = plan
-        self._until = since + plan.longest
+        self._names = (trial.begun["champion"], trial.begun["challenger_version"])
+        self._plan = trial.plan
+        self._until = since + trial.plan.longest
         self._looked = 0
 
     def look(self) -> Json | None:
+        self._trial.require_split()
         stats, plan = self._stats(), self._plan
         champion, challenger = (_of(stats, name) for name in self._names)
         self._say(
@@ -199,11 +254,13 @@ def _of(stats: EndpointStats, version: str) -> VersionStats:
     return next((each for each in stats.versions if each.version == version), VersionStats(version=version))
 
 
-def _approved(rooms: Rooms, walk: Walk, begun: Json, given: Json, verdict: Json) -> Json:
+def _approved(trial: _Trial, walk: Walk, given: Json, verdict: Json) -> Json:
     """The verdict, once someone else has approved the version, where its alias asks for that."""
+    rooms, begun = trial.rooms, trial.begun
     by = utc_now() + timedelta(seconds=given["approval_within"])
 
     def look() -> Json | None:
+        trial.require_split()
         if not _needs_approval(rooms, begun["challenger"], given["alias"]):
             return verdict
         if utc_now() > by:
@@ -225,6 +282,9 @@ def _needs_approval(rooms: Rooms, version: str, alias: str) -> bool:
 
 
 def _promote(rooms: Rooms, version: str, alias: str) -> Json:
+    aliases = {each.alias: each for each in rooms.models.show(rooms.models.version(version).model).aliases}
+    if alias in aliases and aliases[alias].version == version:
+        return {}
     return dump(rooms.models.promote(version, to=alias))
 
 

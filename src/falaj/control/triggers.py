@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from falaj.control import pipelines
 from falaj.control.platform import Rooms
-from falaj.errors import Denied, FalajError
+from falaj.errors import Denied, FalajError, Fenced, Unavailable
 from falaj.governance import objects
 from falaj.governance.caller import acting_as, on_terms
 from falaj.governance.gate import Gate
@@ -20,23 +20,40 @@ from falaj.records.pipelines import Cause, StoredPipeline
 log = logging.getLogger("falaj.triggers")
 
 
-def start_due(gate: Gate, rooms: Rooms, *, fence: int) -> None:
+RETRY = timedelta(minutes=10)
+"""So long a pipeline that could not be started is left alone."""
+
+Resting = dict[ObjectId, datetime]
+"""Pipelines that could not be started, and when that is tried again."""
+
+
+def start_due(gate: Gate, rooms: Rooms, *, fence: int, resting: Resting | None = None) -> None:
     """Start the pipelines that drift or their schedule calls for, each for whoever applied it."""
-    now = gate.clock()
+    now, resting = gate.clock(), {} if resting is None else resting
     with gate.database.read() as tx:
         due = [
             (pipeline, behalf, cause)
             for pipeline, behalf in pipelines.idle(tx)
-            if (cause := cause_of(tx, pipeline, now=now)) is not None
+            if not _rests(resting, pipeline.id, now=now)
+            and (cause := cause_of(tx, pipeline, now=now)) is not None
         ]
     for pipeline, behalf, cause in due:
         try:
             _start(gate, rooms, pipeline, behalf, cause, fence=fence)
+        except (Fenced, Unavailable):
+            raise
         except FalajError as error:
+            resting[pipeline.id] = now + RETRY
             log.warning(
                 "a pipeline could not be started",
                 extra={"pipeline": pipeline.definition.name, "reason": error.message},
             )
+
+
+def _rests(resting: Resting, ident: ObjectId, *, now: datetime) -> bool:
+    """Also where the clock was put back."""
+    until = resting.get(ident)
+    return until is not None and until - RETRY <= now < until
 
 
 def cause_of(tx: Transaction, pipeline: StoredPipeline, *, now: datetime) -> Cause | None:

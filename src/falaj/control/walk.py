@@ -15,6 +15,11 @@ class Walk(Steps, Protocol):
         """A step that lasts until `look`, which only reads, finds something; it is authorized anew at each look."""
         ...
 
+    def undo(self, name: str, body: Callable[[], Json]) -> Json:
+        """A step that puts back what an earlier one changed: also of cancelled work, which then ends as cancelled;
+        the controller does it, because whoever asked may have lost the right to."""
+        ...
+
     def say(self, words: str) -> None:
         """What the work is doing, for whoever watches it."""
         ...

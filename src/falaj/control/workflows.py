@@ -38,6 +38,9 @@ WORKFLOWS: dict[str, Workflow] = {
     "pipelines.canary": canary,
 }
 
+PUTTING_BACK = frozenset({"pipelines.retrain", "pipelines.canary"})
+"""Those that put back what they have begun when they are cancelled."""
+
 
 def _dump(record: Any) -> Json:
     dumped: Json = record.model_dump(mode="json")

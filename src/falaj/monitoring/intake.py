@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from falaj.errors import Damaged, InvalidInput
 from falaj.governance.call import Call
 from falaj.governance.encryption.values import SealedValues
+from falaj.governance.gate import Gate
 from falaj.monitoring import store
 from falaj.monitoring.looks import merged
 from falaj.monitoring.points import read_points
@@ -20,12 +22,14 @@ from falaj.records.objects import StoredObject
 Watching = list[tuple[str, MonitorWindow]]
 
 
-def take_in(call: Call, sealed: SealedValues, windows: Sequence[WindowRecord]) -> Recorded:
+def take_in(gate: Gate, call: Call, sealed: SealedValues, windows: Sequence[WindowRecord]) -> Recorded:
     """Store the windows of the endpoint that the call acts on, if a monitor watches it."""
     for number, window in enumerate(windows):
         _check(window, f"windows.{number}")
     endpoint, vault = call.target, Vault(sealed, call.target.workspace)
     watching = store.monitors_of(call.tx, endpoint.id)
+    if watching:
+        _require_placed(gate, call)
     last = store.hold_endpoint(call.tx, endpoint.id, take=len(windows)) if watching else None
     if last is None:
         return Recorded(endpoint=endpoint.id, stored=0, monitors=0)
@@ -74,6 +78,12 @@ def _sealed(vault: Vault, window: WindowRecord, endpoint: StoredObject, seq: int
         model=window.model, since=window.since, until=window.until, features=window.features
     )
     return vault.seal_window(plain, endpoint=endpoint.id, seq=seq)
+
+
+def _require_placed(gate: Gate, call: Call) -> None:
+    """Sketches lie in the default zone; the endpoint's label may have changed since somebody began to watch it."""
+    seen = partial(gate.authorizer.sees, call.tx, call.caller)
+    gate.zones.require(call.tx, [call.target], gate.zones.default, seen=seen)
 
 
 def _check(window: WindowRecord, where: str) -> None:

@@ -86,7 +86,7 @@ class Monitoring:
         """Take in windows that a server of the endpoint has sketched; they are kept only if a monitor watches it."""
         from falaj.monitoring.intake import take_in
 
-        return take_in(current_call(), self._sealed, windows)
+        return take_in(self.gate, current_call(), self._sealed, windows)
 
     @operation("monitoring.check", resource="monitor", mode=Mode.FREE)
     def check(

@@ -17,6 +17,7 @@ from falaj.governance.operations import Mode, operation
 from falaj.optimization import store
 from falaj.ports.metadata import Transaction
 from falaj.records.features import Column, DatasetRef
+from falaj.records.identity import Role
 from falaj.records.names import ROOT, WorkspaceRef
 from falaj.records.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.optimization import Budget, FeatureColumns, Optimization, OptimizationRef, Recipe, Report
@@ -89,7 +90,7 @@ class Optimizations:
         """The optimizations of a workspace that ended, oldest first."""
         return page_in_target(self.gate, "optimization", store.optimization_record, after=after, limit=limit)
 
-    @operation("optimization.record", resource="model_version")
+    @operation("optimization.record", resource="model_version", allow=Role.OPERATOR)
     def record(
         self,
         model: ModelVersionRef,
@@ -104,7 +105,7 @@ class Optimizations:
         """Keep what the job of an optimization found; the controller does this for whoever started it."""
         call = current_call()
         home = objects.resolve(call.tx, call.target.workspace, kind="workspace", workspace=ROOT)
-        new = call.create("optimization", workspace=home)
+        new = call.create("optimization", workspace=home, owner=call.object("job").owner)
         facts = {
             "model": call.target.id,
             "data": call.object("data").id,

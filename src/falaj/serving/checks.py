@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from falaj.errors import Denied, Fault, InvalidInput
+from falaj.errors import Denied, Fault, InvalidInput, KeyUnavailable, ResidencyDenied
 from falaj.governance import objects
 from falaj.governance.call import Call
+from falaj.governance.encryption.keyring import has_living_key
 from falaj.governance.gate import Gate
+from falaj.ports.metadata import Transaction
 from falaj.records.features import ColumnType
 from falaj.records.objects import StoredObject
 from falaj.records.registry import FileFormat, ModelVersion
 from falaj.records.residency import Zone
-from falaj.records.serving import Lookup, Route, ServedRoute, ViewLookup
+from falaj.records.serving import DeployedEndpoint, Lookup, Route, ServedRoute, ViewLookup
 from falaj.serving.lookups import require_fit
 from falaj.serving.neighbours import OpenVersion, OpenView
 
@@ -48,6 +50,23 @@ def require_servable(
     if faults:
         raise InvalidInput("the model server runs ONNX only", faults=faults)
     return versions
+
+
+def require_still_servable(
+    gate: Gate, tx: Transaction, version: StoredObject, served: DeployedEndpoint
+) -> None:
+    """What held when a version was deployed holds still: it and the views that are looked up may lie where the
+    endpoint is, and their keys live."""
+    zone = gate.zones.named(served.zone or None)
+    looked_up = () if served.lookup is None else served.lookup.views
+    views = [objects.by_id(tx, view.view) for view in looked_up]
+    for each in [version, *(view for view in views if view is not None)]:
+        if not each.label.permits(zone.jurisdiction):
+            raise ResidencyDenied(
+                f"{each.name} may no longer lie in zone {zone.name} ({zone.jurisdiction}): its label has changed"
+            )
+        if not has_living_key(tx, each.workspace):
+            raise KeyUnavailable(f"the key of {each.name} was destroyed")
 
 
 def _format_fault(version: ModelVersion) -> Fault | None:

@@ -11,10 +11,9 @@ from falaj.errors import InvalidInput, NotFound
 from falaj.governance import objects
 from falaj.governance.call import Call
 from falaj.governance.gate import Gate
-from falaj.records.objects import StoredObject
 from falaj.records.serving import Outcome, Scored, Scoring
 from falaj.serving import store
-from falaj.serving.batches import split_id
+from falaj.serving.batches import Decoded, split_id
 from falaj.serving.logbook import Logbook
 from falaj.serving.scores import score, suits
 
@@ -68,8 +67,9 @@ def _found(
         if found is None or row is None or row["endpoint"] != call.target.id:
             unknown += idents
             continue
+        decoded = logbook.open(found)
         for ident in idents:
-            prediction = _in_batch(logbook, found, row["version"], wanted[ident])
+            prediction = _in_batch(decoded, row["version"], wanted[ident])
             if prediction is None:
                 unknown.append(ident)
             else:
@@ -77,9 +77,8 @@ def _found(
     return known, unknown
 
 
-def _in_batch(logbook: Logbook, batch: StoredObject, version: str, outcome: Outcome) -> Found | None:
+def _in_batch(decoded: Decoded, version: str, outcome: Outcome) -> Found | None:
     _, number, row = split_id(outcome.id)
-    decoded = logbook.open(batch)
     place = decoded.place(number, row)
     if place is None:
         return None

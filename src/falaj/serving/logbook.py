@@ -8,14 +8,15 @@ from functools import partial
 
 from sqlalchemy import RowMapping
 
-from falaj.errors import NotFound
+from falaj.errors import KeyUnavailable, NotFound
 from falaj.governance import objects
 from falaj.governance.call import Call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.digest import RunningDigest
-from falaj.governance.encryption.keyring import require_living_key
+from falaj.governance.encryption.keyring import has_living_key, require_living_key
 from falaj.governance.gate import Gate
 from falaj.ports.blobs import BlobKey
+from falaj.ports.metadata import Transaction
 from falaj.records.names import ObjectId
 from falaj.records.objects import StoredObject
 from falaj.records.serving import PredictionBatch, PredictionRecord
@@ -63,7 +64,7 @@ class Logbook:
         """The prediction called `ident`, which is in `batch`."""
         _, number, row = split_id(ident)
         with self._gate.database.read() as tx:
-            facts = self._facts(batch, store.batch_row(tx, batch.id))
+            facts = self._facts(tx, batch)
             endpoint = objects.ever(tx, facts["endpoint"])
         decoded = self._read(batch, facts)
         with self._gate.database.read() as tx:
@@ -85,12 +86,17 @@ class Logbook:
 
     def open(self, batch: StoredObject) -> Decoded:
         with self._gate.database.read() as tx:
-            facts = self._facts(batch, store.batch_row(tx, batch.id))
+            facts = self._facts(tx, batch)
         return self._read(batch, facts)
 
-    def _facts(self, batch: StoredObject, row: RowMapping | None) -> RowMapping:
+    def _facts(self, tx: Transaction, batch: StoredObject) -> RowMapping:
+        """Of a batch that can still be read: what is decoded dies with its key."""
+        row = store.batch_row(tx, batch.id)
         if row is None:
             raise objects.unknown(batch.id, "predictions")
+        if not has_living_key(tx, batch.workspace):
+            self._decoded.clear()
+            raise KeyUnavailable(f"the data keys of workspace {batch.workspace} were destroyed")
         return row
 
     def _read(self, batch: StoredObject, facts: RowMapping) -> Decoded:

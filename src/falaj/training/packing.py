@@ -7,7 +7,8 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast
@@ -16,7 +17,9 @@ from falaj.errors import InvalidInput, TooLarge
 from falaj.records.training import DIFF_CHARACTERS, CodeOrigin
 
 LARGEST_BYTES = 50 * 1024 * 1024
+LARGEST_HEAD_BYTES = 1024 * 1024
 MOST_FILES = 20_000
+DEEPEST = 100
 SKIPPED = {".git", "__pycache__", ".venv", ".falaj", "node_modules"}
 GIT_SECONDS = 60
 
@@ -59,25 +62,51 @@ class Readable(Protocol):
 
 def unpack_code(archive: Readable, folder: Path) -> None:
     """Take the files of `archive` out into `folder`. Links, devices and paths that lead out of it are refused."""
-    taken, files = 0, 0
+    taken = 0
     try:
-        with tarfile.open(fileobj=cast(IO[bytes], archive), mode="r|gz") as tar:
-            for member in tar:
-                target = folder.joinpath(*_inside(member.name))
-                if member.isdir():
-                    target.mkdir(parents=True, exist_ok=True)
-                    continue
-                if not member.isreg():
-                    raise InvalidInput.at("code", given=member.name, allowed="files and folders only")
-                taken, files = taken + member.size, files + 1
-                if taken > 4 * LARGEST_BYTES or files > MOST_FILES:
+        with _Unzipped(archive) as zipped, tarfile.open(fileobj=zipped, mode="r:") as tar:
+            for count, member in enumerate(_members(tar, zipped), start=1):
+                taken += member.size
+                if taken > 4 * LARGEST_BYTES or count > MOST_FILES:
                     raise TooLarge(
-                        f"the code unpacks to more than {4 * LARGEST_BYTES} bytes or {MOST_FILES} files"
+                        f"the code unpacks to more than {4 * LARGEST_BYTES} bytes or {MOST_FILES} files and folders"
                     )
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _write(target, tar.extractfile(member), executable=bool(member.mode & 0o100))
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, OSError) as error:
+                _take_out(tar, member, folder)
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise InvalidInput.at("code", given=str(error), allowed="a tar.gz of files and folders") from error
+
+
+class _Unzipped(gzip.GzipFile):
+    """The archive without its compression, up to `until`: what tarfile reads of a head, it reads into memory."""
+
+    def __init__(self, archive: Readable) -> None:
+        super().__init__(fileobj=cast(IO[bytes], archive), mode="rb")
+        self.until = LARGEST_HEAD_BYTES
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0 or self.tell() + size > self.until:
+            raise TooLarge(f"the code's archive has a head of more than {LARGEST_HEAD_BYTES} bytes")
+        return super().read(size)
+
+
+def _members(tar: tarfile.TarFile, zipped: _Unzipped) -> Iterator[tarfile.TarInfo]:
+    while (member := tar.next()) is not None:
+        if member.size < 0:
+            raise InvalidInput.at("code", given=f"{member.size} bytes", allowed="0 bytes or more")
+        zipped.until = zipped.tell() + member.size + tarfile.RECORDSIZE
+        yield member
+        zipped.until = zipped.tell() + LARGEST_HEAD_BYTES
+
+
+def _take_out(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    target = folder.joinpath(*_inside(member.name))
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+    elif member.isreg():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(target, tar.extractfile(member), executable=bool(member.mode & 0o100))
+    else:
+        raise InvalidInput.at("code", given=member.name, allowed="files and folders only")
 
 
 def _inside(name: str) -> Sequence[str]:
@@ -86,6 +115,8 @@ def _inside(name: str) -> Sequence[str]:
     parts = [part for part in path.parts if part != "."]
     if path.is_absolute() or ".." in parts or "\\" in name or "\0" in name:
         raise InvalidInput.at("code", given=name, allowed="paths inside the archive")
+    if len(parts) > DEEPEST:
+        raise InvalidInput.at("code", given=name, allowed=f"at most {DEEPEST} folders inside each other")
     return parts
 
 

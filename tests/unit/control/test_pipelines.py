@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from falaj.control.triggers import start_due
+from falaj.control.triggers import RETRY, Resting, start_due
 from falaj.control.work import unfinished
 from falaj.errors import Conflict, Denied, NotFound
 from falaj.governance.caller import acting_as
@@ -50,7 +50,7 @@ def ready(platform: OwnPlatform) -> OwnPlatform:
 
 
 @pytest.fixture
-def alarmed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def alarmed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """When the open alerts of the endpoint were raised, as the test says."""
     raised: list[Any] = []
     monkeypatch.setattr(monitoring, "open_since", lambda _tx, _endpoint: raised)
@@ -178,3 +178,43 @@ def test_a_canary_is_work_on_an_endpoint(ready: OwnPlatform) -> None:
     assert (work.workflow, row["input"]["canary"]["share"]) == ("pipelines.canary", 20)
     with pytest.raises(NotFound):
         ready.pipelines.canary("nothing", model="churn@1")
+
+
+@pytest.mark.parametrize("starts", [{"on_drift": True}, {"on_drift": False, "every": HOUR}])
+def test_a_limited_token_applies_nothing_that_starts_by_itself(
+    ready: OwnPlatform, starts: dict[str, Any]
+) -> None:
+    """It would act with all the rights of the token's owner."""
+    limited = ready.token.issue(purpose="ci", actions=("pipelines.apply",))
+
+    with acting_as(ready.caller_of(limited.secret)):
+        with pytest.raises(Denied, match="more rights than this token has"):
+            ready.pipelines.apply(plan(**starts))
+        made = ready.pipelines.apply(plan(on_drift=False))
+
+    assert made.definition.on_drift is False
+
+
+def test_a_pipeline_whose_owner_is_gone_is_not_tried_every_second(
+    ready: OwnPlatform, caplog: pytest.LogCaptureFixture
+) -> None:
+    dana = ready.join("dana", Role.DEVELOPER)
+    with acting_as(dana):
+        ready.pipelines.apply(plan(every=HOUR))
+    ready.workspace.revoke("default", "dana", role=Role.DEVELOPER)
+    ready.clock.advance(2 * HOUR)
+    resting: Resting = {}
+    caplog.set_level(logging.WARNING, "falaj.triggers")
+    parts = ready.parts
+
+    for _ in range(5):
+        start_due(parts.gate, parts.rooms, fence=0, resting=resting)
+        ready.clock.advance(timedelta(seconds=1))
+    first = len(caplog.records)
+    ready.clock.advance(RETRY)
+    start_due(parts.gate, parts.rooms, fence=0, resting=resting)
+    ready.clock.advance(-RETRY * 2)
+    start_due(parts.gate, parts.rooms, fence=0, resting=resting)
+
+    assert first == 1
+    assert len(caplog.records) == 3, "tried again later, and where the clock was put back"

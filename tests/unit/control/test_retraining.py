@@ -49,6 +49,9 @@ class Walk:
                 return json.loads(json.dumps(found))
         raise AssertionError(f"{name} waits for ever")
 
+    def undo(self, name: str, body: Callable[[], Any]) -> Any:
+        return self.run(name, body)
+
     def say(self, words: str) -> None:
         self.said.append(words)
 
@@ -76,27 +79,33 @@ class Rooms:
         self.features = SimpleNamespace(training_set=self._note("training_set", Record(id="dataset_1")))
         self.jobs = SimpleNamespace(submit=self._note("submit", Record(id="job_1")), show=self._job)
         self.blob = SimpleNamespace(read=lambda blob: iter([self.outputs[blob]]))
-        version = Record(id="version_2", number=2, reference="delays@2", model="model_1")
-        alias = SimpleNamespace(alias="champion", protected=protected)
+        self.challenger = Record(id="version_2", number=2, reference="delays@2", model="model_1")
+        serving = Record(id="version_1", number=1, reference="delays@1", model="model_1")
+        alias = SimpleNamespace(alias="champion", protected=protected, version="version_1")
         self.models = SimpleNamespace(
-            register=self._note("register", version),
-            version=lambda _ident: version,
+            register=self._note("register", self.challenger),
+            version=lambda ident: serving if ident == "version_1" else self.challenger,
             show=lambda _model: SimpleNamespace(aliases=(alias,)),
             approvals=lambda _version, *, alias: SimpleNamespace(items=self.approvals),
             promote=self._note("promote", Record(model="delays")),
         )
-        route = SimpleNamespace(version="1", weight=100)
-        self.endpoints = SimpleNamespace(
-            show=lambda _name: SimpleNamespace(id="endpoint_1", name="delays", routes=(route,)),
-            route=self._note("route", Record(changed_at=utc_now().isoformat())),
-            stats=self._stats,
-        )
+        self.weights = {"1": 100}
+        self.endpoints = SimpleNamespace(show=self._endpoint, route=self._route, stats=self._stats)
 
         monitors = [SimpleNamespace(id=f"monitor_{n}", endpoint=f"endpoint_{n}") for n in (1, 2)]
         self.monitoring = SimpleNamespace(
             list=lambda **_more: SimpleNamespace(items=monitors),
             rebase=self._note("rebase", Record(id="monitor_1")),
         )
+
+    def _endpoint(self, _name: str) -> Any:
+        routes = [SimpleNamespace(version=v, weight=w, id=f"version_{v}") for v, w in self.weights.items()]
+        return SimpleNamespace(id="endpoint_1", name="delays", model="delays", routes=tuple(routes))
+
+    def _route(self, name: str, *, routes: Any) -> Any:
+        self.calls.append(("route", {"first": name, "routes": routes}))
+        self.weights = {route.version: route.weight for route in routes}
+        return Record(changed_at=utc_now().isoformat())
 
     def asked(self, name: str) -> list[Any]:
         return [given for called, given in self.calls if called == name]
@@ -215,8 +224,7 @@ def test_approval_that_does_not_come_in_time_rolls_back() -> None:
     plan = PLAN.model_copy(update={"approval_within": timedelta(seconds=-1)}).model_dump(mode="json")
     rooms = Rooms(protected=True)
 
-    tried = {"endpoint": "risk/delays", "version": "version_2", "alias": "champion", "canary": plan["canary"]}
-    ended = canary(rooms, Walk(), tried | {"approval_within": -1.0})  # type: ignore[arg-type]
+    ended = canary(rooms, Walk(), tried(canary=plan["canary"], approval_within=-1.0))  # type: ignore[arg-type]
 
     assert "nobody approved delays@2" in ended["verdict"]["words"]
     assert weights(rooms)[-1] == {"1": 100}
@@ -226,8 +234,99 @@ def test_what_fails_in_a_canary_leads_back_to_the_champion() -> None:
     rooms = Rooms()
     rooms.broken_stats = True
 
-    tried = {"endpoint": "risk/delays", "version": "version_2", "alias": None, "approval_within": 1.0}
-    ended = canary(rooms, Walk(), tried | {"canary": Canary().model_dump(mode="json")})  # type: ignore[arg-type]
+    ended = canary(rooms, Walk(), tried(alias=None, canary=Canary().model_dump(mode="json")))  # type: ignore[arg-type]
 
     assert weights(rooms) == [{"1": 90, "2": 10}, {"1": 100}]
     assert ended["verdict"] == {"promote": False, "words": "the endpoint is gone"}
+
+
+def tried(**more: Any) -> dict[str, Any]:
+    plan = Canary(requests=10, labels=10).model_dump(mode="json")
+    fields = {"endpoint": "risk/delays", "version": "version_2", "alias": "champion", "canary": plan}
+    return fields | {"approval_within": 1.0} | more
+
+
+def test_a_version_of_another_model_is_not_tried() -> None:
+    """Its number alone would name a version of the model that serves."""
+    rooms = Rooms()
+    rooms.challenger.model = "model_2"
+
+    with pytest.raises(Conflict, match="delays@2 is not a version of the model delays"):
+        canary(rooms, Walk(), tried())  # type: ignore[arg-type]
+
+    assert weights(rooms) == []
+
+
+def test_a_second_canary_on_the_same_endpoint_is_refused() -> None:
+    rooms = Rooms()
+    rooms.weights = {"1": 90, "3": 10}
+
+    with pytest.raises(Conflict, match="divides its requests among versions 1, 3"):
+        canary(rooms, Walk(), tried())  # type: ignore[arg-type]
+
+    assert weights(rooms) == []
+
+
+@pytest.mark.parametrize("score", [0.4, 0.9], ids=["good", "bad"])
+def test_routes_that_somebody_else_set_meanwhile_stay(score: float) -> None:
+    rooms, walk = Rooms(score=score), Walk()
+    stats = rooms.endpoints.stats
+
+    def route_elsewhere(*args: Any, **given: Any) -> Any:
+        rooms.weights = {"7": 100}
+        return stats(*args, **given)
+
+    rooms.endpoints.stats = route_elsewhere
+    ended = canary(rooms, walk, tried())  # type: ignore[arg-type]
+
+    assert weights(rooms) == [{"1": 90, "2": 10}]
+    assert rooms.weights == {"7": 100}
+    assert (ended["verdict"]["promote"], rooms.asked("promote")) == (False, [])
+
+
+def test_a_promotion_that_is_refused_takes_the_requests_back() -> None:
+    rooms = Rooms(score=0.4)
+
+    def refuse(*_args: Any, **_given: Any) -> Any:
+        raise Conflict("the approval was withdrawn")
+
+    rooms.models.promote = refuse
+    ended = canary(rooms, Walk(), tried())  # type: ignore[arg-type]
+
+    assert weights(rooms) == [{"1": 90, "2": 10}, {"2": 100}, {"1": 100}]
+    assert ended["verdict"] == {"promote": False, "words": "the approval was withdrawn"}
+
+
+def test_a_step_that_was_interrupted_after_it_had_split_goes_on() -> None:
+    rooms, walk = Rooms(score=0.4), Walk()
+
+    def twice(name: str, body: Callable[[], Any]) -> Any:
+        body()
+        return Walk.run(walk, name, body)
+
+    walk.run = twice  # type: ignore[method-assign]
+    ended = canary(rooms, walk, tried(alias=None))  # type: ignore[arg-type]
+
+    assert (ended["verdict"]["promote"], rooms.weights) == (True, {"2": 100})
+
+
+def test_versions_that_answer_only_when_they_are_named_stay_so() -> None:
+    rooms = Rooms(score=0.9)
+    rooms.weights = {"1": 100, "5": 0}
+
+    canary(rooms, Walk(), tried())  # type: ignore[arg-type]
+
+    assert weights(rooms) == [{"1": 90, "5": 0, "2": 10}, {"1": 100, "5": 0}]
+
+
+@pytest.mark.parametrize("manifest", [b"[" * 200_000, b" " * (1 << 20) + b"{}"], ids=["deep", "large"])
+def test_a_hostile_description_of_a_model_ends_it(manifest: bytes) -> None:
+    rooms = Rooms()
+    pieces = iter([manifest, *([b" " * (1 << 20)] * 5)])
+    rooms.outputs["model.json"] = b""
+    rooms.blob.read = lambda _blob: pieces if len(manifest) > 1 << 20 else iter([manifest])
+
+    with pytest.raises(Conflict, match=r"model\.json of the job train"):
+        retrain(rooms, Walk(), given())  # type: ignore[arg-type]
+
+    assert len(list(pieces)) >= 5, "no more was read than tells that it is too large"

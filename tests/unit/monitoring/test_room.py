@@ -465,6 +465,23 @@ def test_sketches_of_data_that_may_not_lie_here_are_not_made(light_ground: Groun
         ground.room.watch("delay", reference="flights")
 
 
+def test_an_endpoint_that_is_labelled_later_hands_nothing_in_any_more(light_ground: Ground) -> None:
+    ground = light_ground
+    watch(ground)
+    ground.stand.make("endpoint", "unwatched")
+    window = ground.serve(flights(ground.rng, 10))
+    assert ground.room.record("delay", windows=(window,)).stored == 1
+
+    for name in ("delay", "unwatched"):
+        ground.platform.object.label(f"endpoint:{name}", only=("DE",))
+
+    with pytest.raises(ResidencyDenied, match="local"):
+        ground.room.record("delay", windows=(window,))
+    assert ground.room.record("unwatched", windows=(window,)).stored == 0, (
+        "nothing is kept, so nothing is refused"
+    )
+
+
 def test_only_operators_hand_in_and_only_readers_of_the_training_set_watch(light_ground: Ground) -> None:
     ground = light_ground
     ground.stand.make("endpoint", "delay")

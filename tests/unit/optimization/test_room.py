@@ -95,6 +95,13 @@ def test_what_came_of_it_is_kept(ground: Ground) -> None:
     assert {ground.version.id, ground.data, made.job} <= set(above)
 
 
+def test_a_developer_cannot_record_what_was_never_measured(light_ground: Ground) -> None:
+    developer = light_ground.platform.join("dana", Role.DEVELOPER)
+
+    with acting_as(developer), pytest.raises(Denied):
+        record(light_ground, job=job_object(light_ground))
+
+
 def test_features_are_those_of_the_signature_unless_given(light_ground: Ground) -> None:
     light_ground.platform.optimization.start("late@1", data=light_ground.data, target="late")
 

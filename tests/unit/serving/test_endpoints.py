@@ -11,11 +11,21 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.errors import Denied, FalajError, InvalidInput, NotFound, ResidencyDenied, Unavailable
+from falaj.assembly.serving import service_caller
+from falaj.errors import (
+    Denied,
+    FalajError,
+    InvalidInput,
+    KeyUnavailable,
+    NotFound,
+    ResidencyDenied,
+    Unavailable,
+)
 from falaj.governance.caller import acting_as
 from falaj.records.identity import Role
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import InferInput, Lookup, Outcome, Route, Scoring, VersionCounts, ViewLookup
+from falaj.serving.room import MODEL_SERVER
 from model_files import safetensors
 from model_servers import constant, serving_platform
 from platforms import TWO_ZONES, OwnPlatform, make_platform
@@ -347,6 +357,45 @@ def test_rows_of_one_request_are_labelled_one_by_one(platform: OwnPlatform, call
     assert platform.endpoints.stats("rows").scoring is Scoring.LOG_LOSS
 
 
+def test_one_prediction_counts_once_however_its_id_is_spelled(platform: OwnPlatform, caller: Caller) -> None:
+    """Else one prediction could decide a canary."""
+    platform.endpoints.deploy("spelled", model="m@1", scoring=Scoring.SQUARED_ERROR)
+    ident = caller.until("spelled", "1")["id"]
+    logged(platform, ident)
+    batch, _, number = ident.rpartition("-")
+    spelled = (f"{ident}.0", f"{batch}-0{number}", f"{ident}.00", f"{batch}-{'9' * 60}", batch)
+
+    first = platform.endpoints.feedback("spelled", predictions=(Outcome(id=ident, value=3),))
+    again = platform.endpoints.feedback(
+        "spelled", predictions=tuple(Outcome(id=each, value=2) for each in (ident, *spelled))
+    )
+
+    assert (first.stored, again.stored, again.replaced) == (1, 1, 1)
+    assert again.unknown == spelled[1:]
+    assert platform.endpoints.stats("spelled").versions[0].labelled == 1
+    assert platform.endpoints.prediction(f"{ident}.0").label == 2
+
+
+def test_what_was_counted_before_the_routes_changed_is_not_counted_after(platform: OwnPlatform) -> None:
+    """A canary looks at both versions since it began, not since the minute did."""
+    platform.endpoints.deploy("counted", model="m@1")
+    platform.clock.now = platform.clock().replace(second=10)
+    report = VersionCounts(version="1", requests=100, errors=90, latency=())
+    with acting_as(service_caller(platform.parts.gate, MODEL_SERVER, Role.OPERATOR)):
+        platform.endpoints.report("counted", counts=(report,))
+    platform.clock.advance(timedelta(seconds=20))
+    changed = platform.endpoints.route("counted", routes=(Route(version="1"), Route(version="2", weight=10)))
+    platform.clock.advance(timedelta(seconds=5))
+    with acting_as(service_caller(platform.parts.gate, MODEL_SERVER, Role.OPERATOR)):
+        platform.endpoints.report("counted", counts=(report.model_copy(update={"requests": 7, "errors": 0}),))
+
+    (since,) = platform.endpoints.stats("counted", since=changed.changed_at).versions
+    (whole,) = platform.endpoints.stats("counted").versions
+
+    assert (since.requests, since.errors) == (7, 0)
+    assert (whole.requests, whole.errors) == (107, 90)
+
+
 # -------------------------------------------------------------------------------------------- feature lookup
 
 
@@ -406,6 +455,35 @@ def test_a_version_whose_bytes_were_changed_is_not_served_and_the_rest_is(
     assert {caller.ask("hurt").json()["model_version"] for _ in range(20)} == {"1"}
     eventually(lambda: platform.endpoints.show("hurt").routes[0].problem)
     assert caller.ask("hurt").json()["model_version"] == "1"  # the earlier version stays
+
+
+def test_a_version_that_may_no_longer_lie_there_is_no_longer_served(
+    platform: OwnPlatform, caller: Caller, tmp_path: Path
+) -> None:
+    reference = add_version(platform, tmp_path, "moved", 1)
+    platform.endpoints.deploy("moved", model=reference)
+    caller.until("moved", "1")
+
+    platform.object.label(f"model_version:{reference}", only=("FR",))
+
+    eventually(lambda: caller.ask("moved").status_code == 404)
+    eventually(lambda: "its label has changed" in str(platform.endpoints.show("moved").routes[0].problem))
+
+
+def test_when_a_key_is_destroyed_its_models_and_predictions_are_gone_from_memory_too(
+    platform: OwnPlatform, caller: Caller, tmp_path: Path
+) -> None:
+    platform.workspace.create("erased")
+    add_version(platform, tmp_path, "m", 8, workspace="erased")
+    platform.endpoints.deploy("e", model="erased/m@1", workspace="erased")
+    ident = caller.until("erased/e", "1")["id"]
+    assert logged(platform, ident).outputs == {"y": [8]}
+
+    platform.keys.destroy("erased")
+
+    eventually(lambda: caller.ask("erased/e").status_code == 404)
+    with pytest.raises(KeyUnavailable):
+        platform.endpoints.prediction(ident)
 
 
 def damage(platform: OwnPlatform, blob: str) -> None:

@@ -141,6 +141,31 @@ def test_a_wrong_json_length_is_refused(client: RawClient, length: str) -> None:
     assert status == 400
 
 
+def test_an_output_is_given_once(client: RawClient) -> None:
+    """Else a small request could ask for more bytes than the server has."""
+    wanted = [{"name": "y"}] * 100_000
+
+    status, _, answer = client.ask(
+        request(body=json.dumps({**json.loads(x([1, 2])), "outputs": wanted}).encode())
+    )
+
+    assert (status, json.loads(answer)["error"]) == (
+        400,
+        "output 'y': given it twice, allowed each output once",
+    )
+
+
+def test_the_id_of_a_request_is_short(client: RawClient) -> None:
+    """It is kept in memory until its batch is logged."""
+    body = json.loads(x([1, 2]))
+
+    longest, _, _ = client.ask(request(body=json.dumps({**body, "id": "a" * 256}).encode()))
+    status, _, answer = client.ask(request(body=json.dumps({**body, "id": "a" * 257}).encode()))
+
+    assert (longest, status) == (200, 400)
+    assert json.loads(answer)["error"] == "id: given 257 characters, allowed at most 256"
+
+
 def test_all_faults_are_told_at_once(client: RawClient) -> None:
     body = {
         "inputs": [

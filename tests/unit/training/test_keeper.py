@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +18,7 @@ import pytest
 import model_files
 from falaj.control import attempts as attempting
 from falaj.control import jobs as keeping
-from falaj.control.agents import AgentDoor
+from falaj.control.agents import AgentDoor, is_owner
 from falaj.governance.caller import acting_as
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.records.identity import Role
@@ -443,3 +447,54 @@ def test_a_run_outlives_its_agents_restart(agent: Agency, opened: list[AgentDoor
 
     (metric,) = agent.ground.platform.runs.show(agent.job.run).metrics
     assert (metric.points, metric.last) == (2, 0.5)
+
+
+def test_a_head_is_not_held_while_its_body_drips_in(agent: Agency) -> None:
+    junk = [[[]]] * 150_000
+    tracemalloc.start()
+    near = agent.connect()
+    send_head(near._stream, {"call": "save_checkpoint", "step": 1, "junk": junk}, 10)
+    near._stream.flush()
+    del junk
+
+    eventually(lambda: tracemalloc.get_traced_memory()[1] > 10 << 20)
+    eventually(lambda: tracemalloc.get_traced_memory()[0] < 4 << 20)
+    tracemalloc.stop()
+    assert agent.connect().heartbeat()
+
+
+def test_a_job_that_hangs_up_in_a_checkpoint_is_no_fault_of_ours(
+    agent: Agency, caplog: pytest.LogCaptureFixture
+) -> None:
+    near = agent.connect()
+    send_head(near._stream, {"call": "save_checkpoint", "step": 1}, 10)
+    near._stream.flush()
+    caplog.set_level("INFO")
+
+    near.close()
+
+    eventually(lambda: "ended" in caplog.text)
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("step", [-1, 10**30])
+def test_progress_is_a_count(agent: Agency, step: int) -> None:
+    with pytest.raises(InvalidTraining, match="62 bits"):
+        agent.connect().progress(step, 10)
+
+    assert agent.ground.jobs.show(agent.job.id).progress is None
+
+
+def test_only_the_uid_of_a_job_reaches_its_agent(tmp_path: Path) -> None:
+    class Home:
+        """A directory of somebody else's."""
+
+        def stat(self) -> Any:
+            return SimpleNamespace(st_uid=os.getuid() + 1)
+
+    near, far = socket.socketpair()
+
+    with near, far:
+        assert is_owner(near, tmp_path)
+        assert not is_owner(near, Home())  # type: ignore[arg-type]
+        assert not is_owner(near, tmp_path / "gone")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,48 @@ def test_a_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         unpack_code(io.BytesIO(raw.getvalue()), tmp_path)
     assert len(raw.getvalue()) < 5_000
     assert len(bomb) < 5_000
+
+
+def with_head(kind: bytes, size: int) -> bytes:
+    """An archive whose first member is a head for the next one, which tarfile takes into memory whole."""
+    head = tarfile.TarInfo("x")
+    head.type, head.size = kind, size
+    return gzip.compress(head.tobuf(tarfile.GNU_FORMAT) + bytes(size), 1)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_head_does_not_fill_the_memory(tmp_path: Path, kind: bytes) -> None:
+    bomb = with_head(kind, 64 << 20)
+    tracemalloc.start()
+
+    with pytest.raises(TooLarge):
+        unpack_code(io.BytesIO(bomb), tmp_path)
+
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 << 20
+
+
+def test_folders_count_as_files_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_FILES", 10)
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+        for number in range(11):
+            member = tarfile.TarInfo(f"folder{number}")
+            member.type = tarfile.DIRTYPE
+            tar.addfile(member)
+
+    with pytest.raises(TooLarge):
+        unpack_code(io.BytesIO(raw.getvalue()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [hostile("d/" * 1000 + "x"), hostile("x", pax_headers={"size": "-5"})],
+    ids=["very deep", "less than nothing"],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, archive: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        unpack_code(io.BytesIO(archive), tmp_path)
+
+    assert list(tmp_path.iterdir()) == []

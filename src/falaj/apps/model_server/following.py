@@ -12,10 +12,11 @@ from typing import TypeVar
 from falaj.apps.model_server.admission import GateAdmits
 from falaj.apps.model_server.recorder import Key, PredictionLog, Source
 from falaj.apps.model_server.server import ModelServer
-from falaj.errors import FalajError
+from falaj.errors import FalajError, KeyUnavailable, ResidencyDenied
 from falaj.governance import objects
 from falaj.governance.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
+from falaj.records.objects import StoredObject
 from falaj.records.serving import DeployedEndpoint, Deployment, Endpoint, LoadProblem, ModelFile, Route
 from falaj.serving import store
 from falaj.serving.lookups import feature_names
@@ -28,6 +29,9 @@ POLL_S = 0.2
 RETRY_S = 10.0
 """How long a version that could not be loaded is left alone."""
 
+Servable = Callable[[Transaction, StoredObject, DeployedEndpoint], None]
+"""Raises if a version may no longer be served for an endpoint."""
+
 Tell = Callable[[str, tuple[LoadProblem, ...]], None]
 """Reports to the platform which versions of an endpoint cannot be served, and which can again."""
 
@@ -36,12 +40,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """An endpoint as the platform wants it, its versions' files, and why there is none for the others."""
+    """An endpoint as the platform wants it, its versions' files, and why there is none for the others.
+
+    `barred` are those that must not be served, even if they are loaded: the rules or their keys say so.
+    """
 
     shown: DeployedEndpoint
     endpoint: Endpoint
     files: dict[str, ModelFile]
     problems: dict[str, str]
+    barred: set[str]
 
 
 @dataclass
@@ -54,19 +62,25 @@ class Follower:
     log: PredictionLog
     versions: OpenVersion
     tell: Tell
-    _revision: int = -1
+    servable: Servable
+    _known: tuple[int, int] = (-1, -1)
     _retry_at: float = float("inf")
     _serving: dict[str, tuple[Endpoint, dict[str, ModelFile]]] = field(default_factory=dict)
     _told: dict[Key, str | None] = field(default_factory=dict)
 
     async def follow(self) -> None:
-        """Until cancelled; what cannot be read now is read a moment later."""
+        """Until cancelled; what cannot be read now is read a moment later.
+
+        The epoch moves too when a label changes or a key is destroyed.
+        """
         while True:
             try:
-                revision = await asyncio.to_thread(self._read, store.revision)
-                if revision != self._revision or time.monotonic() >= self._retry_at:
+                known = await asyncio.to_thread(
+                    self._read, lambda tx: (store.revision(tx), current_epoch(tx))
+                )
+                if known != self._known or time.monotonic() >= self._retry_at:
                     await self.sync()
-                    self._revision = revision
+                    self._known = known
             except Exception:
                 _log.exception("what is to be served cannot be read; it is tried again")
             await asyncio.sleep(POLL_S)
@@ -85,7 +99,7 @@ class Follower:
         wanted = await asyncio.to_thread(self._wanted)
         serving: dict[str, tuple[Endpoint, dict[str, ModelFile]]] = {}
         for each in wanted:
-            found = await self._loaded(each) or self._serving.get(each.shown.id)
+            found = await self._loaded(each) or self._earlier(each)
             if found is not None:
                 serving[each.shown.id] = found
         files = {file: None for _, own in serving.values() for file in own.values()}
@@ -97,6 +111,11 @@ class Follower:
         failing = any(each.problems for each in wanted)
         self._retry_at = time.monotonic() + RETRY_S if failing else float("inf")
         await asyncio.to_thread(self._tell, wanted)
+
+    def _earlier(self, wanted: Wanted) -> tuple[Endpoint, dict[str, ModelFile]] | None:
+        """What is served now, unless that must not be."""
+        found = self._serving.get(wanted.shown.id)
+        return None if found is None or wanted.barred & found[1].keys() else found
 
     async def _loaded(self, wanted: Wanted) -> tuple[Endpoint, dict[str, ModelFile]] | None:
         """The endpoint with those of its versions that can be served; none if requests would have nowhere to go."""
@@ -141,9 +160,13 @@ class Follower:
     def _one(self, tx: Transaction, shown: DeployedEndpoint) -> Wanted:
         files: dict[str, ModelFile] = {}
         problems: dict[str, str] = {}
+        barred: set[str] = set()
         for route in shown.routes:
             try:
-                files[route.version] = self._file(tx, route.id, route.version)
+                files[route.version] = self._file(tx, route.id, route.version, shown)
+            except (ResidencyDenied, KeyUnavailable) as error:
+                problems[route.version] = str(error)
+                barred.add(route.version)
             except FalajError as error:
                 problems[route.version] = str(error)
         models = {file.model for file in files.values()}
@@ -154,14 +177,15 @@ class Follower:
             routes=tuple(Route(version=route.version, weight=route.weight) for route in shown.routes),
             lookup=shown.lookup,
         )
-        return Wanted(shown, endpoint, files, problems)
+        return Wanted(shown, endpoint, files, problems, barred)
 
-    def _file(self, tx: Transaction, ident: str, number: str) -> ModelFile:
-        """A version, if it is there and its signature holds."""
+    def _file(self, tx: Transaction, ident: str, number: str, served: DeployedEndpoint) -> ModelFile:
+        """A version, if it is there, its signature holds, and it may be served still."""
         found = objects.by_id(tx, ident)
         if found is None:
             raise objects.unknown(ident, "model_version")
         version = self.versions(tx, found)
+        self.servable(tx, found, served)
         name = path_name(objects.by_id(tx, found.workspace), version.name)
         return ModelFile(model=name, version=number, registered=found.id, features=feature_names(version))
 

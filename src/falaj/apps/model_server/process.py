@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.model_server.admission import GateAdmits
@@ -20,6 +21,7 @@ from falaj.apps.model_server.server import ModelServer
 from falaj.assembly.platform import Platform
 from falaj.assembly.serving import service_caller, version_opener
 from falaj.records.identity import Role
+from falaj.serving.checks import require_still_servable
 from falaj.serving.neighbours import NoLogs
 from falaj.serving.room import MODEL_SERVER
 
@@ -45,7 +47,9 @@ async def serve(
     server = ModelServer(admits, features=hands, logs=logs, load=hands.load)
     counters = Counters(hands, server.meters, log, lambda: admits.endpoints)
     log.after = (counters.report, hands.hand_in_windows)
-    follower = Follower(platform.database, server, admits, log, version_opener(platform.rooms), hands.tell)
+    servable = partial(require_still_servable, platform.gate)
+    opened = version_opener(platform.rooms)
+    follower = Follower(platform.database, server, admits, log, opened, hands.tell, servable)
     log.start()
     tls = platform.config.tls_of_serving
     await server.start(listener, tls=tls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ Parameters = dict[str, Any]
 UNSERVED = ("shared_memory_region", "classification")
 """Extensions of the protocol that a request may ask for and we do not have."""
 
+
+ID_CHARACTERS = 256
+"""Of a request's own id, which is logged with every answer."""
 
 SHAPES = 1000
 """Shapes of answers that are remembered as text."""
@@ -76,6 +80,9 @@ def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
         request = _read(body if json_bytes is None else memoryview(body)[:json_bytes])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not an inference request: {error}") from None
+    if len(request.id) > ID_CHARACTERS:
+        given = f"{len(request.id)} characters"
+        raise refused([Fault(where="id", given=given, allowed=f"at most {ID_CHARACTERS}")])
     if json_bytes is not None or any(tensor.parameters for tensor in request.inputs):
         _hand_out(request.inputs, memoryview(body)[len(body) if json_bytes is None else json_bytes :])
     return request
@@ -143,7 +150,12 @@ def form_of(request: InferRequest, model: ServedModel) -> Form:
         return tuple((number, binary) for number in range(len(model.outputs)))
     numbers = {tensor.name: number for number, tensor in enumerate(model.outputs)}
     allowed = f"the outputs {', '.join(map(str, model.outputs))}"
-    faults, form = [], []
+    faults = [
+        Fault(where=f"output '{shorten(name)}'", given="it twice", allowed="each output once")
+        for name, times in Counter(wanted.name for wanted in request.outputs).items()
+        if times > 1
+    ]
+    form = []
     for wanted in request.outputs:
         parameters = wanted.parameters or {}
         unserved = [name for name in UNSERVED if name in parameters]

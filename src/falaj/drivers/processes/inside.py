@@ -187,5 +187,12 @@ def children() -> list[int]:
     return found
 
 
+def take_plan(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        plan: dict[str, Any] = json.load(file)
+    os.unlink(path)
+    return plan
+
+
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(main(take_plan(sys.argv[1])))

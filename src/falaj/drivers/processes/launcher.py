@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 from falaj.drivers.processes.folder import Folder, read, write
 from falaj.drivers.processes.order import Order, Walls
@@ -156,19 +156,43 @@ def moment(found: dict[str, Any] | None, name: str = "started_at") -> datetime |
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that user code has filled: links in it are not followed, closed folders are opened."""
-    if folder.exists():
-        shutil.rmtree(folder, onerror=open_and_retry)
+    """Remove a folder that user code has filled, however deep: links in it are not followed, closed folders are opened.
 
-
-def open_and_retry(remove_one: Callable[..., Any], path: str, fault: Any) -> None:
-    """Nobody is left who could put a link in the folder's place meanwhile."""
-    if isinstance(fault[1], FileNotFoundError):
+    Folders are moved up to the top before they are emptied, so neither depth nor open files add up. Nobody is left
+    who could put a link in the place of one meanwhile.
+    """
+    if not folder.exists():
         return
-    for folder in (os.path.dirname(path), path):
-        if stat.S_ISDIR(os.lstat(folder).st_mode):
-            os.chmod(folder, 0o700)
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+    top = opened(folder)
+    try:
+        while inside := empty(top, into=None):
+            for name in inside:
+                below = opened(name, top)
+                try:
+                    empty(below, into=top)
+                finally:
+                    os.close(below)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    folder.rmdir()
+
+
+def empty(folder: int, *, into: int | None) -> list[str]:
+    """Unlink what is no folder in `folder`, and move its folders `into` another; the names of those that stay."""
+    staying = []
+    for name in os.listdir(folder):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+        elif into is None:
+            staying.append(name)
+        else:
+            os.close(opened(name, folder))  # a closed one could not be moved
+            os.rename(name, f".{uuid4().hex}", src_dir_fd=folder, dst_dir_fd=into)
+    return staying
+
+
+def opened(folder: str | Path, above: int | None = None) -> int:
+    """A descriptor of a folder, in which we may change everything from now on."""
+    os.chmod(folder, 0o700, dir_fd=above)
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 SOCKET = ".falaj"
 REPORT_LIMIT_BYTES = 4096
+LARGEST_NUMBER = 1024
 
 
 class Report(NamedTuple):
@@ -68,6 +69,6 @@ class Talk:
 
 
 def whole(value: object) -> int | None:
-    if value is None or isinstance(value, int):
+    if value is None or (isinstance(value, int) and 0 <= value < LARGEST_NUMBER):
         return value
     raise TypeError

@@ -31,6 +31,8 @@ SHORT_TICK_S = 0.005
 DRAIN_S = 5.0
 WAIT_FOR_ROOM_S = 60
 CHUNK_BYTES = 1 << 20
+PLAN = ".falaj-plan"
+"""In the attempt's directory, which is handed to user code only afterwards."""
 
 
 def watch(folder: Folder) -> None:
@@ -177,7 +179,7 @@ class Watch:
 
 
 def user_code(launch: Launch, python: str, *, control: Path) -> UserCode:
-    """The first process inside, which is told what to run."""
+    """The first process inside, which finds what to run in a file: one argument may have 128 KiB only."""
     plan = {
         "socket": SOCKET,
         "folder": str(launch.directory.absolute() / "code"),
@@ -185,9 +187,11 @@ def user_code(launch: Launch, python: str, *, control: Path) -> UserCode:
         "memory_bytes": launch.memory_bytes,
         "grace_s": launch.grace_s,
     }
+    written = launch.directory.absolute() / PLAN
+    written.write_text(json.dumps(plan), encoding="utf-8")
     text = Path(inside.__file__).read_text(encoding="utf-8")
     return UserCode(
-        command=[python, "-I", "-S", "-c", text, json.dumps(plan)],
+        command=[python, "-I", "-S", "-c", text, str(written)],
         directory=launch.directory,
         environment=environment(launch),
         readable=launch.readable,

@@ -140,6 +140,12 @@ def require_living_key(tx: Transaction, workspace: str) -> None:
         raise KeyUnavailable(f"the data keys of workspace {workspace} were destroyed")
 
 
+def has_living_key(tx: Transaction, workspace: str) -> bool:
+    """Whether what `workspace` encrypted can still be read, as `tx` sees it."""
+    living = data_keys.c.workspace == workspace, data_keys.c.wrapped.is_not(None)
+    return tx.execute(select(data_keys.c.version).where(*living).limit(1)).first() is not None
+
+
 def stop_publishing(tx: Transaction, workspace: str) -> None:
     """Until `tx` ends, nobody gets past `require_living_key` for `workspace`; waits for those who did."""
     tx.execute(select(data_keys.c.version).where(data_keys.c.workspace == workspace).with_for_update())

@@ -14,11 +14,16 @@ import onnxruntime as ort
 from falaj.errors import Damaged, InvalidInput, NotFound
 from falaj.records.serving import DYNAMIC, Datatype, ModelFile, ServedModel, Tensor
 from falaj.serving.runtime.probe import Cost, measure
+from falaj.serving.runtime.watchdog import Watchdog
 
 Array = npt.NDArray[Any]
 
 PLATFORM = "onnx_onnxv1"
 """What the Open Inference Protocol calls a model in this format."""
+
+NOWHERE = "/dev/null"
+"""Where a model finds the files that it names as its weights. Unless told so, ONNX Runtime would read them from the
+server's working folder: a stranger's model could answer with what lies there."""
 
 DATATYPES = {
     "tensor(bool)": Datatype.BOOL,
@@ -35,6 +40,13 @@ DATATYPES = {
     "tensor(double)": Datatype.FP64,
     "tensor(string)": Datatype.BYTES,
 }
+
+WATCHDOG = Watchdog()
+LONGEST_S = 60.0
+TRIAL_S = 10.0
+QUICK_S = 2.0
+"""How long a run may take at most: any, one on made-up values, and one of a model that was quick then, for it holds up
+all others."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +73,7 @@ class OnnxEngine:
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """The outputs for `inputs`, both in the model's order."""
         feed: Mapping[str, Array] = dict(zip(self.names, inputs, strict=True))
-        outputs: list[Array] = self.session.run(None, feed)
-        return outputs
+        return WATCHDOG.run(self.session, feed, limit_s=QUICK_S if self.cost.inline else LONGEST_S)
 
 
 def load(file: ModelFile) -> OnnxEngine:
@@ -81,7 +92,11 @@ def open_model(file: ModelFile, content: bytes) -> OnnxEngine:
         outputs=tuple(_tensor(file, node) for node in session.get_outputs()),
     )
     names = tuple(tensor.name for tensor in model.inputs)
-    cost = measure(model, lambda inputs: session.run(None, dict(zip(names, inputs, strict=True))))
+
+    def trial(inputs: Sequence[Array]) -> list[Array]:
+        return WATCHDOG.run(session, dict(zip(names, inputs, strict=True)), limit_s=TRIAL_S)
+
+    cost = measure(model, trial)
     _log.info("loaded %s@%s: %s", file.model, file.version, cost)
     return OnnxEngine(model, cost, session, names)
 
@@ -104,6 +119,7 @@ def _open(file: ModelFile, content: bytes) -> ort.InferenceSession:
     options.intra_op_num_threads = 1  # requests run side by side; a model on all cores would make them queue
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", NOWHERE)
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])

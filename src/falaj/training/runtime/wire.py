@@ -225,13 +225,26 @@ def receive(stream: Stream) -> tuple[dict[str, Any], bytearray] | None:
 
 def receive_head(stream: Stream) -> dict[str, Any] | None:
     """The JSON of the next frame; its body, as long as `body` says, is still to be read."""
+    text = receive_text(stream)
+    return None if text is None else parse_head(text)
+
+
+def receive_text(stream: Stream) -> bytes | None:
+    """The bytes of the next frame's JSON, which may make many times as much when they are parsed."""
     prefix = stream.read(4)
     if not prefix:
         return None
     size = int.from_bytes(prefix, "big")
     if len(prefix) < 4 or size > MAX_JSON_BYTES:
         raise ValueError(f"a frame of {size} bytes; at most {MAX_JSON_BYTES}")
-    head = json.loads(stream.read(size))
+    return stream.read(size)
+
+
+def parse_head(text: bytes) -> dict[str, Any]:
+    try:
+        head = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("a frame's JSON is too deep") from error
     if not isinstance(head, dict) or not isinstance(head.get("body"), int) or head["body"] < 0:
         raise ValueError("a frame is a JSON object that says how long its body is")
     return head

@@ -1,0 +1,120 @@
+"""What a hostile job leaves behind: it never keeps the job from its end, nor the next keeper from its start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from falaj.control import collecting
+from falaj.control import jobs as keeping
+from falaj.control.collecting import output_files
+from falaj.errors import InvalidInput
+from falaj.ports.launcher import AttemptState, Launch
+from falaj.records.training import JobState
+from job_ground import DONE, JobGround
+from polling import eventually
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    yield folder
+    if folder.is_dir():
+        flatten(folder)
+
+
+def name_that_is_no_text(folder: Path) -> None:
+    Path(os.fsdecode(os.fsencode(folder) + b"/a\xff")).write_text("x")
+
+
+def link_in_its_place(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to("/etc")
+
+
+def very_deep(folder: Path) -> None:
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+
+
+def flatten(folder: Path) -> None:
+    """Have pytest be able to remove it: its own way to do so ends at a thousand folders."""
+    while (folder / "d" / "d").exists():
+        (folder / "d" / "d").rename(folder / "e")
+        (folder / "d").rmdir()
+        (folder / "e").rename(folder / "d")
+
+
+@pytest.mark.parametrize("leave", [shutil.rmtree, link_in_its_place, name_that_is_no_text])
+def test_a_job_ends_whatever_it_leaves(light_ground: JobGround, leave: Callable[[Path], None]) -> None:
+    def program(launch: Launch) -> AttemptState:
+        leave(launch.directory / "outputs")
+        return DONE
+
+    light_ground.launcher.program = program
+    job = light_ground.submit()
+    keeper = light_ground.keeper()
+
+    keeper.tick()
+
+    eventually(lambda: light_ground.jobs.show(job.id).state is JobState.FAILED)
+    assert "could not be kept: outputs" in (light_ground.jobs.show(job.id).reason or "")
+    keeper.stop()
+
+
+def test_a_descent_without_end_is_refused(outputs: Path) -> None:
+    very_deep(outputs)
+
+    with pytest.raises(InvalidInput, match="500 characters"):
+        list(output_files(outputs))
+
+
+def test_folders_and_pipes_count_too(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "MOST_OUTPUTS", 3)
+    for number in range(2):
+        (outputs / f"folder{number}").mkdir()
+        os.mkfifo(outputs / f"pipe{number}")
+
+    with pytest.raises(InvalidInput, match="more than 3"):
+        list(output_files(outputs))
+
+
+def test_files_come_by_name_and_nothing_else_does(outputs: Path) -> None:
+    (outputs / "b").mkdir()
+    for name in ("b/2", "b/1", "z", "a"):
+        (outputs / name).write_text(name)
+    (outputs / "link").symlink_to("/etc/passwd")
+    (outputs / "more").symlink_to("/etc")
+    os.mkfifo(outputs / "pipe")
+    before = len(os.listdir("/proc/self/fd"))
+
+    found = {}
+    for path, handle in output_files(outputs):
+        with os.fdopen(handle) as file:
+            found[path] = file.read()
+
+    assert list(found) == ["a", "z", "b/1", "b/2"]
+    assert all(path == text for path, text in found.items())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_removed_does_not_keep_the_keeper_from_starting(
+    light_ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck(*_: object) -> None:
+        raise RecursionError
+
+    (light_ground.yard.folder / "job_gone" / "1").mkdir(parents=True)
+    monkeypatch.setattr(keeping, "clear_attempt", stuck)
+
+    light_ground.keeper().tick()
