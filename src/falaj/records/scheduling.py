@@ -17,6 +17,7 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000)]
 
 HIGHEST_PRIORITY = 1_000_000
+WHOLE_GPU = 1000  # in thousandths, the unit of shares
 
 
 # ------------------------------------------------------------------------------------------- what there is
@@ -70,6 +71,27 @@ class Resources(Record):
     cpus: AtLeastOne = 1
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     memory_bytes: Count = 0
+
+
+class Demand(Record):
+    """What one task asks of one node, fine enough for shares: whole GPUs, or so many thousandths of one GPU.
+
+    `gpu_milli` below 1000 is a share of a single GPU. `gpu_models` names the models that will do; none: any.
+    """
+
+    cpus_milli: Count = 0
+    memory_bytes: Count = 0
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    gpu_milli: Annotated[int, Field(ge=1, le=WHOLE_GPU)] = WHOLE_GPU
+    gpu_models: frozenset[str] | None = None
+
+    @model_validator(mode="after")
+    def _a_share_is_of_one_gpu(self) -> Demand:
+        if self.gpu_milli < WHOLE_GPU and self.gpus != 1:
+            raise ValueError(f"a share of {self.gpu_milli} thousandths is of 1 GPU, not of {self.gpus}")
+        if self.gpu_models is not None and not (self.gpus and self.gpu_models):
+            raise ValueError("gpu_models names at least one model, and only for a task that asks for a GPU")
+        return self
 
 
 class Request(Record):
