@@ -181,7 +181,10 @@ def test_refused_is_1(falaj: CommandLine) -> None:
     ran = falaj("workspace", "show", "nowhere")
 
     assert ran.status == 1
-    assert ran.err == "error[object.not_found] there is no workspace 'nowhere', or you may not see it\n"
+    assert ran.err.splitlines() == [
+        "error[object.not_found] there is no workspace 'nowhere', or you may not see it",
+        "  look     falaj workspace list",
+    ]
 
 
 def test_an_error_does_not_steer_the_terminal(falaj: CommandLine) -> None:

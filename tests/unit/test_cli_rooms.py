@@ -593,7 +593,7 @@ def test_work_is_watched_until_it_ends(
     ran = falaj("work", "watch", ident)
 
     assert ran.status == status
-    assert ran.out == f"blob.copy running 0 of ?: copying\nblob.copy {state}\n"
+    assert ran.out == f"blob.copy running, step 0: copying\nblob.copy {state}\n"
     assert len(falaj("work", "watch", ident, "--json").out.splitlines()) == 2
 
 

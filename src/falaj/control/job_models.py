@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from falaj.control.platform import Rooms
-from falaj.errors import Conflict
+from falaj.errors import Conflict, NotFound
 from falaj.records.registry import ModelVersion
 from falaj.records.training import Job, JobState
 
@@ -22,9 +23,24 @@ def register_model(
     """Make the model that `job` left behind the next version of `model`, with its run, metrics and training set."""
     if job.state is not JobState.DONE:
         raise Conflict(f"the job {job.name} ({job.id}) is {job.state}: {job.reason or 'it has no model yet'}")
-    return registered(
-        rooms, job, described(rooms, job), model, training_set=training_set, workspace=workspace
-    )
+    said = described(rooms, job)
+    source = training_set or _training_set(rooms, job, workspace)
+    return registered(rooms, job, said, model, training_set=source, workspace=workspace)
+
+
+def _training_set(rooms: Rooms, job: Job, workspace: str | None) -> str | None:
+    """The training set among the job's inputs, the one called `training` first; none if there is no such."""
+    named = sorted(job.spec.inputs.items(), key=lambda each: each[0] != "training")
+    for _, reference in named:
+        place, slash, name = reference.rpartition("/")
+        kind, colon, _ = name.partition(":")
+        if colon and kind != "dataset":
+            continue
+        home = f"{place}{slash}" or (f"{workspace}/" if workspace else "")
+        is_id = name.startswith("dataset_") and not colon
+        with suppress(NotFound):
+            return rooms.object.show(name if is_id else f"{home}dataset:{name.removeprefix('dataset:')}").id
+    return None
 
 
 def described(rooms: Rooms, job: Job) -> dict[str, Any]:

@@ -116,7 +116,9 @@ def _read_python(path: Path, faults: list[Fault]) -> Iterator[tuple[Entity | Fea
 
 def _python_faults(path: Path, error: BaseException) -> list[Fault]:
     if isinstance(error, SyntaxError):
-        return [Fault(where=f"{error.filename or path}:{error.lineno}", given=error.text, allowed=error.msg)]
+        text = f": {error.text.strip()}" if error.text else ""
+        given = f"{error.msg}{text}"
+        return [Fault(where=f"{error.filename or path}:{error.lineno}", given=given, allowed="Python")]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"{path}:{frames[-1].lineno}" if frames else str(path)
     if isinstance(error, ValidationError):

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from falaj.errors import InvalidInput
+from falaj.errors import Fault, InvalidInput, shorten
 from falaj.governance.operations import invalid
 from falaj.records import durations
 from falaj.records.durations import read_duration
 from falaj.records.pipelines import Pipeline, StoredPipeline
+from falaj.sdk.toml_lines import TomlLines
 from falaj.sdk.training import spec_for
 from falaj.training.packing import pack_code
 
@@ -33,6 +34,7 @@ JOB = (
     "env",
 )
 """Fields of the job that may stand beside those of the pipeline."""
+FIELDS = {*Pipeline.model_fields, *JOB, "script"}
 
 
 def apply_pipeline(
@@ -60,21 +62,47 @@ def read_pipeline(path: Path) -> dict[str, Any]:
     """The fields in a TOML file, with `script` as a path and durations like 90d as such."""
     try:
         given = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        allowed = f"a readable file of TOML ({error.strerror})"
+        raise InvalidInput.at("FILE", given=str(path), allowed=allowed) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput.at(str(path), given=str(error), allowed="a file of TOML in UTF-8") from None
-    if not isinstance(given.get("script"), str):
-        raise InvalidInput.at(f"{path} script", given=given.get("script"), allowed='script = "train.py"')
-    given["script"] = path.parent / given["script"]
-    for table in (given, given.get("canary")):
-        if isinstance(table, dict):
-            _read_durations(table, path)
+    canary = given.get("canary")
+    faults = _read_script(given, path) + _read_durations(given)
+    faults += _read_durations(canary, "canary.") if isinstance(canary, dict) else []
+    if faults:
+        raise located(InvalidInput("", faults=faults), path)
     return given
 
 
-def _read_durations(table: dict[str, Any], path: Path) -> None:
+def located(error: InvalidInput, path: Path) -> InvalidInput:
+    """`error` with the line of `path` for each of its faults that is about a field of a pipeline."""
+    lines, faults = TomlLines(path.read_text()), []
+    for fault in error.faults:
+        field = fault.where.removeprefix("definition.").removeprefix("job.")
+        known = field.partition(".")[0] in FIELDS or fault.fix == "remove this field"
+        at = f"{path}:{lines.line(tuple(field.split('.')))} {field}" if known else fault.where
+        faults.append(fault.model_copy(update={"where": at}))
+    count = f"{len(faults)} fault{'s' * (len(faults) != 1)}"
+    return type(error)(f"{path}: {count} in the pipeline", faults=faults, details=error.details)
+
+
+def _read_script(given: dict[str, Any], path: Path) -> list[Fault]:
+    script = given.get("script")
+    given["script"] = path.parent / str(script)
+    if isinstance(script, str) and given["script"].is_file():
+        return []
+    allowed = "a Python script that is there, beside this file"
+    told = None if script is None else shorten(script)
+    return [Fault(where="script", given=told, allowed=allowed, fix='script = "train.py"')]
+
+
+def _read_durations(table: dict[str, Any], within: str = "") -> list[Fault]:
+    faults = []
     for name in DURATIONS:
         if isinstance(text := table.get(name), str):
             table[name] = read_duration(text)
             if table[name] is None:
                 fix = f'{name} = "90d"'
-                raise InvalidInput.at(f"{path} {name}", given=text, allowed=durations.RULE, fix=fix)
+                faults.append(Fault(where=f"{within}{name}", given=text, allowed=durations.RULE, fix=fix))
+    return faults

@@ -154,6 +154,8 @@ def _markers(annotation: Any) -> list[Any]:
 def _shown(default: Any) -> str:
     if isinstance(default, timedelta):
         return duration(default)
+    if isinstance(default, tuple):
+        return ", ".join(_shown(each) for each in default)
     return str(default.value if isinstance(default, Enum) else default)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import typer
 
 from falaj.apps.cli.journal import debugging
+from falaj.apps.cli.lookups import where_to_look
 from falaj.apps.cli.values import printable
-from falaj.errors import FalajError, Fault, HomeBusy, Internal, InvalidInput
+from falaj.errors import FalajError, Fault, HomeBusy, Internal, InvalidInput, NotFound
 
 FAILED, MISUSED, INTERRUPTED, HUNG_UP = 1, 2, 130, 141
 
@@ -57,6 +58,8 @@ def _hint(error: FalajError) -> None:
     """The next command, for errors that have one."""
     if isinstance(error, HomeBusy):
         _line("fix", "falaj status says what runs; falaj down stops it")
+    elif isinstance(error, NotFound) and (command := where_to_look(error.message)):
+        _line("look", f"falaj {command}")
     elif isinstance(error, Internal) and not debugging():
         _line("fix", "the log of the platform says why; it lies in the home, in logs/")
 

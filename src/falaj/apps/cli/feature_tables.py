@@ -15,7 +15,10 @@ def made_sentence(made: TrainingSet) -> Said:
     shape = f"{plural(made.rows, 'row')}, {plural(len(made.columns), 'column')}, {plural(len(made.views), 'view')}"
     return Said(
         f"training set {made.name} is made: {shape}, in zone {made.zone}, {made.label.describe()}",
-        (("next", f"features load {made.name} --output {made.name}.arrow"),),
+        (
+            ("next", f"train SCRIPT --dataset training={made.name}"),
+            ("or", f"features load {made.name} --output {made.name}.arrow"),
+        ),
     )
 
 

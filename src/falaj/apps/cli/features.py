@@ -49,11 +49,12 @@ def ingest(
     with session.platform() as platform:
         place = place_of(platform, view)
         for file in files:
+            staged = ""
             try:
                 staged = _upload(platform, file, **place, **label)
                 done.append(platform.features.ingest(view, data=staged))
             except FalajError as error:
-                raise _after_files(error, file, files[: len(done)]) from None
+                raise _after_files(_of_file(error, file, staged), file, files[: len(done)]) from None
     if session.json:
         show_result(done, as_json=True)
         return
@@ -89,25 +90,22 @@ def training_set(
     """Join every row of a file or view with features as they were known at its time, and keep the result."""
     operation = all_operations()["features.training_set"]
     reference = spine_reference(spine)
-    typed = {
-        "name": name,
-        "views": views,
-        "since": since,
-        "until": until,
-        "last": last,
-        "event_time": event_time,
-    }
+    rows = {"since": since, "until": until, "last": last, "event_time": event_time}
+    typed = {"name": name, "views": views, **rows}
     given = reading.gather(
         operation, typed | {"workspace": workspace, "zone": zone, "spine": reference or "blob:spine"}
     )
     reading.check(operation, given, spelling={"views": "--views"})
     if reference is not None and "." in spine and ":" not in spine:
-        _require_files([spine])  # a file that is not there, rather than a view
+        _require_files([spine], where="--spine")  # a file that is not there, rather than a view
     with session.platform() as platform:
         if reference is None:
-            where = {key: given[key] for key in ("workspace", "zone") if key in given}
-            given["spine"] = _upload(platform, spine, **where)
-        made = platform.features.training_set(**given)
+            place = {key: given[key] for key in ("workspace", "zone") if key in given}
+            given["spine"] = _upload(platform, spine, where="--spine", **place)
+        try:
+            made = platform.features.training_set(**given)
+        except FalajError as error:
+            raise _of_file(error, spine, str(given["spine"])) if reference is None else error from None
     if session.json:
         show_result(made, as_json=True)
     else:
@@ -175,27 +173,40 @@ def read(
         show_online(found)
 
 
-def _upload(platform: Platform, file: str, **where: Any) -> str:
+def _upload(platform: Platform, file: str, *, where: str = "FILE", **place: Any) -> str:
     total = os.path.getsize(file) if os.path.isfile(file) else None
     with ExitStack() as stack:
-        pieces = stack.enter_context(open_input(file, where="FILE"))
+        pieces = stack.enter_context(open_input(file, where=where))
         advance = stack.enter_context(progress(f"uploading {file}", total=total, unit="bytes"))
-        return platform.blob.upload(counted(pieces, advance), **where).id
+        return platform.blob.upload(counted(pieces, advance), **place).id
 
 
-def _require_files(files: list[str]) -> None:
+def _require_files(files: list[str], *, where: str = "FILE") -> None:
     """All of them are there and hold something, before the first is sent."""
     for file in files:
-        with open_input(file, where="FILE"):
+        with open_input(file, where=where):
             if file != "-" and not os.path.getsize(file):
                 raise InvalidInput.at(
-                    "FILE", given=f"{file}, which is empty", allowed="rows as Parquet, CSV or Arrow"
+                    where, given=f"{file}, which is empty", allowed="rows as Parquet, CSV or Arrow"
                 )
+
+
+def _of_file(error: FalajError, file: str, staged: str) -> FalajError:
+    """`error` with the file that was uploaded, instead of the id that its bytes got."""
+    if not staged:
+        return error
+    faults = [
+        fault.model_copy(update={"where": fault.where.replace(f"blob {staged}", file)})
+        for fault in error.faults
+    ]
+    message = error.message.replace(f"blob {staged}", file)
+    return type(error)(message, faults=faults, details=error.details)
 
 
 def _after_files(error: FalajError, file: str, done: list[str]) -> FalajError:
     kept = f" (taken in before: {', '.join(done)})" if done else ""
-    return type(error)(f"{file}: {error.message}{kept}", faults=error.faults, details=error.details)
+    named = error.message if file in error.message else f"{file}: {error.message}"
+    return type(error)(f"{named}{kept}", faults=error.faults, details=error.details)
 
 
 ROOM = {

@@ -51,6 +51,10 @@ def read_text(given: str, *, where: str) -> str:
 def atomic_file(path: Path, *, force: bool = True) -> Iterator[IO[bytes]]:
     """A file to write to, which appears under `path` when all went well, and not at all otherwise."""
     refuse_overwriting(path, force=force)
+    if path.exists() and not path.is_file():  # a device or a pipe takes bytes, and must not be replaced
+        with _created(path, path) as file:
+            yield file
+        return
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with _created(draft, path) as file:

@@ -12,12 +12,14 @@ from typing import TextIO
 
 from falaj.apps.cli.values import printable
 from falaj.errors import Interrupted, Unavailable
-from falaj.records.training import Job
+from falaj.records.training import Job, JobState
 from falaj.sdk.platform import Platform
 
 LINE_EVERY_S = 10.0
 LOOK_EVERY_S = 1.0
 PATIENCE_S = 60.0
+PUZZLED_S = 3.0
+"""After so long in the queue, one wants to know why."""
 
 Tell = Callable[[Job], None]
 
@@ -88,6 +90,7 @@ def _progress(name: str) -> Iterator[Tell]:
         def tell(job: Job) -> None:
             far = job.progress
             words = f"{job.name} {job.state}" + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
+            words += f"; why: falaj jobs explain {job.id}" if job.state is JobState.QUEUED else ""
             done, total = (far.step, far.total) if far else (0, None)
             bar.update(task, description=words, completed=done, total=total)
 
@@ -95,10 +98,14 @@ def _progress(name: str) -> Iterator[Tell]:
 
 
 def _lines(name: str) -> Tell:
-    last = time.monotonic()
+    begun = last = time.monotonic()
+    waits = False
 
     def tell(job: Job) -> None:
-        nonlocal last
+        nonlocal last, waits
+        if job.state is JobState.QUEUED and not waits and time.monotonic() - begun >= PUZZLED_S:
+            waits = True
+            print(f"{name} waits in the queue; why: falaj jobs explain {job.id}", file=sys.stderr)
         if job.progress is not None and time.monotonic() - last >= LINE_EVERY_S:
             last = time.monotonic()
             print(f"{name}: step {job.progress.step} of {job.progress.total}", file=sys.stderr)

@@ -17,6 +17,8 @@ from falaj.apps.cli.files import open_input, output
 from falaj.apps.cli.printing import show, show_lines, show_records
 from falaj.apps.cli.sentences import say, sentence
 from falaj.apps.cli.session import Session
+from falaj.apps.cli.tables import show_rows
+from falaj.apps.cli.values import text_of
 from falaj.governance.operations import Operation, Shape
 from falaj.records.objects import Page
 from falaj.sdk.platform import Platform
@@ -25,6 +27,10 @@ YES = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 OUTPUT = Annotated[
     str | None, typer.Option("--output", metavar="FILE", help="Write here instead of standard output.")
 ]
+
+
+SHOWN_ROWS = 20
+"""So many rows of a table are shown on a terminal."""
 
 
 def command_for(operation: Operation) -> CommandFunction:
@@ -104,11 +110,29 @@ def _write_arrow(table: Any, to: str | None, *, as_json: bool) -> None:
         for batch in table:
             show_lines(batch.to_pylist())
         return
+    if to is None and sys.stdout.isatty():
+        _show_beginning(table)
+        return
     import pyarrow as pa
 
     with output(to) as file, pa.ipc.new_stream(file, table.schema) as writer:
         for batch in table:
             writer.write_batch(batch)
+
+
+def _show_beginning(table: Any) -> None:
+    """The first rows, for eyes; all of them are for files and programs."""
+    rows: list[dict[str, Any]] = []
+    for batch in table:
+        rows += batch.slice(0, SHOWN_ROWS + 1 - len(rows)).to_pylist()
+        if len(rows) > SHOWN_ROWS:
+            break
+    names = table.schema.names
+    show_rows(names, [[text_of(row[name]) for name in names] for row in rows[:SHOWN_ROWS]])
+    if len(rows) > SHOWN_ROWS:
+        print(
+            "there are more rows; --output FILE takes all of them as Arrow, --json as lines", file=sys.stderr
+        )
 
 
 def _added(name: str, annotation: Any, default: Any) -> inspect.Parameter:

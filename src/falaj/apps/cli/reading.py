@@ -13,12 +13,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
 from falaj.apps.cli.arguments import Typed, command_path, typed_parameters
 from falaj.apps.cli.values import duration
 from falaj.errors import Fault, InvalidInput
-from falaj.governance.operations import Operation
+from falaj.governance.operations import Operation, invalid
 from falaj.records import durations
 from falaj.records.durations import read_duration
+from falaj.records.names import Name
 
 EXAMPLES = {
     "actions": "blob.read",
@@ -67,6 +70,41 @@ def check(
         spelled = {name: how.spelled for name, how in typed_parameters(operation).items()}
         faults = [_as_typed(fault, given, spelled | dict(spelling or {})) for fault in error.faults]
         raise type(error)(_not_valid(command or command_path(operation), faults), faults=faults) from None
+
+
+def check_record(
+    kind: type[BaseModel],
+    given: Mapping[str, Any],
+    *,
+    command: str,
+    spelling: Mapping[str, str] | None = None,
+) -> None:
+    """A record's own check of fields that were typed as options, with its faults named as they are typed."""
+    try:
+        kind.model_validate(given)
+    except ValidationError as error:
+        raise as_options(invalid(command, error), command=command, spelling=spelling) from None
+
+
+def as_options(
+    error: InvalidInput, *, command: str, spelling: Mapping[str, str] | None = None
+) -> InvalidInput:
+    """`error` with the fields that are wrong named as the options that give them."""
+    faults = []
+    for fault in error.faults:
+        name = fault.where.removeprefix("spec.").partition(".")[0]
+        spelled = (spelling or {}).get(name, f"--{name.replace('_', '-')}")
+        faults.append(fault.model_copy(update={"where": spelled}))
+    return type(error)(_not_valid(command, faults), faults=faults)
+
+
+def check_name(where: str, name: str, *, command: str) -> None:
+    """That `name` may be the name of something."""
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        fault = invalid(command, error).faults[0].model_copy(update={"where": where})
+        raise InvalidInput(_not_valid(command, [fault]), faults=[fault]) from None
 
 
 def retype(operation: Operation, given: Mapping[str, Any], **changed: str) -> str:

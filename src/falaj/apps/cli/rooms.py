@@ -23,6 +23,7 @@ BY_HAND = {
     "optimization": "optimization",
     "pipelines": "pipelines",
     "policy": "policies",
+    "runs": "runs",
     "token": "tokens",
     "work": "work",
 }

@@ -12,6 +12,7 @@ from falaj.records.blobs import Blob
 from falaj.records.features import Materialized
 from falaj.records.identity import Grant, Group, Principal, SignInLink, Token, Workspace
 from falaj.records.keys import Destruction, Rotation
+from falaj.records.monitors import Alert, Monitor, Removed
 from falaj.records.objects import Labelled
 from falaj.records.pipelines import StoredPipeline
 from falaj.records.policy import Policy
@@ -249,6 +250,22 @@ def _protected(made: Alias, given: Given) -> Said:
     return Said(words, (("next", f"models approve VERSION --alias {made.alias}"),))
 
 
+def _rebased(made: Monitor, given: Given) -> Said:
+    words = (
+        f"{made.name} compares with {given['reference']} from now on: {plural(made.reference_rows, 'row')}"
+    )
+    return Said(words, (("next", f"monitoring check {made.name}"),))
+
+
+def _unwatched(made: Removed, given: Given) -> Said:
+    return Said(f"{given['monitor']} watches no more; its alerts stay")
+
+
+def _acknowledged(made: Alert, given: Given) -> Said:
+    words = f"alert {made.id} is acknowledged; if the drift goes on, its next window raises a new one"
+    return Said(words, (("next", f"monitoring alert {made.id}"),))
+
+
 def _pipeline_applied(made: StoredPipeline, given: Given) -> Said:
     plan = made.definition
     starts = [words for words, on in (("drift", plan.on_drift), (f"every {plan.every}", plan.every)) if on]
@@ -306,6 +323,9 @@ SENTENCES: dict[str, Callable[[Any, Given], Said]] = {
     "jobs.cancel": _job_cancelled,
     "features.materialize": _materialized,
     "models.register": _registered,
+    "monitoring.rebase": _rebased,
+    "monitoring.remove": _unwatched,
+    "monitoring.acknowledge": _acknowledged,
     "models.promote": _promoted,
     "models.rollback": _promoted,
     "models.approve": _approved,

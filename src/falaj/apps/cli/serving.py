@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -11,9 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from falaj.apps.cli import reading
+from falaj.apps.cli.asking import feedback, infer
 from falaj.apps.cli.commands import command
 from falaj.apps.cli.printing import show
-from falaj.apps.cli.sentences import say, sentence
+from falaj.apps.cli.sentences import Said, say, sentence
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.values import text_of
@@ -153,8 +155,12 @@ def show_stats(
     reading.check(operation, given)
     with session.platform() as platform:
         found: EndpointStats = platform.endpoints.stats(**given)
-    if session.json or not found.versions:
-        show(found, as_json=session.json)
+    if session.json:
+        show(found, as_json=True)
+        return
+    if not found.versions:
+        words = f"no request for {found.endpoint} is counted yet; the model server reports every few seconds"
+        say(session, Said(words, (("next", f"endpoints stats {shlex.quote(endpoint)}"),)))
         return
     score = found.scoring.value.replace("_", " ") if found.scoring else "score"
     headings = ["version", "requests", "errors", "rows", "p50 ms", "p99 ms", "labelled", score, "variance"]
@@ -222,5 +228,12 @@ def _with_address(platform: Platform, made: DeployedEndpoint) -> DeployedEndpoin
     return made
 
 
-ROOM = {"list": list_endpoints, "show": show_endpoint, "route": route, "stats": show_stats}
+ROOM = {
+    "list": list_endpoints,
+    "show": show_endpoint,
+    "route": route,
+    "stats": show_stats,
+    "infer": infer,
+    "feedback": feedback,
+}
 COMMANDS = {"deploy": partial(command, "deploy", deploy)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from falaj.apps.cli.journal import log_to
 from falaj.apps.cli.options import Globals
@@ -38,6 +39,15 @@ class Session:
         words = [("--home", self.home), ("--url", self.url)]
         named = "".join(f"{option} {shlex.quote(str(value))} " for option, value in words if value)
         return f"falaj {named}{command}"
+
+    def show(self, result: Any, for_people: Callable[[Any], None]) -> None:
+        """`result` as JSON where it was asked for, else in the form for people."""
+        if self.json:
+            from falaj.apps.cli.printing import show
+
+            show(result, as_json=True)
+        else:
+            for_people(result)
 
     def platform(self) -> Platform:
         """The platform that is meant: the one at the URL, else the one that runs on the home, else the home itself."""

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic_core import to_json
 
 from falaj.apps.cli import reading
 from falaj.apps.cli.commands import command
 from falaj.apps.cli.failures import FAILED
 from falaj.apps.cli.following import follow_job, print_log
-from falaj.apps.cli.printing import show, show_lines
+from falaj.apps.cli.printing import show
 from falaj.apps.cli.sentences import Said, say, sentence
 from falaj.apps.cli.session import Session
-from falaj.apps.cli.values import plural, printable, text_of
+from falaj.apps.cli.values import plural, printable, span, text_of
 from falaj.control.platform import all_operations
 from falaj.errors import InvalidInput
 from falaj.records.training import Job, JobState
@@ -53,6 +54,9 @@ Register = Annotated[
 ]
 
 
+SPELLING = {"inputs": "--dataset", "args": "ARGS", "script": "SCRIPT"}
+
+
 def train(
     session: Session,
     script: Script,
@@ -79,15 +83,19 @@ def train(
     options: dict[str, Any] = {key: value for key, value in typed.items() if value is not None}
     if timeout is not None:
         options["timeout"] = reading.length_of_time(timeout, "--timeout")
+    if register is not None:
+        reading.check_name("--register", register, command="train")
     packed = pack_code(Path(script))
-    spec = spec_for(
-        packed, name=name, args=args or (), inputs=inputs, env=variables, experiment=experiment, **options
-    )
+    options |= {"args": args or (), "inputs": inputs, "env": variables, "experiment": experiment}
+    try:
+        spec = spec_for(packed, name=name, **options)
+    except InvalidInput as error:
+        raise reading.as_options(error, command="train", spelling=SPELLING) from None
     with session.platform() as platform:
         job = submit(platform, spec, packed, workspace=workspace)
         _say(session, f"job {job.id} ({job.name}) is queued with {plural(packed.files, 'file')} of code")
         if not follow:
-            return _leave(session, job, far=platform.where.startswith("http"))
+            return _leave(session, job, register, far=platform.where.startswith("http"))
         job = follow_job(platform, job, to=sys.stderr if session.json else sys.stdout)
         status = _tell_end(session, job)
         if register is not None and status == 0:
@@ -113,7 +121,7 @@ def wait(session: Session, job: JOB) -> int:
     """Show every change until a job ends; exit 1 if it failed or was cancelled."""
     reading.check(all_operations()["jobs.wait"], {"job": job})
     with session.platform() as platform:
-        last = _last(_show_change(change, as_json=session.json) for change in platform.jobs.wait(job))
+        last = _show_changes(platform.jobs.wait(job), as_json=session.json)
     return 0 if last is None or last.state is JobState.DONE else FAILED
 
 
@@ -158,11 +166,12 @@ def _pair(text: str, *, where: str, form: str) -> tuple[str, str]:
     return name, value
 
 
-def _leave(session: Session, job: Job, *, far: bool) -> int:
+def _leave(session: Session, job: Job, register: str | None, *, far: bool) -> int:
     if session.json:
         show(job, as_json=True)
         return 0
-    then = (("next", f"jobs logs {job.id} --follow"), ("undo", f"jobs cancel {job.id}"))
+    take = (("then", f"models from-job {job.id} {register}"),) if register else ()
+    then = (("next", f"jobs logs {job.id} --follow"), *take, ("undo", f"jobs cancel {job.id}"))
     if far:
         say(session, Said(f"job {job.id} goes on by itself", then))
     else:
@@ -180,35 +189,35 @@ def _tell_end(session: Session, job: Job) -> int:
 
 
 def _ending(job: Job) -> Said:
-    seconds = (job.ended_at - job.started_at).total_seconds() if job.ended_at and job.started_at else 0.0
+    took = span(job.started_at, job.ended_at)
     if job.state is JobState.DONE:
-        words = f"job {job.id} is done after {seconds:.1f} s: {plural(len(job.outputs), 'output')}"
+        words = f"job {job.id} is done after {took}: {plural(len(job.outputs), 'output')}"
         return Said(words, (("next", f"runs show {job.run}"),))
     ended = "failed" if job.state is JobState.FAILED else "is cancelled"
-    words = f"job {job.id} {ended} after {seconds:.1f} s: {printable(job.reason or '')}"
+    words = f"job {job.id} {ended} after {took}: {printable(job.reason or '')}"
     return Said(words, (("next", f"jobs logs {job.id}"), ("next", f"jobs retry {job.id}")))
 
 
-def _show_change(change: Job, *, as_json: bool) -> Job:
-    if as_json:
-        show_lines([change])
-    else:
-        far = f" {change.progress.step} of {change.progress.total}" if change.progress else ""
-        why = f": {printable(change.reason)}" if change.reason else ""
-        attempt = f" (attempt {change.attempt})" if change.attempt > 1 else ""
-        print(f"{change.name} {change.state}{attempt}{far}{why}", flush=True)
-    return change
+def _show_changes(changes: Iterable[Job], *, as_json: bool) -> Job | None:
+    """Each change in a line, and none twice: the platform also says now and then that nothing has changed."""
+    last, told = None, ""
+    for last in changes:
+        line = to_json(last).decode() if as_json else _line(last)
+        if line != told:
+            print(line, flush=True)
+        told = line
+    return last
+
+
+def _line(job: Job) -> str:
+    far = f" {job.progress.step} of {job.progress.total}" if job.progress else ""
+    why = f": {printable(job.reason)}" if job.reason else ""
+    attempt = f" (attempt {job.attempt})" if job.attempt > 1 else ""
+    return f"{job.name} {job.state}{attempt}{far}{why}"
 
 
 def _say(session: Session, words: str) -> None:
     print(words, file=sys.stderr if session.json else sys.stdout, flush=True)
-
-
-def _last(changes: Iterable[Job]) -> Job | None:
-    last = None
-    for last in changes:  # noqa: B007 - the last one is wanted
-        pass
-    return last
 
 
 COMMANDS: dict[str, Any] = {"train": partial(command, "train", train)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
@@ -62,6 +63,26 @@ def duration(value: timedelta) -> str:
         if seconds and seconds % length == 0:
             return f"{int(seconds // length)}{unit}"
     return f"{seconds:g}s"
+
+
+def number(value: float | None) -> str:
+    """A measured figure, as many digits as are worth reading."""
+    return "-" if value is None else f"{value:.5g}"
+
+
+def figures(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{printable(name)} {number(value)}" for name, value in values.items()) or "-"
+
+
+def span(begin: datetime | None, end: datetime | None) -> str:
+    """How long something took: 0.4s, 12m 5s, 3h 20m."""
+    if begin is None or end is None:
+        return "-"
+    seconds = max((end - begin).total_seconds(), 0.0)
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m {rest}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60}m"
 
 
 def plural(count: int, noun: str) -> str:
