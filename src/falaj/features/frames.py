@@ -127,7 +127,7 @@ def _cast(values: Any, column: Feature, where: str, faults: list[Fault]) -> Any:
     """`values` in the type of `column`; none, and a fault that names the first bad rows, if they do not fit."""
     try:
         return _converted(values, column.type)
-    except pa.ArrowNotImplementedError:
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
         given = f"{values.type}, which is never {_said(column.type)}"
     except pa.ArrowInvalid:
         bad = _bad_rows(values, column.type, 0, FEW + 1)
@@ -147,7 +147,7 @@ def _converted(values: Any, kind: ColumnType) -> Any:
     elif (
         kind is ColumnType.MOMENT and pa.types.is_primitive(values.type) and not pa.types.is_date(values.type)
     ):
-        raise pa.ArrowNotImplementedError(f"{values.type} is not a moment")
+        raise pa.ArrowTypeError(f"{values.type} is not a moment")
     found = values.cast(TYPES[kind])
     if kind is ColumnType.FLOAT:  # what is not a number is not there: pandas writes it so
         found = pc.if_else(pc.is_nan(found), None, found)

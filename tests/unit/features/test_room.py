@@ -491,3 +491,15 @@ def test_many_online_reads_are_one_audit_entry(light_ground: Ground) -> None:
 
     entries = [each for each in light_ground.platform.entries() if each["action"] == "features.read"]
     assert [entry["count"] for entry in entries] == [20]
+
+
+def test_a_number_is_no_moment(light_ground: Ground) -> None:
+    light_ground.features.apply(entities=(DRIVER,), views=(TRIPS,))
+    moments = {"at": [20260101], "known": [NOON]}
+    rows = pa.table({"driver": [1], **moments, "km": [1.0], "car": ["red"]})
+
+    with pytest.raises(InvalidInput) as refused:
+        light_ground.features.ingest("trips", data=light_ground.put("rows", rows))
+
+    (fault,) = [fault for fault in refused.value.faults if fault.where.endswith(".at")]
+    assert "which is never" in str(fault.given)
