@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -41,6 +42,10 @@ class Pace:
     every_s: float = 0.25
     sweep: timedelta = timedelta(hours=1)
     judge: timedelta = timedelta(seconds=1)
+
+
+LONGEST_PAUSE_S = 10.0
+"""A workflow that waits looks at least this often."""
 
 
 def die() -> NoReturn:
@@ -226,6 +231,11 @@ def _puts_back(row: Any) -> bool:
     return row["workflow"] in PUTTING_BACK and row["state"] == WorkState.RUNNING
 
 
+def pause_s(every_s: float, *, waited_s: float) -> float:
+    """How long a wait rests before its next look: longer the longer it lasts, since every look is an audited read."""
+    return max(every_s, min(every_s + waited_s / 20, LONGEST_PAUSE_S))
+
+
 class Suspended(BaseException):
     """The controller stops while a workflow waits. Not an Exception, or the engine would take it for the step's end:
     the next controller waits on."""
@@ -284,12 +294,13 @@ class _AuthorizedSteps:
         keeper = self._controller
         try:
             keeper._note(self.workflow, step=self._done - 1, doing=name)
+            began = time.monotonic()
             while True:
                 with acting_as(self._caller()), on_terms(fence=keeper._fence):
                     found = look()
                 if found is not None:
                     return found
-                if keeper._stopping.wait(every_s):
+                if keeper._stopping.wait(pause_s(every_s, waited_s=time.monotonic() - began)):
                     raise Suspended
         except Fenced:
             keeper._on_lost()
