@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
-Framework = Literal["plain", "torch"]
+from falaj.records.training import Framework
+
 Phase = Literal["unknown", "starting", "running", "ended", "lost"]
 
 
@@ -25,8 +26,11 @@ class Launch:
 
     `processes` are copies that live and die together: torchrun's workers, or plain copies with FALAJ_RANK and
     FALAJ_WORLD_SIZE. `cpus` are for all of them; `memory_bytes` is what each process may allocate.
-    `readable` are further paths that it may read, `hidden` are paths that it must not reach. After `timeout_s`
-    it is stopped, and killed `grace_s` later.
+    `processes_min` is with how many torch may go on when some are lost; `roles` count the processes of each role, for
+    frameworks that tell them apart. `disk_bytes` is what its directory may hold. `secrets` are further variables of its
+    environment, which are neither written to a disk nor shown in its log. `readable` are further paths that it may
+    read, `hidden` are paths that it must not reach. After `timeout_s` it is stopped, and killed `grace_s` later. After
+    `hang_s` without a sign of life from a rank, the stacks of all ranks go to its log and it ends as failed.
     """
 
     attempt: str
@@ -35,14 +39,29 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     framework: Framework = "plain"
     processes: int = 1
+    processes_min: int | None = None
+    roles: Mapping[str, int] = field(default_factory=dict)
     cpus: int = 1
     gpus: tuple[int, ...] = ()
     memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     network: bool = False
     readable: Sequence[Path] = ()
     hidden: Sequence[Path] = ()
     timeout_s: float | None = None
+    hang_s: float | None = None
     grace_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Used:
+    """What an attempt has used, as far as it could be measured; none: it could not be."""
+
+    cpu_s: float | None = None
+    peak_memory_bytes: int | None = None
+    cpu_energy_j: float | None = None
+    gpu_energy_j: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,7 @@ class AttemptState:
     reason: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    used: Used = Used()
 
 
 class Launcher(Protocol):

@@ -16,6 +16,9 @@ from falaj.records.residency import UNRESTRICTED, Label
 Count = Annotated[int, Field(ge=0, le=2**53)]
 AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000)]
 
+Profile = Annotated[str, Field(min_length=1, max_length=64)]
+Part = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
 HIGHEST_PRIORITY = 1_000_000
 WHOLE_GPU = 1000  # in thousandths, the unit of shares
 
@@ -24,15 +27,23 @@ WHOLE_GPU = 1000  # in thousandths, the unit of shares
 
 
 class Gpu(Record):
-    """A whole card; `id` is its NVML UUID, which is also what `CUDA_VISIBLE_DEVICES` takes."""
+    """A whole card, or a MIG slice of one; `id` is its NVML UUID, which is also what `CUDA_VISIBLE_DEVICES` takes.
+
+    A slice has the `profile` that it was cut by, like 1g.18gb. GPUs of a node in one `island` are joined by NVLink.
+    """
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
     model: str
     memory_bytes: Count
+    island: Count = 0
+    profile: Profile | None = None
 
 
 class Node(Record):
-    """A machine that runs jobs. Its GPUs are handed out in the order given: neighbours stand side by side."""
+    """A machine that runs jobs. Its GPUs are handed out in the order given: neighbours stand side by side.
+
+    Nodes with one `fabric` see each other by RDMA. `shares` says whether its whole GPUs can be had in parts (MPS).
+    """
 
     name: Name
     zone: Name
@@ -40,6 +51,10 @@ class Node(Record):
     cpus: Count
     memory_bytes: Count
     gpus: tuple[Gpu, ...] = ()
+    pool: Name = "default"
+    labels: frozenset[Name] = frozenset()
+    fabric: Name | None = None
+    shares: bool = False
 
     @model_validator(mode="after")
     def _no_gpu_twice(self) -> Node:
@@ -48,7 +63,7 @@ class Node(Record):
 
 
 class Quota(Record):
-    """The most that the running jobs of a queue may hold together; none: no limit."""
+    """An amount that the running jobs of a queue hold together; none: no bound. A part of a GPU counts as a part."""
 
     cpus: Count | None = None
     gpus: Count | None = None
@@ -56,21 +71,92 @@ class Quota(Record):
 
 
 class Queue(Record):
-    """Whose turn it is among the jobs of one team; a job in a queue that is not there does not start."""
+    """The jobs of one team; a job in a queue that is not there does not start.
+
+    `quota` is its own: it gets that back whenever it wants it. `limit` is the most that it may hold with what it
+    borrows; none: its quota, which is never exceeded. What a queue holds counts for its `parent` too, and the parent's
+    limit holds for all below it together. `history` is the share of the whole that it has held lately; the longer ago,
+    the less it counts.
+    """
 
     name: Name
     quota: Quota = Quota()
+    parent: Name | None = None
+    limit: Quota | None = None
+    weight: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 1.0
+    history: Part = 0.0
+
+
+class Price(Record):
+    """What an hour costs, in the platform's currency; `gpus` by model, `gpu` for a model that is not named there."""
+
+    cpu: Part = 0.0
+    gpu: Part = 0.0
+    gpus: dict[str, Part] = {}
+
+
+class Budget(Record):
+    """What is left to a workspace in this period: GPU-hours, and money; none: no bound. Below zero is overspent."""
+
+    workspace: ObjectId
+    gpu_hours: float | None = None
+    money: float | None = None
 
 
 # ------------------------------------------------------------------------------------------ what is asked
 
 
 class Resources(Record):
-    """What one replica holds while it runs."""
+    """What one replica holds while it runs.
+
+    `gpus` are whole cards; with a `gpu_profile`, MIG slices of that profile; with `gpu_milli` below 1000, so many
+    thousandths of one card by MPS, with `gpu_memory_bytes` of its memory. `gpu_models` names the models that will do.
+    """
 
     cpus: AtLeastOne = 1
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     memory_bytes: Count = 0
+    gpu_milli: Annotated[int, Field(ge=1, le=WHOLE_GPU)] = WHOLE_GPU
+    gpu_memory_bytes: Count = 0
+    gpu_models: frozenset[str] | None = None
+    gpu_profile: Profile | None = None
+
+    @model_validator(mode="after")
+    def _kinds_of_gpu(self) -> Resources:
+        if self.gpu_milli < WHOLE_GPU and (self.gpus != 1 or self.gpu_profile):
+            raise ValueError(
+                f"{self.gpu_milli} thousandths are of 1 whole GPU, not of {self.gpus}, nor of a slice"
+            )
+        if (self.gpu_models is not None or self.gpu_profile) and not self.gpus:
+            raise ValueError("gpu_models and gpu_profile are for a job that asks for GPUs")
+        if self.gpu_models is not None and not self.gpu_models:
+            raise ValueError("gpu_models names at least one model")
+        return self
+
+
+class Affinity(Record):
+    """Which nodes will do: only those in `pools` (none: any), with all of `labels`, without any of `avoid`.
+
+    `near` and `apart` name groups of jobs: on a node beside one of each, or not beside any. With `spread` each replica
+    has a node of its own. `island` keeps the gang in one NVLink island of one node, or in one RDMA fabric; without it
+    the gang is kept together as far as there is room now.
+    """
+
+    pools: frozenset[Name] = frozenset()
+    labels: frozenset[Name] = frozenset()
+    avoid: frozenset[Name] = frozenset()
+    near: frozenset[Name] = frozenset()
+    apart: frozenset[Name] = frozenset()
+    spread: bool = False
+    island: Literal["nvlink", "rdma"] | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Affinity:
+        if self.spread and self.island == "nvlink":
+            raise ValueError("replicas on nodes of their own are not in one NVLink island")
+        if both := (self.near & self.apart) | (self.labels & self.avoid):
+            raise ValueError(f"{', '.join(sorted(both))} cannot be both wanted and avoided")
+        return self
 
 
 class Demand(Record):
@@ -97,8 +183,9 @@ class Demand(Record):
 class Request(Record):
     """What a job asks for: `replicas` alike, all started together or none.
 
-    A higher `priority` goes first, then who was submitted earlier. `label` is the restriction that flowed in from
-    the job's inputs. `time_limit` is enforced: a job that states one can be let in before a larger one's turn.
+    In a queue a higher `priority` goes first, then who was submitted earlier. `label` is the restriction that flowed in
+    from the job's inputs. `time_limit` is enforced: a job that states one can be let in before a larger one's turn.
+    A job that is not `preemptible` never borrows. One with a `claim` is what others were evicted for: it goes first.
     """
 
     job: ObjectId
@@ -109,6 +196,11 @@ class Request(Record):
     submitted_at: AwareDatetime
     label: Label = UNRESTRICTED
     time_limit: Annotated[timedelta, Field(gt=timedelta(0), le=timedelta(days=3650))] | None = None
+    workspace: ObjectId | None = None
+    group: Name | None = None
+    affinity: Affinity = Affinity()
+    preemptible: bool = True
+    claim: bool = False
 
 
 class Placement(Record):
@@ -120,12 +212,17 @@ class Placement(Record):
 
 
 class Running(Record):
-    """A started job, and the moment by which it ends at the latest, if that is known."""
+    """A started job, and the moment by which it ends at the latest, if that is known.
+
+    It `borrows` if it was started beyond its queue's quota; it is `leaving` once it was told to make room.
+    """
 
     request: Request
     placements: tuple[Placement, ...]
     started_at: AwareDatetime
     ends_by: AwareDatetime | None = None
+    borrows: bool = False
+    leaving: bool = False
 
 
 class Snapshot(Record):
@@ -136,6 +233,8 @@ class Snapshot(Record):
     queues: tuple[Queue, ...]
     pending: tuple[Request, ...] = ()
     running: tuple[Running, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    price: Price = Price()
 
     @model_validator(mode="after")
     def _nothing_twice(self) -> Snapshot:
@@ -157,22 +256,27 @@ def _refuse_repeated(what: str, names: Iterable[str]) -> None:
 
 
 class Reason(StrEnum):
-    """Why a job waits. The last three do not pass by waiting alone."""
+    """Why a job waits. The last five do not pass by waiting alone."""
 
     CAPACITY = "capacity"
     RESERVED = "reserved"
     QUOTA = "quota"
+    PREEMPTING = "preempting"
+    AFFINITY = "affinity"
+    BUDGET = "budget"
+    TOPOLOGY = "topology"
     RESIDENCY = "residency"
     TOO_LARGE = "too-large"
     NO_QUEUE = "no-queue"
 
 
 class Start(Record):
-    """All replicas of `job` start now, where `placements` say."""
+    """All replicas of `job` start now, where `placements` say; it `borrows` what goes beyond its queue's quota."""
 
     kind: Literal["start"] = "start"
     job: ObjectId
     placements: tuple[Placement, ...]
+    borrows: bool = False
 
 
 class Wait(Record):
@@ -183,14 +287,24 @@ class Wait(Record):
     reason: Reason
 
 
-Decision = Annotated[Start | Wait, Field(discriminator="kind")]
+class Evict(Record):
+    """`job` makes room for `by`, which gets a claim: it saves itself, goes back to its queue, and later goes on."""
+
+    kind: Literal["evict"] = "evict"
+    job: ObjectId
+    by: ObjectId
+    why: Literal["reclaim", "priority"]
+
+
+Decision = Annotated[Start | Wait | Evict, Field(discriminator="kind")]
 
 
 class Explanation(Record):
     """Why a job is where it is.
 
-    `position` counts from 1 over all queues, none once it runs. `would_start` are single changes, each of which
-    lets the job start now. `expected_start` supposes that every job runs to its time limit and that nobody comes in
+    `position` counts from 1 over all queues, none once it runs. `share` is its queue's score: what it holds and has
+    held lately, as a share of the whole, by weight; the lowest goes first. `would_start` are single changes, each of
+    which lets the job start now. `expected_start` supposes that every job runs to its limit and nobody comes in
     between; none: unknown.
     """
 
@@ -200,5 +314,6 @@ class Explanation(Record):
     words: str
     position: int | None = None
     of: int
+    share: float | None = None
     would_start: tuple[str, ...] = ()
     expected_start: AwareDatetime | None = None

@@ -11,7 +11,15 @@ from pydantic import Field, StringConstraints, model_validator
 from falaj.records.names import Name, ObjectId, Reference, RefersTo, Spelled
 from falaj.records.record import Record
 from falaj.records.residency import UNRESTRICTED, Label
-from falaj.records.scheduling import HIGHEST_PRIORITY, AtLeastOne, Count, Placement
+from falaj.records.scheduling import (
+    HIGHEST_PRIORITY,
+    WHOLE_GPU,
+    Affinity,
+    AtLeastOne,
+    Count,
+    Placement,
+    Profile,
+)
 from falaj.records.tracking import ArtifactPath
 
 JobRef = Annotated[Reference, RefersTo("job")]
@@ -36,6 +44,7 @@ VariableName = Annotated[
 VariableValue = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
 TimeLimit = Annotated[timedelta, Field(ge=timedelta(seconds=1), le=timedelta(days=3650))]
 AttemptNumber = Annotated[int, Field(ge=1, le=2**31)]
+Framework = Literal["plain", "torch", "tensorflow", "jax", "mpi", "horovod", "xgboost", "lightgbm", "mxnet"]
 Words = Annotated[str, StringConstraints(max_length=2000)]
 
 DIFF_CHARACTERS = 65_536
@@ -61,16 +70,30 @@ class JobSpec(Record):
     script: ScriptPath | None = None
     module: ModuleName | None = None
     args: Annotated[tuple[Argument, ...], Field(max_length=1000)] = ()
-    framework: Literal["plain", "torch"] = "plain"
+    framework: Framework = "plain"
     processes: Annotated[int, Field(ge=1, le=256)] = 1
+    processes_min: Annotated[int, Field(ge=1, le=256)] | None = None
+    roles: Annotated[dict[Name, Annotated[int, Field(ge=0, le=256)]], Field(max_length=8)] = {}
+    environment: Name | None = None
+    queue: Name = "default"
     cpus: AtLeastOne = 1
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    gpu_milli: Annotated[int, Field(ge=1, le=WHOLE_GPU)] = WHOLE_GPU
+    gpu_memory_bytes: Annotated[Count, Field(ge=1)] | None = None
+    gpu_models: Annotated[frozenset[str], Field(min_length=1, max_length=100)] | None = None
+    gpu_profile: Profile | None = None
     memory_bytes: Annotated[Count, Field(ge=1)] | None = None
+    disk_bytes: Annotated[Count, Field(ge=1)] | None = None
+    group: Name | None = None
+    affinity: Affinity = Affinity()
+    preemptible: bool = True
     priority: Annotated[int, Field(ge=-HIGHEST_PRIORITY, le=HIGHEST_PRIORITY)] = 0
     retries: Annotated[int, Field(ge=0, le=100)] = 0
     timeout: TimeLimit | None = None
+    hang_after: TimeLimit | None = None
     inputs: Annotated[dict[Name, Reference], Field(max_length=100)] = {}
     env: Annotated[dict[VariableName, VariableValue], Field(max_length=200)] = {}
+    secrets: Annotated[dict[VariableName, Reference], Field(max_length=100)] = {}
     experiment: Name | None = None
     network: bool = False
     origin: CodeOrigin | None = None
