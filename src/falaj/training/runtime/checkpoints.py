@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from falaj.training.runtime.agent import Agent
 from falaj.training.runtime.checkpoint_format import Contents, decode, encode
 from falaj.training.runtime.errors import CheckpointDamaged, CheckpointMismatch, Fault, InvalidTraining
+from falaj.training.runtime.spread.tensors import laid_out, whole
 from falaj.training.runtime.steps import Step
 
 Facts = Mapping[str, int | str | bool]
@@ -32,11 +33,11 @@ class Position:
 
 def capture(step: Step, position: Position, facts: Facts) -> list[memoryview]:
     """The checkpoint of a run that stands at `position`."""
-    tensors = {f"model/{name}": tensor for name, tensor in _model_state(step.model).items()}
+    tensors = {f"model/{name}": whole(tensor) for name, tensor in _model_state(step.model).items()}
     numbers: dict[str, Any] = {}
     for place, name, value in _optimizer_state(step.optimizer):
         if isinstance(value, Tensor):
-            tensors[f"optimizer/{place}/{name}"] = value
+            tensors[f"optimizer/{place}/{name}"] = whole(value)
         else:
             numbers[f"{place}/{name}"] = value
     manifest = {
@@ -48,12 +49,14 @@ def capture(step: Step, position: Position, facts: Facts) -> list[memoryview]:
     return encode(manifest, tensors)
 
 
-def newest(agent: Agent) -> Contents | None:
+def newest(agent: Agent) -> bytearray | None:
     """The newest checkpoint that verifies, or None if there is none; a damaged one is skipped with a word."""
     steps = agent.checkpoint_steps()
     for step in steps:
         try:
-            return decode(agent.load_checkpoint(step))
+            data = agent.load_checkpoint(step)
+            decode(data)
+            return data
         except CheckpointDamaged as damage:
             agent.say(f"skipped the checkpoint of step {step}: {damage.message}")
     if steps:
@@ -93,7 +96,7 @@ def _restore_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     if faults:
         faults.sort(key=lambda fault: fault.where)
         raise CheckpointMismatch("the checkpoint is of another model", faults=faults)
-    model.load_state_dict(saved)
+    model.load_state_dict({name: laid_out(tensor, like=own[name]) for name, tensor in saved.items()})
 
 
 def _restore_optimizer(
@@ -105,10 +108,14 @@ def _restore_optimizer(
             "the checkpoint is of another optimizer", faults=[Fault("optimizer", kind, saved["class"])]
         )
     state: dict[int, dict[str, Any]] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, value in {**tensors, **saved["numbers"]}.items():
         place, _, name = key.partition("/")
-        # frombuffer shares the memory of the file's bytes; the optimizer must own what it changes
-        state.setdefault(int(place), {})[name] = value.clone() if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            own = parameters[int(place)]
+            # frombuffer shares the memory of the file's bytes; the optimizer must own what it changes
+            value = laid_out(value.clone(), like=own) if value.shape == own.shape else value.clone()
+        state.setdefault(int(place), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

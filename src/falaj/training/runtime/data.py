@@ -57,12 +57,25 @@ class Columns:
     def __init__(self, columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor], *, where: str) -> None:
         self._columns = columns
         self._len = _rows(columns, where=where)
+        self.device = device_of(columns)
 
     def __len__(self) -> int:
         return self._len
 
+    @property
+    def size_bytes(self) -> int:
+        sizes: list[int] = []
+        map_tensors(self._columns, lambda column: sizes.append(column.nbytes) or column)  # type: ignore[func-returns-value]
+        return sum(sizes)
+
+    def on(self, device: torch.device) -> Columns:
+        """The same columns, in the memory of `device`."""
+        return Columns(map_tensors(self._columns, lambda column: column.to(device)), where="data")
+
     def read(self, indices: Tensor, *, seed: int) -> Batch:
         columns = self._columns
+        if self.device.type != "cpu":
+            indices = indices.to(self.device, non_blocking=True)
         if isinstance(columns, tuple):
             return tuple([column.index_select(0, indices) for column in columns])
         return map_tensors(columns, lambda column: column.index_select(0, indices))
@@ -104,6 +117,13 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     if isinstance(batch, Mapping):
         return {name: map_tensors(part, change) for name, part in batch.items()}
     return batch
+
+
+def device_of(columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]) -> torch.device:
+    """Where the first column lies; all must lie there."""
+    if isinstance(columns, Tensor):
+        return columns.device
+    return next(iter(columns.values() if isinstance(columns, Mapping) else columns)).device
 
 
 def _rows(columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor], *, where: str) -> int:

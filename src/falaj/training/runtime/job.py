@@ -4,6 +4,7 @@
     rows = pandas.read_parquet(fj.job.inputs["flights"])
     fj.job.params(lr=0.01)
     fj.job.log(step=1, loss=0.5)
+    fj.job.progress(1, 100)
     model.save(fj.job.outputs / "model.onnx")
 
 Without a platform the same script runs alone: with the folders ./inputs and ./outputs, and what it logs is printed.
@@ -21,6 +22,7 @@ from typing import Any
 
 from falaj.training.runtime.agent import Metric
 from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.heartbeat import show_life
 from falaj.training.runtime.wire import SocketAgent, platform_agent
 
 SEND_EVERY_S = 1.0
@@ -63,6 +65,7 @@ class JobContext:
         self._is_open = False
         self._unsent: list[Metric] = []
         self._sent_at = time.monotonic()
+        self._told_at = float("-inf")
 
     @property
     def id(self) -> str | None:
@@ -92,9 +95,21 @@ class JobContext:
             words = " ".join(f"{metric.name}={metric.value:g}" for metric in new)
             print(f"step {step}: {words}", file=sys.stderr, flush=True)
             return
+        show_life()
         self._unsent += new
         if len(self._unsent) >= SEND_AT or time.monotonic() - self._sent_at >= SEND_EVERY_S:
             self.flush()
+
+    def progress(self, step: int, total: int) -> None:
+        """Say that `step` of `total` steps are done; from that follows how long the rest takes."""
+        agent, is_last = self._connected(), step >= total > 0
+        if agent is None:
+            return
+        show_life()
+        if is_last or time.monotonic() - self._told_at >= SEND_EVERY_S:
+            self._told_at = time.monotonic()
+            self.flush()
+            agent.progress(int(step), int(total))
 
     def params(self, **values: Any) -> None:
         """Record parameters of the run; one that it has keeps its value."""

@@ -15,15 +15,17 @@ from falaj.training.runtime.agent import Agent
 from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.checkpoints import Facts, Position
 from falaj.training.runtime.data import Source
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.engine import Engine, make_engine
 from falaj.training.runtime.evaluation import Best, Evaluation, scorer
+from falaj.training.runtime.heartbeat import own_heartbeat
 from falaj.training.runtime.ledger import Ledger
-from falaj.training.runtime.optimizers import make_optimizer, make_schedule
-from falaj.training.runtime.randomness import Dice, address
+from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.report import Report
 from falaj.training.runtime.saving import Saver
-from falaj.training.runtime.settings import Pace, Settings, find_device
+from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Pace, Settings
+from falaj.training.runtime.spread.layout import lay_out
 from falaj.training.runtime.steps import Loss, Step
+from falaj.training.runtime.world import World
 
 Stopped = Literal["done", "patience", "asked"]
 
@@ -46,6 +48,8 @@ class FitResult:
     seconds: float
     ledger: str
     """The head of the hash chain over the samples of all the steps; see `expected_head`."""
+    plan: Plan
+    """How the steps were computed."""
 
 
 @dataclass
@@ -55,46 +59,61 @@ class Training:
     pace: Pace
     total: int
     plan: BatchPlan
-    source: Source
-    step: Step
+    world: World
+    engine: Engine
     evaluation: Evaluation | None
     saver: Saver
     report: Report
     ledger: Ledger
     clock: Clock
+    chosen: Plan
     number: int
     resumed_from: int
 
 
 def train(training: Training) -> FitResult:
     """Run the steps that are still missing, and save at the end."""
-    t = training
+    t, heart = training, own_heartbeat()
     while (stopped := reason_to_stop(t)) is None:
+        heart.beat()
         t.number += 1
         indices = t.plan.indices(t.number)
-        batch = t.source.read(indices, seed=address(b"read", t.pace.seed, t.number))
-        t.report.add(t.step.gradients(t.number, batch, len(indices)))
-        t.step.update(t.number)
+        t.engine.advance(t.number, indices, t.report.add)
         t.ledger.add(t.number, indices)
         if t.evaluation and t.number % t.evaluation.every == 0:
             evaluate(t, t.evaluation)
         if t.saver.due(t.number):
             save(t)
+    heart.rest()
     save(t)
     return account(t, stopped)
 
 
 def prepare(
-    model: nn.Module, loss: Loss, source: Source, settings: Settings, agent: Agent | None
+    model: nn.Module,
+    loss: Loss,
+    source: Source,
+    settings: Settings,
+    chosen: Plan,
+    agent: Agent | None,
+    world: World,
 ) -> Training:
     """Put the parts of a run together, and the newest checkpoint, if there is one, into them."""
     clock = Clock()
-    pace, device = settings.pace, find_device(settings.computing.device)
-    plan = BatchPlan(len(source), pace.batch_size, pace.seed, pace.drop_last)
-    total = pace.steps or (pace.epochs or 0) * plan.steps_per_epoch
-    step = make_step(model, loss, settings, total=total, device=device)
-    saver = Saver(agent, step, facts(settings, plan, device), every=settings.checkpoint_every)
-    evaluation = make_evaluation(settings, step, plan, device=device)
+    pace, say = settings.pace, agent.say if agent else print
+    batch_size = (
+        chosen.batch_size or BATCH_SIZE_TO_START_FROM if pace.batch_size == "auto" else pace.batch_size
+    )
+    plan = BatchPlan(len(source), batch_size, pace.seed, pace.drop_last)
+    total = steps_of(pace, plan)
+    engine = make_engine(
+        model, loss, source, settings, chosen, batch_size=batch_size, total=total, world=world, say=say
+    )
+    step = engine.step
+    saver = Saver(
+        agent, step, facts(settings, chosen, plan, world), every=settings.checkpoint_every, world=world
+    )
+    evaluation = make_evaluation(settings, step, plan, device=world.device)
     with clock.aside():
         done = saver.resume()
         if done is None:
@@ -102,48 +121,19 @@ def prepare(
             saver.save(done)  # so that also a run that is killed before its next one starts from this model
     if evaluation and done.best_step is not None and done.best_score is not None:
         evaluation.best, evaluation.stale = Best(done.best_step, done.best_score), done.stale
-    if settings.computing.compile:
-        step.compile(agent.say if agent else print)
-    report = Report(agent, plan, saver, done=done.step, total=total, on_cpu=device.type == "cpu")
+    engine.get_ready(chosen)
+    report = Report(agent, plan, saver, world, done=done.step, total=total)
     ledger = Ledger(done.ledger)
     return Training(
-        *(pace, total, plan, source, step, evaluation, saver, report, ledger, clock),
+        *(pace, total, plan, world, engine, evaluation, saver, report, ledger, clock, chosen),
         number=done.step,
         resumed_from=done.step,
     )
 
 
-def make_step(model: nn.Module, loss: Loss, settings: Settings, *, total: int, device: torch.device) -> Step:
-    """The step over the parameters of `model` that can be trained, which is moved to `device`."""
-    parameters = trainable(model.to(device).train())
-    updates, computing = settings.updates, settings.computing
-    return Step(
-        model,
-        loss,
-        make_optimizer(updates.optimizer, parameters, lr=updates.lr),
-        device=device,
-        dice=Dice(settings.pace.seed, device),
-        precision=computing.precision,
-        accumulate=computing.accumulate,
-        clip=updates.clip,
-        factor=make_schedule(updates.schedule, warmup=updates.warmup, steps=total),
-    )
-
-
-def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that training changes; there must be one."""
-    every = list(model.parameters())
-    if any(nn.parameter.is_lazy(p) for p in every):
-        fault = Fault(
-            "model", "lazy parameters without a shape", fix="call the model once on a sample before"
-        )
-        raise InvalidTraining("the model is not ready", faults=[fault])
-    free = [p for p in every if p.requires_grad]
-    if not free:
-        given = "all parameters are frozen" if every else "no parameters"
-        fault = Fault("model", given, "at least one parameter with requires_grad=True")
-        raise InvalidTraining("there is nothing to train", faults=[fault])
-    return free
+def steps_of(pace: Pace, plan: BatchPlan) -> int:
+    """How many steps the whole run has."""
+    return pace.steps or (pace.epochs or 0) * plan.steps_per_epoch
 
 
 def make_evaluation(
@@ -156,15 +146,21 @@ def make_evaluation(
     return Evaluation(score, looks.every or plan.steps_per_epoch, looks.better, looks.patience)
 
 
-def facts(settings: Settings, plan: BatchPlan, device: torch.device) -> Facts:
+def facts(settings: Settings, chosen: Plan, plan: BatchPlan, world: World) -> Facts:
     """What must be the same for a resumed run to be bitwise the same."""
-    computing = settings.computing
+    spreading = settings.spreading
     return {
         **asdict(plan),
-        "accumulate": computing.accumulate,
-        "precision": computing.precision,
-        "compile": computing.compile,
-        "device": device.type,
+        "accumulate": chosen.micro_batches,
+        "precision": chosen.precision,
+        "compile": chosen.compile,
+        "layout": chosen.layout,
+        "fused": chosen.fused,
+        "graph": chosen.graph,
+        "chosen_threads": chosen.threads or 0,
+        "device": world.device.type,
+        "exact": spreading.exact,
+        **({} if spreading.exact else {"processes": lay_out(spreading.parallel, world.size).words}),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
@@ -173,7 +169,7 @@ def facts(settings: Settings, plan: BatchPlan, device: torch.device) -> Facts:
 def reason_to_stop(t: Training) -> Stopped | None:
     if t.number >= t.total:
         return "done"
-    if not t.report.wanted:
+    if t.world.does("stop"):
         return "asked"
     if t.evaluation and t.evaluation.out_of_patience:
         return "patience"
@@ -217,6 +213,7 @@ def account(t: Training, stopped: Stopped) -> FitResult:
         goodput=useful / seconds,
         seconds=seconds,
         ledger=t.ledger.head,
+        plan=t.chosen,
     )
 
 

@@ -33,8 +33,15 @@ _DECAYS: Mapping[str, Callable[[float], float]] = {
 }
 
 
-def make_optimizer(choice: OptimizerChoice, parameters: list[nn.Parameter], *, lr: float) -> optim.Optimizer:
-    """The optimizer for `parameters`. One that the caller made keeps its own learning rate."""
+def make_optimizer(
+    choice: OptimizerChoice,
+    parameters: list[nn.Parameter],
+    *,
+    lr: float,
+    fused: bool = False,
+    capturable: bool = False,
+) -> optim.Optimizer:
+    """The optimizer for `parameters`. One that the caller made keeps its own learning rate and kernels."""
     if isinstance(choice, optim.Optimizer):
         return choice
     if callable(choice):
@@ -42,7 +49,10 @@ def make_optimizer(choice: OptimizerChoice, parameters: list[nn.Parameter], *, l
     if choice not in _OPTIMIZERS:
         allowed = f"{', '.join(_OPTIMIZERS)}, an optimizer, or a function from parameters to one"
         raise InvalidTraining("unknown optimizer", faults=[Fault("optimizer", choice, allowed)])
-    return _OPTIMIZERS[choice](parameters, lr=lr)
+    options: dict[str, bool] = {"fused": True} if fused else {}
+    if capturable and choice in ("adamw", "adam"):
+        options["capturable"] = True
+    return _OPTIMIZERS[choice](parameters, lr=lr, **options)
 
 
 def make_schedule(choice: Schedule, *, warmup: int, steps: int) -> Callable[[int], float] | None:

@@ -12,9 +12,12 @@ from falaj.training.runtime.agent import Agent, Metric
 from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.errors import Fault, LossNotFinite
 from falaj.training.runtime.saving import Saver
+from falaj.training.runtime.world import World
 
 TELL_EVERY_S = 1.0
 GPU_WINDOW = 32  # losses read together on a GPU, where reading each one would stall the queue
+GPU_WINDOW_S = 0.05  # and no more often than this, up to
+GPU_WINDOW_MOST = 1024
 SAMPLES_SHOWN = 8
 
 
@@ -22,24 +25,33 @@ class Report:
     """The losses of the steps after `done`, where the newest checkpoint left off."""
 
     def __init__(
-        self, agent: Agent | None, plan: BatchPlan, saver: Saver, *, done: int, total: int, on_cpu: bool
+        self, agent: Agent | None, plan: BatchPlan, saver: Saver, world: World, *, done: int, total: int
     ) -> None:
-        self._agent, self._plan, self._saver = agent, plan, saver
+        self._agent, self._plan, self._saver, self._world = agent, plan, saver, world
         self._done, self._total = done, total
-        self._width = 1 if on_cpu else GPU_WINDOW
+        self._width = 1 if world.device.type == "cpu" else GPU_WINDOW
         self._window: list[Tensor] = []
         self._told = 0
+        self._read_at = time.monotonic()
         self._next = time.monotonic() + TELL_EVERY_S
         self.losses: list[float] = []
-        self.wanted = True
 
     def add(self, loss: Tensor) -> None:
         """Note the loss of the next step. Not finite: refused, on a CPU before the model is changed by it."""
         self._window.append(loss)
         if len(self._window) >= self._width:
+            if self._width > 1:
+                self._width = self._next_width()
             self.settle()
             if time.monotonic() >= self._next:
                 self.tell()
+
+    def _next_width(self) -> int:
+        """So many that they come about every `GPU_WINDOW_S`: quick steps are read less often."""
+        now = time.monotonic()
+        took, self._read_at = now - self._read_at, now
+        wider = took < GPU_WINDOW_S and self._world.size == 1
+        return min(2 * self._width, GPU_WINDOW_MOST) if wider else self._width
 
     def settle(self) -> None:
         """Read the losses that are still on the device, and look at them."""
@@ -47,6 +59,7 @@ class Report:
             torch.stack(self._window).tolist() if len(self._window) > 1 else [w.item() for w in self._window]
         )
         self._window.clear()
+        self._world.hear()
         for value in values:
             if not math.isfinite(value):
                 step = self._done + len(self.losses) + 1
@@ -65,7 +78,8 @@ class Report:
             self._agent.log(new)
         self._told = len(self.losses)
         self._agent.progress(self._done + self._told, self._total)
-        self.wanted = self._agent.heartbeat()
+        if not self._agent.heartbeat():
+            self._world.wishes.add("stop")
 
     def log(self, step: int, name: str, value: float) -> None:
         if self._agent is not None:

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal, TypeAlias
 
 import torch
 
 from falaj.training.runtime.errors import Fault, InvalidTraining
 from falaj.training.runtime.evaluation import Better, Evaluate
 from falaj.training.runtime.optimizers import OptimizerChoice, Schedule
-from falaj.training.runtime.steps import PRECISIONS, Precision
+from falaj.training.runtime.plan.nvml import cuda_is_there
+from falaj.training.runtime.plan.plans import MODES, PRECISIONS, CompileMode, Plan, Precision
+from falaj.training.runtime.spread.layout import Parallel
+from falaj.training.runtime.spread.tensor_plan import TensorPlan
+
+MICRO_BATCHES_OF_EXACT = 8
+BATCH_SIZE_TO_START_FROM = 32
+
+BatchSize: TypeAlias = int | Literal["auto"]
+Tune: TypeAlias = Literal["auto", "off"] | Plan
+"""auto: search, where the run is long enough to gain by it; off: compute as the options say; or the plan itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     """How long to train, and in which batches."""
 
-    batch_size: int
+    batch_size: BatchSize
     steps: int | None
     epochs: int | None
     drop_last: bool
     seed: int
 
     def faults(self) -> list[Fault]:
-        faults = _whole("batch_size", self.batch_size)
+        faults = [] if self.batch_size == "auto" else _whole("batch_size", self.batch_size)
         if (self.steps is None) == (self.epochs is None):
             given = f"steps={self.steps}, epochs={self.epochs}"
             faults.append(Fault("steps", given, "one of steps and epochs", "epochs=10"))
@@ -56,18 +68,53 @@ class Updates:
 
 @dataclass(frozen=True, kw_only=True)
 class Computing:
-    """How gradients are computed."""
+    """How gradients are computed. What is None is left to the search; without one it is the plain way."""
 
-    precision: Precision
-    compile: bool
-    accumulate: int
+    precision: Precision | None
+    compile: bool | CompileMode | None
+    accumulate: int | None
     device: str
+    tune: Tune = "off"
+    tune_seconds: float | None = None
 
     def faults(self) -> list[Fault]:
-        faults = _whole("accumulate", self.accumulate)
-        if self.precision not in PRECISIONS:
+        faults = [] if self.accumulate is None else _whole("accumulate", self.accumulate)
+        if self.precision is not None and self.precision not in PRECISIONS:
             faults.append(Fault("precision", self.precision, ", ".join(PRECISIONS)))
+        if not isinstance(self.compile, bool | None) and self.compile not in MODES:
+            faults.append(Fault("compile", self.compile, f"True, False, {', '.join(MODES)}"))
+        if not isinstance(self.tune, Plan) and self.tune not in ("auto", "off"):
+            faults.append(Fault("tune", self.tune, "auto, off, or a Plan"))
+        if self.tune_seconds is not None and not self.tune_seconds > 0:
+            faults.append(Fault("tune_seconds", self.tune_seconds, "a number above 0"))
         return faults
+
+    @property
+    def fixed(self) -> dict[str, str | int]:
+        """What the caller has decided, by the names that a plan has for it."""
+        found: dict[str, str | int] = {}
+        if self.precision is not None:
+            found["precision"] = self.precision
+        if self.compile is not None:
+            words = {"True": "default", "False": "off"}
+            found["compile"] = words.get(str(self.compile), str(self.compile))
+        if self.accumulate is not None:
+            found["micro_batches"] = self.accumulate
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreading:
+    """How the model is spread over processes."""
+
+    parallel: Parallel = "auto"
+    tensor_plan: TensorPlan | None = None
+    exact: bool = False
+
+    def faults(self) -> list[Fault]:
+        if self.exact and self.parallel not in ("auto", "ddp"):
+            return [Fault("exact", f"with parallel={self.parallel}", "parallel=ddp or auto")]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,28 +149,42 @@ class Settings:
     computing: Computing
     looks: Looks
     checkpoint_every: int | timedelta
+    spreading: Spreading = Spreading()
+
+    @property
+    def micro_batches(self) -> int:
+        """How many a global batch is cut into, at least; an exact run has the same number whoever trains it."""
+        asked = self.computing.accumulate or 1
+        return MICRO_BATCHES_OF_EXACT if self.spreading.exact and asked == 1 else asked
 
     def __post_init__(self) -> None:
-        groups = (self.pace, self.updates, self.computing, self.looks)
+        groups = (self.pace, self.updates, self.computing, self.spreading, self.looks)
         faults = [fault for group in groups for fault in group.faults()]
         if isinstance(self.checkpoint_every, timedelta):
             if self.checkpoint_every <= timedelta(0):
                 faults.append(Fault("checkpoint_every", self.checkpoint_every, "steps, or a positive time"))
         else:
             faults += _whole("checkpoint_every", self.checkpoint_every)
-        if not faults and self.computing.accumulate > self.pace.batch_size:
-            faults.append(Fault("accumulate", self.computing.accumulate, "at most the batch size"))
+        if not faults and self.spreading.exact and self.micro_batches & (self.micro_batches - 1):
+            faults.append(Fault("accumulate", self.micro_batches, "a power of two, with exact=True"))
+        batch_size, accumulate = self.pace.batch_size, self.computing.accumulate
+        if not faults and batch_size != "auto" and (accumulate or 1) > batch_size:
+            faults.append(Fault("accumulate", accumulate, "at most the batch size"))
         if faults:
             raise InvalidTraining("fit cannot start like this", faults=faults)
 
 
 def find_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is the GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device called `name`; "auto" is the GPU if there is one. CUDA is not started: a search may want to fork."""
+    if name == "auto" and not cuda_is_there():
+        return torch.device("cpu")
+    if name in ("auto", "cuda") and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    name = "cuda" if name == "auto" else name
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        if device.type != "cuda" or not cuda_is_there():
+            torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         fault = Fault("device", f"{name} ({reason})", "auto, cpu, or a device of this machine")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
 from falaj.training.runtime.data import Batch, map_tensors, move
 from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.micro_batches import MicroBatch
+from falaj.training.runtime.plan.plans import CompileMode, Precision
 from falaj.training.runtime.randomness import Dice
-
-Precision = Literal["fp32", "bf16", "fp16"]
-PRECISIONS: tuple[str, ...] = get_args(Precision)
+from falaj.training.runtime.spread.ways import Spread
 
 Loss = Callable[[Any, Any], Tensor]
 """loss(model(inputs), target) -> a scalar: the mean over the samples of the batch."""
@@ -35,96 +34,140 @@ class Step:
         *,
         device: torch.device,
         dice: Dice,
+        spread: Spread,
         precision: Precision = "fp32",
-        accumulate: int = 1,
+        channels_last: bool = False,
         clip: float | None = None,
         factor: Callable[[int], float] | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
-        self._run: Callable[..., Any] = model
+        self.spread, self.dice, self.device = spread, dice, device
+        self._measure: Callable[[Batch], Tensor] = self._through_spread
         self._compile_failures: tuple[type[Exception], ...] = ()
-        self._device, self._dice = device, dice
+        self._channels_last = channels_last
         self._autocast = autocast(precision, device)
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
-        self._accumulate, self._clip, self._factor = accumulate, clip, factor
+        self._clip, self._factor = clip, factor
         self._rates = [group["lr"] for group in optimizer.param_groups]
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-    def compile(self, say: Callable[[str], None]) -> None:
-        """Compile the model at its first use; if that fails, say so and go on without."""
+    @property
+    def rates_change(self) -> bool:
+        """Whether the learning rate depends on the step."""
+        return self._factor is not None
+
+    def compile(self, say: Callable[[str], None], *, mode: CompileMode = "default") -> None:
+        """Compile the model and the loss at their first use; if that fails, say so and go on without."""
         from torch._dynamo.exc import TorchDynamoException
 
-        self._run, self._compile_failures, self._say = torch.compile(self.model), (TorchDynamoException,), say
+        options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
+        if self.spread.factor == 1.0:
+            self._measure = torch.compile(self._through_spread, **options)
+        else:  # torch knows how to compile its own DDP, but not what is around it
+            run = torch.compile(self.spread.run, **options)
+            self._measure = lambda batch: self._apply(run, batch)
+        self._compile_failures, self._say = (TorchDynamoException,), say
 
-    def gradients(self, step: int, batch: Batch, size: int) -> Tensor:
-        """The loss of a batch of `size` samples, detached, after its gradients were computed."""
+    def gradients(self, step: int, parts: Sequence[MicroBatch]) -> Tensor:
+        """The loss of a global batch, detached, after its gradients were computed; `parts` are this process's."""
         try:
-            return self._gradients(step, batch, size)
+            return self._gradients(step, parts)
         except self._compile_failures as failure:
             reason = str(failure).strip().split("\n")[0]
             self._say(f"step {step}: torch.compile failed ({reason}); going on without it")
-            self._run, self._compile_failures = self.model, ()
-            return self._gradients(step, batch, size)
+            self._measure, self._compile_failures = self._through_spread, ()
+            return self._gradients(step, parts)
 
     def update(self, step: int) -> None:
         """Move the parameters along their gradients."""
-        if self._factor is not None:
-            factor = self._factor(step)
-            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * factor
+        self.set_rates(step)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        if self._clip is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        self.clip()
         if self.scaler is None:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
-    def measure(self, batch: Batch, *, run: Callable[..., Any] | None = None) -> Tensor:
-        """The loss of `batch` in the chosen precision, through the model or its compiled form `run`."""
-        run = run or self.model
+    def set_rates(self, step: int) -> None:
+        """The learning rates of `step`; those that a CUDA graph reads are tensors, and stay where they are."""
+        if self._factor is None:
+            return
+        factor = self._factor(step)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
+
+    def clip(self) -> None:
+        if self._clip is not None:
+            self.spread.clip(self._parameters, self._clip)
+
+    def measure(self, batch: Batch) -> Tensor:
+        """The loss of `batch` in the chosen precision, through the model as it is."""
         with self._autocast:
-            inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
-            value = self.loss(run(*inputs), target)
-        if value.dim():
-            raise _bad_loss(
-                f"a tensor of shape {list(value.shape)}", "a scalar, such as the mean over the batch"
-            )
-        return value
+            return scalar(self._apply(self.model, self.laid_out(batch)))
 
-    def _gradients(self, step: int, batch: Batch, size: int) -> Tensor:
+    def backward(self, batch: Batch) -> Tensor:
+        """The loss of `batch`, which lies on the device, after its gradients were computed; no parts, no scaling."""
         self.optimizer.zero_grad()
-        batch = move(batch, self._device)
-        if self._accumulate == 1:
-            return self._backward(step, 0, batch, 1.0)
-        width = -(-size // self._accumulate)
-        total = torch.zeros((), device=self._device)
-        for place, start in enumerate(range(0, size, width)):
-            end = min(start + width, size)
-            part = map_tensors(batch, partial(torch.narrow, dim=0, start=start, length=end - start))
-            total += self._backward(step, place, part, (end - start) / size)
-        return total
+        with self._autocast:
+            value = scalar(self._measure(batch))
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
 
-    def _backward(self, step: int, place: int, batch: Batch, share: float) -> Tensor:
-        """The part of the loss that a micro-batch adds: `share` is its part of the batch's samples."""
-        self._dice.roll(step, place)
-        value = self.measure(batch, run=self._run)
+    def laid_out(self, batch: Batch) -> Batch:
+        """`batch` with its images in the layout that the model has."""
+        return map_tensors(batch, channels_last) if self._channels_last else batch
+
+    def _gradients(self, step: int, parts: Sequence[MicroBatch]) -> Tensor:
+        self.optimizer.zero_grad()
+        for part in parts:
+            with self.spread.part(last=part is parts[-1]):
+                self.spread.add(self._backward(step, part))
+        return self.spread.finish()
+
+    def _backward(self, step: int, part: MicroBatch) -> Tensor:
+        """What a micro-batch adds to the loss, after its gradients were computed."""
+        self.dice.roll(step, part.place)
+        batch = self.laid_out(move(part.batch, self.device))
+        with self._autocast:
+            value = scalar(self._measure(batch))
         if not value.requires_grad:
             raise _bad_loss("a value without a gradient", "a function of the model's output")
-        if share != 1.0:
-            value = value * share
-        scaled = value if self.scaler is None else self.scaler.scale(value)
+        if part.share != 1.0:
+            value = value * part.share
+        scaled = value if self.spread.factor == 1.0 else value * self.spread.factor
+        scaled = scaled if self.scaler is None else self.scaler.scale(scaled)
         scaled.backward()  # type: ignore[no-untyped-call]
         return value.detach()
+
+    def _through_spread(self, batch: Batch) -> Tensor:
+        return self._apply(self.spread.run, batch)
+
+    def _apply(self, run: Callable[..., Any], batch: Batch) -> Tensor:
+        inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
+        return self.loss(run(*inputs), target)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """The context that computes in `precision`; it is entered again at every step."""
-    if precision == "fp32":
+    if precision in ("fp32", "tf32"):
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """An image (or a batch of them) with its channels innermost; anything else as it is."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def scalar(value: Tensor) -> Tensor:
+    if value.dim():
+        raise _bad_loss(f"a tensor of shape {list(value.shape)}", "a scalar, such as the mean over the batch")
+    return value
 
 
 def _bad_loss(given: str, allowed: str) -> InvalidTraining:

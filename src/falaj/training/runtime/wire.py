@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 
 from falaj.training.runtime.agent import Agent, Metric, Part, plain
 from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining, TrainingError
+from falaj.training.runtime.heartbeat import show_life
 
 MAX_JSON_BYTES = 1 << 20
 METRICS_PER_CALL = 5_000  # stays below MAX_JSON_BYTES
@@ -66,6 +67,7 @@ class SocketAgent:
         self._call("progress", step=step, total=total)
 
     def heartbeat(self) -> bool:
+        show_life()
         return bool(self._call("heartbeat")[0])
 
     def say(self, words: str) -> None:

@@ -1,0 +1,126 @@
+"""The whole step as one CUDA graph: the samples' numbers go in, the loss comes out, and nothing waits for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falaj.training.runtime.data import Batch, Columns, Source, map_tensors, move
+from falaj.training.runtime.randomness import address
+from falaj.training.runtime.steps import Step
+
+WARM_STEPS = 3  # real steps, run one kernel after the other, that settle what a capture may not do
+
+
+class GraphedStep:
+    """Steps over whole batches of `batch_size`, replayed. A step that cannot be captured is run without a graph.
+
+    Random numbers are addressed by the step as elsewhere: a graph reads its generator's seed when it is replayed.
+    """
+
+    def __init__(
+        self, step: Step, source: Source, *, seed: int, batch_size: int, say: Callable[[str], None]
+    ) -> None:
+        self._step, self._source, self._seed = step, source, seed
+        self._batch_size, self._say = batch_size, say
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._done = 0
+        self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
+        self._indices = torch.zeros(batch_size, dtype=torch.int64, device=step.device)
+        self._resident = isinstance(source, Columns) and source.device.type == "cuda"
+        self._order: tuple[Tensor, Tensor] | None = (
+            None  # on the host, which keeps its place there, and the device
+        )
+        self._slots: list[Tensor] = []
+        self._batch: Batch = None
+
+    def takes(self, indices: Tensor) -> bool:
+        """Whether these samples fit: the last batch of an epoch may be shorter."""
+        return len(indices) == self._batch_size
+
+    def run(self, number: int, indices: Tensor) -> Tensor:
+        """The loss of step `number`, which has updated the model."""
+        self._fill(number, indices)
+        self._step.set_rates(number)
+        self._step.dice.roll(number, 0)
+        if self._graph is not None:
+            self._graph.replay()
+            return self._loss.clone()
+        if self._done == WARM_STEPS:
+            return self._capture(number)
+        self._done += 1
+        return self._aside(self._whole)
+
+    def _capture(self, number: int) -> Tensor:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        drop_workspaces()
+        with torch.cuda.graph(graph, stream=self._stream):
+            self._loss = self._whole()
+        drop_workspaces()
+        self._graph = graph
+        self._step.dice.roll(number, 0)
+        graph.replay()
+        return self._loss.clone()
+
+    def _whole(self) -> Tensor:
+        batch = self._source.read(self._indices, seed=0) if self._resident else self._batch
+        loss = self._step.backward(self._step.laid_out(batch))
+        self._step.clip()
+        self._step.optimizer.step()
+        return loss
+
+    def _aside(self, work: Callable[[], Tensor]) -> Tensor:
+        """What `work` gives, on the stream that will be captured: gradients must come into being there."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return result
+
+    def _fill(self, number: int, indices: Tensor) -> None:
+        if self._resident:
+            self._indices.copy_(self._on_device(indices), non_blocking=True)
+            return
+        batch = self._source.read(indices, seed=address(b"read", self._seed, number, 0))
+        if self._batch is None:
+            self._batch = map_tensors(move(batch, self._step.device), torch.clone)
+            self._slots = tensors_of(self._batch)
+        else:
+            for slot, tensor in zip(self._slots, tensors_of(batch), strict=True):
+                slot.copy_(tensor, non_blocking=True)
+
+    def _on_device(self, indices: Tensor) -> Tensor:
+        """`indices`, out of the order of the whole epoch, which is sent to the device once."""
+        if self._order is None or self._order[0].data_ptr() != indices.untyped_storage().data_ptr():
+            order = torch.empty(0, dtype=torch.int64).set_(indices.untyped_storage())
+            self._order = order, order.to(self._step.device)
+        start = indices.storage_offset()
+        return self._order[1][start : start + len(indices)]
+
+    def take_rates(self) -> None:
+        """A captured kernel reads the learning rate from where it was; one that changes must be a tensor."""
+        if self._step.rates_change:
+            for group in self._step.optimizer.param_groups:
+                group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(self._step.device)
+
+
+def drop_workspaces() -> None:
+    """Let cuBLAS take new ones: those that a graph uses must be the graph's own, or others may free them."""
+    drop = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if drop is not None:
+        drop()
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Any:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(batch, note)
+    return found

@@ -1,0 +1,147 @@
+"""Tries plans in a child process: one that crashes or hangs costs that candidate, and nothing else.
+
+The child is a fork, so that any model and any loss can be tried, also those that no other process could import. A fork
+cannot use CUDA once its parent has: then `can_fork_for_gpu` is false, and the caller tries only what is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import IO
+
+import torch
+
+from falaj.training.runtime.plan.plans import Plan, plan_from
+from falaj.training.runtime.plan.trials import Outcome, TrialGround, is_fatal, outcome_from
+
+START_S = 30.0
+POLL_S = 0.5
+PR_SET_PDEATHSIG = 1
+
+
+def can_fork_for_gpu() -> bool:
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+class ChildLost(Exception):
+    """The child crashed, hung, or cannot use the GPU; the words say which."""
+
+
+class Child:
+    """A forked process that tries one plan after the other on `ground`."""
+
+    def __init__(self, ground: TrialGround, *, alive: Callable[[], bool]) -> None:
+        self._alive = alive
+        to_child, self._to = os.pipe()
+        self._from, from_child = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._to)
+            os.close(self._from)
+            _live(ground, to_child, from_child)
+        os.close(to_child)
+        os.close(from_child)
+        self._heard = b""
+
+    def greet(self) -> None:
+        """Wait until the child can use its device."""
+        answer = self._line(START_S)
+        if answer != "ready":
+            raise ChildLost(answer)
+
+    def try_out(self, plan: Plan, *, within_s: float) -> Outcome:
+        """What came of `plan` in the child; ChildLost if it did not come back."""
+        try:
+            os.write(self._to, json.dumps(plan.facts()).encode() + b"\n")
+        except BrokenPipeError:
+            raise ChildLost(self._epitaph()) from None
+        outcome = outcome_from(json.loads(self._line(within_s)))
+        if is_fatal(outcome):
+            raise ChildLost(outcome.why_not or "")
+        return outcome
+
+    def end(self) -> None:
+        """The child and all it has started are gone afterwards."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        for pipe in (self._to, self._from):
+            with contextlib.suppress(OSError):
+                os.close(pipe)
+
+    def _line(self, within_s: float) -> str:
+        deadline = time.monotonic() + within_s
+        while b"\n" not in self._heard:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ChildLost(f"did not end within {within_s:.0f} s")
+            if select.select([self._from], [], [], min(left, POLL_S))[0]:
+                if not (more := os.read(self._from, 1 << 16)):
+                    raise ChildLost(self._epitaph())
+                self._heard += more
+            elif not self._alive():
+                raise ChildLost("the run is not wanted any more")
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
+
+    def _epitaph(self) -> str:
+        _, status = os.waitpid(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"crashed (exit status {code})"
+
+
+def _live(ground: TrialGround, orders: int, answers: int) -> None:
+    """The child: from here on until its end. Nothing of the parent's is written to."""
+    try:
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        faulthandler.disable()  # the crash of a candidate is no news to anybody
+        silence()
+        torch.set_num_threads(1)  # the threads of the parent's pool are not here, and would be waited for
+        with os.fdopen(answers, "w") as out, os.fdopen(orders) as lines:
+            _tell(out, _greeting(ground))
+            for line in lines:
+                outcome = ground.try_out(plan_from(json.loads(line)))
+                _tell(out, json.dumps(outcome.line()))
+                if is_fatal(outcome):
+                    break
+    finally:
+        os._exit(0)
+
+
+def silence() -> None:
+    """What compilers and libraries print while candidates are tried is of no use to anybody."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def _greeting(ground: TrialGround) -> str:
+    if not ground.on_gpu:
+        return "ready"
+    try:
+        value = torch.ones(2, device="cuda", requires_grad=True)
+        (value * value).sum().backward()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    except RuntimeError as failure:
+        return str(failure).strip().split("\n")[0]
+    return "ready"
+
+
+def _tell(out: IO[str], line: str) -> None:
+    out.write(line + "\n")
+    out.flush()

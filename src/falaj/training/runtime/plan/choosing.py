@@ -1,0 +1,248 @@
+"""Which plan a run is trained by: the one it began with, the one that was given, a kept one, or the best found."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from falaj.training.runtime.agent import Agent
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.checkpoint_format import decode
+from falaj.training.runtime.data import Source
+from falaj.training.runtime.errors import TrainingError
+from falaj.training.runtime.graphs import tensors_of
+from falaj.training.runtime.heartbeat import show_life
+from falaj.training.runtime.plan.cache import keep_plan, load_plan, plan_key
+from falaj.training.runtime.plan.candidates import Space
+from falaj.training.runtime.plan.children import ChildLost, can_fork_for_gpu
+from falaj.training.runtime.plan.plans import Plan, plan_from
+from falaj.training.runtime.plan.searching import Found, InChild, confirm, search, table
+from falaj.training.runtime.plan.trials import Outcome, TrialGround
+from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
+from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.world import World
+
+MOST_S = 60.0
+SHARE_OF_RUN = 0.1
+LEAST_STEPS = 100
+LEAST_S = 2.0
+"""A search that may not take this long is not begun."""
+WORK = {"cpu": 2e11, "cuda": 5e14}
+STEPS = {"cpu": 2_000, "cuda": 5_000}
+"""Floating-point operations, by a rough count, or steps, of a run that is long enough to be looked at."""
+CPU_MARGIN, GPU_MARGIN = 1.05, 1.015
+
+
+def choose_plan(
+    model: nn.Module, loss: Loss, source: Source, settings: Settings, agent: Agent | None, world: World
+) -> Plan:
+    """The plan of this run, the same for all its processes."""
+    tune, fixed = settings.computing.tune, settings.computing.fixed
+    plain = plan_from({**fixed, "micro_batches": settings.micro_batches})
+    if isinstance(tune, Plan):
+        return replace(tune, **fixed)  # type: ignore[arg-type]
+    if settings.spreading.exact:
+        return plain
+    if world.size > 1:
+        return replace(plan_of_leader(agent, world, plain), **fixed, graph=False)  # type: ignore[arg-type]
+    if agent is not None and (kept := kept_plan(agent, world)) is not None:
+        return replace(kept, **fixed)  # type: ignore[arg-type]
+    if tune == "off" or not is_worth_a_look(model, source, settings, world):
+        return plain
+    return Chooser(model, loss, source, settings, agent, world, plain).choose()
+
+
+def plan_of_leader(agent: Agent | None, world: World, plain: Plan) -> Plan:
+    """What the leading process would go on by, for all; only that one can see the checkpoints."""
+    kept = kept_plan(agent, world) if agent else None
+    own = bytearray(json.dumps((kept or plain).facts()).encode()) if world.leads else None
+    shared = world.share_bytes(own)
+    return plan_from(json.loads(bytes(shared))) if shared else plain
+
+
+def kept_plan(agent: Agent, world: World) -> Plan | None:
+    """The plan that the newest checkpoint was made by: a run that goes on goes on in the same way."""
+    for step in agent.checkpoint_steps():
+        try:
+            facts = decode(agent.load_checkpoint(step)).manifest["facts"]
+            modes = {True: "default", False: "off"}
+            mode = modes.get(facts["compile"], facts["compile"])
+            values = {**facts, "micro_batches": facts["accumulate"], "compile": mode}
+            plan = plan_from({**values, "threads": facts.get("chosen_threads") or None})
+        except (TrainingError, KeyError, TypeError):
+            continue
+        return plan if facts.get("device") == world.device.type else replace(plan, graph=False, threads=None)
+    return None
+
+
+def is_worth_a_look(model: nn.Module, source: Source, settings: Settings, world: World) -> bool:
+    """Whether the run may be long enough for a search to pay; without anything of it being run."""
+    device = world.device.type
+    if device not in WORK:
+        return False
+    if settings.computing.tune_seconds is not None:
+        return True
+    steps, size = planned_steps(source, settings), planned_batch(source, settings)
+    if steps < LEAST_STEPS:
+        return False
+    if steps >= STEPS[device]:
+        return True
+    parameters = sum(p.numel() for p in model.parameters())
+    sample = tensors_of(source.read(torch.zeros(1, dtype=torch.int64), seed=0))
+    return 6.0 * parameters * size * steps * positions(sample) >= WORK[device]
+
+
+def positions(sample: list[Tensor]) -> float:
+    """Roughly how often each parameter is used on one sample: tokens of a text, pixels of an image."""
+    first = sample[0] if sample else torch.zeros(1)
+    if not first.is_floating_point():
+        return float(first.numel())
+    return max(1.0, math.prod(first.shape[2:]) / 16)
+
+
+def planned_batch(source: Source, settings: Settings) -> int:
+    given = settings.pace.batch_size
+    return min(len(source), BATCH_SIZE_TO_START_FROM) if given == "auto" else given
+
+
+def planned_steps(source: Source, settings: Settings) -> int:
+    pace = settings.pace
+    plan = BatchPlan(len(source), planned_batch(source, settings), pace.seed, pace.drop_last)
+    return pace.steps or (pace.epochs or 0) * plan.steps_per_epoch
+
+
+class Chooser:
+    """Finds the plan of a run in the cache, or by a search."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        source: Source,
+        settings: Settings,
+        agent: Agent | None,
+        world: World,
+        plain: Plan,
+    ) -> None:
+        self._model, self._source, self._settings = model, source, settings
+        self._agent, self._device, self._plain = agent, world.device, plain
+        self._ground = TrialGround(model, loss, source, settings, world.device)
+        self._say: Callable[[str], None] = agent.say if agent else print
+        self._loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
+
+    def choose(self) -> Plan:
+        key = self._key()
+        if (kept := load_plan(key)) is not None:
+            self._say(f"plan: {kept.words} (found before, for this model and hardware)")
+            self._keep_as_parameters({"plan": kept.words})
+            return kept
+        if self._device.type == "cpu" and not self._long_enough():
+            return self._plain
+        self._say("looking for the fastest way to train this model here")
+        found = self._search()
+        if not found.tried:
+            return self._plain
+        plan = found.plan or self._plain
+        shown = table(found)
+        self._say(f"plan: {plan.words} (found in {found.seconds:.0f} s)\n{shown}")
+        self._keep_as_parameters({"plan": plan.words, "plan.tried": shown})
+        if found.best is not None:
+            keep_plan(key, plan, table=[outcome.line() for outcome in found.tried])
+        return plan
+
+    def _search(self) -> Found:
+        if self._device.type == "cpu":
+            found = search(self._space(risky=False), self._try_here, budget=self._budget)
+            return confirm(found, self._try_here, margin=CPU_MARGIN)
+        if can_fork_for_gpu():
+            trials = InChild(self._ground, alive=self._alive)
+            try:
+                trials.start()
+                return search(self._space(risky=True), trials, budget=self._budget)
+            except ChildLost as loss:
+                self._say(f"candidates cannot be tried in a child process ({loss}): only safe ones are")
+            finally:
+                trials.end()
+        else:
+            self._say(
+                "CUDA was in use before fit, so candidates run in this process: only safe ones are tried"
+            )
+        return search(self._space(risky=False), self._try_here, budget=self._budget)
+
+    def _try_here(self, plan: Plan, _within_s: float) -> Outcome:
+        self._alive()
+        return self._ground.try_out(plan)
+
+    def _space(self, *, risky: bool) -> Space:
+        settings, on_gpu = self._settings, self._device.type == "cuda"
+        optimizer = settings.updates.optimizer
+        return Space(
+            on_gpu=on_gpu,
+            start=self._plain,
+            fixed=settings.computing.fixed,
+            batch_size=planned_batch(self._source, settings),
+            chooses_batch=settings.pace.batch_size == "auto",
+            samples=len(self._source),
+            images=any(isinstance(module, nn.Conv2d) for module in self._model.modules()),
+            fusible=isinstance(optimizer, str),
+            fast_16=fast_16_bits(self._device),
+            risky=risky,
+            threads=torch.get_num_threads(),
+            margin=GPU_MARGIN if on_gpu else CPU_MARGIN,
+        )
+
+    def _budget(self, first: Outcome) -> float:
+        given = self._settings.computing.tune_seconds
+        if given is not None:
+            return given
+        if not first.samples_per_second:
+            return MOST_S
+        size = planned_batch(self._source, self._settings)
+        run_s = planned_steps(self._source, self._settings) * size / first.samples_per_second
+        return min(MOST_S, SHARE_OF_RUN * run_s)
+
+    def _long_enough(self) -> bool:
+        if self._settings.computing.tune_seconds is not None:
+            return True
+        run_s = planned_steps(self._source, self._settings) * self._ground.step_seconds(self._plain)
+        return SHARE_OF_RUN * run_s >= LEAST_S
+
+    def _alive(self) -> bool:
+        show_life()
+        return self._agent is None or self._agent.heartbeat()
+
+    def _key(self) -> str:
+        settings = self._settings
+        updates = settings.updates
+        optimizer = updates.optimizer
+        options: dict[str, Any] = {
+            **settings.computing.fixed,
+            "loss": self._loss_name,
+            "batch_size": settings.pace.batch_size,
+            "samples": len(self._source) if settings.pace.batch_size == "auto" else 0,
+            "optimizer": optimizer if isinstance(optimizer, str) else type(optimizer).__qualname__,
+            "changing_rate": updates.schedule != "constant" or bool(updates.warmup),
+            "clip": updates.clip is not None,
+        }
+        sample = self._source.read(torch.zeros(1, dtype=torch.int64), seed=0)
+        return plan_key(self._model, sample, self._device, options)
+
+    def _keep_as_parameters(self, values: Mapping[str, str]) -> None:
+        if self._agent is not None:
+            self._agent.params(values)
+
+
+def fast_16_bits(device: torch.device) -> str | None:
+    """The 16-bit precision that `device` computes faster in than in 32 bits, if there is one."""
+    if device.type == "cpu":
+        capable: Mapping[str, Any] = (
+            torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        )
+        return "bf16" if capable.get("avx512_bf16") or capable.get("amx_bf16") else None
+    return "bf16"

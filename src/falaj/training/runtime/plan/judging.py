@@ -1,0 +1,118 @@
+"""Whether a candidate computes what fp32 computes: its loss, its gradients, and the first steps of training.
+
+Some gradients cannot be compared: at the start of a deep network with batch normalization, those of the first layers
+change beyond recognition if the weights are touched in their last digits, in fp32 too. So the weights are shaken by the
+rounding of each precision; of the parameters whose gradients do not bear that, only the size is compared.
+
+For the others the gradient's error is ‖g - g32‖ / ‖g32‖ over all parameters, on the same batch. A rounding error that
+is small beside what another batch changes does no harm to training, so a fourth of that difference is allowed too, up
+to 30 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from falaj.training.runtime.plan.plans import Precision
+
+LOSS_TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "tf32": 5e-3, "bf16": 2e-2, "fp16": 1e-2}
+GRADIENT_TOLERANCE: dict[Precision, float] = {"fp32": 1e-2, "tf32": 3e-2, "bf16": 1e-1, "fp16": 5e-2}
+SHAKE: dict[Precision, float] = {"fp32": 2**-21, "tf32": 2**-11, "bf16": 2**-9, "fp16": 2**-11}
+"""How far weights are shaken, relative to them: the rounding of each precision, and of sums in fp32."""
+STEADY = 0.1
+MOST_SIZE = 3.0
+MOST = 0.3
+"""No gradient may be off by more than this part, whatever the batches differ by."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What plain fp32 gives for a batch: the loss, the gradients, and the losses of the first steps."""
+
+    loss: float
+    gradients: list[Tensor | None]
+    noise: float
+    """The relative difference between the gradients of two batches, drawn with other random numbers."""
+    spread: float
+    """The difference between the losses of these two."""
+    course: list[float]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a candidate is from the reference, relative to it."""
+
+    loss: float
+    gradient: float
+    size: float = 1.0
+    """‖g‖ / ‖g32‖ of the gradients that cannot be compared otherwise."""
+
+
+def compare(
+    loss: float, gradients: Sequence[Tensor | None], reference: Reference, steady: Sequence[bool]
+) -> Errors:
+    """`steady` tells for each parameter whether its gradient can be compared."""
+    scale = max(abs(reference.loss), reference.spread, 1e-12)
+    pairs = list(zip(gradients, reference.gradients, strict=True))
+    comparable = [pair for pair, is_steady in zip(pairs, steady, strict=True) if is_steady]
+    rest = [pair for pair, is_steady in zip(pairs, steady, strict=True) if not is_steady]
+    off = distance([one for one, _ in comparable], [other for _, other in comparable])
+    size = size_of([other for _, other in rest])
+    ratio = size_of([one for one, _ in rest]) / size if size else 1.0
+    return Errors(abs(loss - reference.loss) / scale, off, ratio)
+
+
+def steadiness(shaken: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> list[bool]:
+    """Which gradients are much the same after the weights were shaken."""
+    return [distance([one], [other]) <= STEADY for one, other in zip(shaken, gradients, strict=True)]
+
+
+def size_of(gradients: Sequence[Tensor | None]) -> float:
+    squares = (float(g.float().square().sum(dtype=torch.float64)) for g in gradients if g is not None)
+    return math.sqrt(sum(squares))
+
+
+def fault_in(errors: Errors, reference: Reference, precision: Precision) -> str | None:
+    """Why a candidate with these errors must not be used; None if it may."""
+    loss_limit = max(LOSS_TOLERANCE[precision], reference.spread / max(abs(reference.loss), 1e-12) / 4)
+    loss_limit = min(loss_limit, MOST)
+    if not errors.loss <= loss_limit:
+        return f"its loss differs from fp32 by {errors.loss:.1%}, allowed {loss_limit:.1%}"
+    gradient_limit = min(max(GRADIENT_TOLERANCE[precision], reference.noise / 4), MOST)
+    if not errors.gradient <= gradient_limit:
+        return f"its gradients differ from fp32 by {errors.gradient:.1%}, allowed {gradient_limit:.1%}"
+    if not 1 / MOST_SIZE <= errors.size <= MOST_SIZE:
+        return f"its gradients are {errors.size:.2g} times those of fp32"
+    return None
+
+
+def fault_in_course(course: Sequence[float], reference: Reference, precision: Precision) -> str | None:
+    """Why the losses of the first steps must not be trusted; None if they may."""
+    if not all(math.isfinite(loss) for loss in course):
+        return "its loss is not finite after a few steps"
+    pairs = list(zip(course, reference.course, strict=False))
+    if not pairs:
+        return None
+    mean = sum(abs(loss) for _, loss in pairs) / len(pairs)
+    off = sum(abs(one - other) for one, other in pairs) / len(pairs)
+    limit = max(5 * LOSS_TOLERANCE[precision] * mean, reference.spread)
+    return None if off <= limit else f"its first losses are off by {off:.3g} in the mean, allowed {limit:.3g}"
+
+
+def distance(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float:
+    """‖one - other‖ / ‖other‖; infinite where one has a gradient that the other has not, or is not finite."""
+    apart = size = 0.0
+    for a, b in zip(one, other, strict=True):
+        if (a is None) != (b is None):
+            return math.inf
+        if a is not None and b is not None:
+            apart += float(torch.sum((a.float() - b.float()).square(), dtype=torch.float64))
+            size += float(torch.sum(b.float().square(), dtype=torch.float64))
+    if not math.isfinite(apart):
+        return math.inf
+    return math.sqrt(apart / size) if size else math.sqrt(apart)

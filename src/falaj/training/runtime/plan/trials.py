@@ -1,0 +1,284 @@
+"""Tries a plan on the model and real batches: whether it computes what fp32 computes, and how fast it is."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.data import Source
+from falaj.training.runtime.engine import Engine, is_out_of_memory, make_engine, resident
+from falaj.training.runtime.plan.judging import (
+    SHAKE,
+    Errors,
+    Reference,
+    compare,
+    distance,
+    fault_in,
+    fault_in_course,
+    steadiness,
+)
+from falaj.training.runtime.plan.numerics import numerics_of
+from falaj.training.runtime.plan.plans import Plan, Precision, plan_from
+from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
+from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.world import World
+
+COURSE_STEPS = 8
+COURSE_S = 1.0
+GRAPH_STEPS = 5  # before a graph is replayed for the second time
+TIMED_S = 0.3
+ROUNDS = 3
+FATAL = ("CUDA error", "device-side assert", "illegal memory access")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of trying a plan. `why_not` says why it must not be used."""
+
+    plan: Plan
+    samples_per_second: float = 0.0
+    errors: Errors | None = None
+    memory_bytes: int = 0
+    seconds: float = 0.0
+    why_not: str | None = None
+
+    def line(self) -> dict[str, Any]:
+        """As plain values, for a pipe or a file."""
+        return asdict(self)
+
+
+def outcome_from(line: dict[str, Any]) -> Outcome:
+    errors = line["errors"] and Errors(**line["errors"])
+    return Outcome(**{**line, "plan": plan_from(line["plan"]), "errors": errors})
+
+
+class TrialGround:
+    """A model and its data, on which plans are tried. The model that is given is left as it is."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, source: Source, settings: Settings, device: torch.device
+    ) -> None:
+        self._model, self._loss, self._source = model, loss, source
+        self._settings, self._world = settings, World(device=device)
+        self._references: dict[int, Reference] = {}
+        self._noise = (0.0, 0.0)
+        self._steadiness: dict[Precision, list[bool]] = {}
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._world.device.type == "cuda"
+
+    @cached_property
+    def _near(self) -> Source:
+        return resident(self._source, self._world.device)
+
+    def try_out(self, plan: Plan) -> Outcome:
+        """What comes of training by `plan` for a moment; never an exception of its own."""
+        began = time.perf_counter()
+        try:
+            if plan.compile != "off":
+                torch._dynamo.reset()
+            with numerics_of(plan):
+                found = self._measured(plan)
+        except Exception as failure:
+            found = Outcome(plan=plan, why_not=reason_of(failure))
+        finally:
+            gc.collect()
+            if self.on_gpu:
+                with_cuda_left(torch.cuda.empty_cache)
+        return replace(found, seconds=time.perf_counter() - began)
+
+    def step_seconds(self, plan: Plan) -> float:
+        """About how long a step takes; a glance, for short runs."""
+        engine, batches, _ = self._engine(plan)
+        took = []
+        for number in (1, 2, 3):
+            began = time.perf_counter()
+            engine.advance(number, batches.indices(number), _ignore)
+            took.append(time.perf_counter() - began)
+        return min(took)
+
+    def _measured(self, plan: Plan) -> Outcome:
+        engine, batches, said = self._engine(plan)
+        reference = self._reference(batches)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        if is_plain(plan):
+            return self._timed(engine, batches, Outcome(plan=plan, errors=Errors(0.0, 0.0)), said)
+        loss, gradients = self._gradients(engine, batches, 1)
+        errors = compare(loss, gradients, reference, self._steady(plan.precision, batches, reference))
+        del gradients
+        fault = said_first(said) or fault_in(errors, reference, plan.precision)
+        if fault is not None:
+            return Outcome(plan=plan, errors=errors, why_not=fault)
+        return self._timed(engine, batches, Outcome(plan=plan, errors=errors), said, reference=reference)
+
+    def _timed(
+        self,
+        engine: Engine,
+        batches: BatchPlan,
+        found: Outcome,
+        said: list[str],
+        *,
+        reference: Reference | None = None,
+    ) -> Outcome:
+        """`found` with the speed, unless the first losses are unlike those of the reference."""
+        course, rest_s = self._course(engine, batches, least=GRAPH_STEPS if found.plan.graph else 2)
+        fault = said_first(said)
+        if fault is None and reference is not None:
+            fault = fault_in_course(course, reference, found.plan.precision)
+        if fault is not None:
+            return replace(found, why_not=fault)
+        rate = self._rate(engine, batches, first=len(course) + 1, step_s=rest_s)
+        memory = torch.cuda.max_memory_allocated() if self.on_gpu else 0
+        return replace(found, samples_per_second=rate, memory_bytes=memory, why_not=said_first(said))
+
+    def _engine(self, plan: Plan) -> tuple[Engine, BatchPlan, list[str]]:
+        pace, said = self._settings.pace, list[str]()
+        given = BATCH_SIZE_TO_START_FROM if pace.batch_size == "auto" else pace.batch_size
+        batch_size = min(plan.batch_size or given, len(self._source))
+        batches = BatchPlan(len(self._source), batch_size, pace.seed, drop_last=True)
+        model, settings = self._own_copy()
+        engine = make_engine(
+            model,
+            self._loss,
+            self._near,
+            settings,
+            plan,
+            batch_size=batch_size,
+            total=pace.steps or 1000,
+            world=self._world,
+            say=said.append,
+        )
+        engine.get_ready(plan)
+        return engine, batches, said
+
+    def _own_copy(self) -> tuple[nn.Module, Settings]:
+        """The model, and an optimizer that the caller made for it, to be changed freely."""
+        updates = self._settings.updates
+        model, optimizer = copy.deepcopy((self._model, updates.optimizer))
+        return model, replace(self._settings, updates=replace(updates, optimizer=optimizer))
+
+    def _reference(self, batches: BatchPlan) -> Reference:
+        """What plain fp32 gives; the noise between batches, and the first losses, are those of the first size."""
+        size = batches.batch_size
+        if size not in self._references:
+            first = not self._references
+            with numerics_of(Plan()):
+                self._references[size] = self._plain(batches, first=first)
+        return self._references[size]
+
+    def _plain(self, batches: BatchPlan, *, first: bool) -> Reference:
+        plain = Plan(batch_size=batches.batch_size, micro_batches=self._settings.micro_batches)
+        engine, _, _ = self._engine(plain)
+        loss, gradients = self._gradients(engine, batches, 1)
+        course: list[float] = []
+        if first:
+            other, others = self._gradients(engine, batches, 2)
+            self._noise = distance(others, gradients), abs(other - loss)
+            del others
+            course, _ = self._course(engine, batches, least=2)
+        noise, spread = self._noise
+        return Reference(loss=loss, gradients=gradients, noise=noise, spread=spread, course=course)
+
+    def _steady(self, precision: Precision, batches: BatchPlan, reference: Reference) -> list[bool]:
+        """Which gradients can be compared; found out with the first size of batch."""
+        if self.on_gpu and precision == "fp32" and torch.backends.cudnn.allow_tf32:
+            precision = "tf32"  # which torch computes convolutions in, unless it is told not to
+        if precision not in self._steadiness:
+            with numerics_of(Plan()):
+                engine, _, _ = self._engine(Plan(batch_size=batches.batch_size))
+                shake(engine.step.model, SHAKE[precision])
+                _, shaken = self._gradients(engine, batches, 1)
+            self._steadiness[precision] = steadiness(shaken, reference.gradients)
+        return self._steadiness[precision]
+
+    def _gradients(
+        self, engine: Engine, batches: BatchPlan, number: int
+    ) -> tuple[float, list[Tensor | None]]:
+        loss = engine.gradients(number, batches.indices(number))
+        scale = engine.step.scaler.get_scale() if engine.step.scaler else 1.0
+        parameters = engine.step.model.parameters()
+        return loss.item(), [None if p.grad is None else p.grad.detach() / scale for p in parameters]
+
+    def _course(self, engine: Engine, batches: BatchPlan, *, least: int) -> tuple[list[float], float]:
+        """The losses of the first steps, and the seconds of the last one."""
+        losses: list[float] = []
+        began = last = time.perf_counter()
+        took = 0.0
+        while len(losses) < COURSE_STEPS and (len(losses) < least or last - began < COURSE_S):
+            number = len(losses) + 1
+            engine.advance(number, batches.indices(number), lambda loss: losses.append(loss.item()))
+            now = time.perf_counter()
+            took, last = now - last, now
+        return losses, took
+
+    def _rate(self, engine: Engine, batches: BatchPlan, *, first: int, step_s: float) -> float:
+        """Samples a second, the best of a few rounds."""
+        count = max(1, min(2000, int(TIMED_S / max(step_s, 1e-6))))
+        rounds = 1 if step_s > TIMED_S else ROUNDS
+        best, number, late = 0.0, first, time.perf_counter() + 2 * rounds * max(TIMED_S, step_s)
+        for _ in range(rounds):
+            began, samples, end = self._now(), 0, number + count
+            while number < end and (not samples or time.perf_counter() < late):
+                indices = batches.indices(number)
+                engine.advance(number, indices, _ignore)
+                samples, number = samples + len(indices), number + 1
+            best = max(best, samples / (self._now() - began))
+            if time.perf_counter() >= late:
+                break
+        return best
+
+    def _now(self) -> float:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def shake(model: nn.Module, by: float) -> None:
+    """Move each weight up or down by this part of it."""
+    dice = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            signs = torch.randint(0, 2, parameter.shape, generator=dice, dtype=torch.int8)
+            parameter.mul_(1 + by * (2 * signs.to(parameter.device) - 1))
+
+
+def is_plain(plan: Plan) -> bool:
+    """Whether `plan` is what others are compared with."""
+    return replace(plan, batch_size=None, micro_batches=1) == Plan()
+
+
+def said_first(said: list[str]) -> str | None:
+    """A plan that fell back to something else while it was tried is not the plan that was asked for."""
+    return said[0].partition(": ")[2] or said[0] if said else None
+
+
+def reason_of(failure: Exception) -> str:
+    first = (str(failure).strip() or type(failure).__name__).split("\n")[0][:160]
+    return f"out of memory ({first})" if is_out_of_memory(failure) else f"{type(failure).__name__}: {first}"
+
+
+def is_fatal(outcome: Outcome) -> bool:
+    """Whether the process can do no more on its GPU."""
+    return any(words in (outcome.why_not or "") for words in FATAL)
+
+
+def with_cuda_left(act: Callable[[], None]) -> None:
+    try:
+        act()
+    except RuntimeError:
+        return  # the GPU's context is lost, which `is_fatal` sees too
+
+
+def _ignore(_: Tensor) -> None:
+    return

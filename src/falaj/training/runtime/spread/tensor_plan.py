@@ -1,0 +1,91 @@
+"""Which linear layers are cut over the processes of a tensor group, and how: column, then row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from torch import nn
+
+from falaj.training.runtime.errors import Fault, InvalidTraining
+
+Cut = Literal["column", "row"]
+TensorPlan = Mapping[str, Cut]
+"""Names of linear layers, where * stands for one part of a name: {"blocks.*.up": "column", "blocks.*.down": "row"}."""
+
+EACH_BY_ITSELF = (
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Dropout,
+    nn.Identity,
+)
+"""Layers that treat each feature by itself."""
+
+
+def find_cuts(model: nn.Module, plan: TensorPlan | None, *, size: int) -> dict[str, Cut]:
+    """The layers of `model` to cut: those that `plan` names, or pairs where the second takes what the first gives."""
+    found = dict(_named(model, plan)) if plan is not None else dict(_pairs(model))
+    if not found:
+        fault = Fault(
+            "tensor_plan",
+            "no pair of linear layers in a row was found",
+            "names of layers, column or row",
+            'tensor_plan={"blocks.*.up": "column", "blocks.*.down": "row"}',
+        )
+        raise InvalidTraining("the model has nothing to cut", faults=[fault])
+    faults = [uneven for name, cut in found.items() if (uneven := _uneven(model, name, cut, size))]
+    if faults:
+        raise InvalidTraining(f"layers cannot be cut in {size}", faults=faults)
+    return found
+
+
+def _named(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, Cut]]:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for pattern, cut in plan.items():
+        wanted = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
+        matching = [name for name in names if wanted.fullmatch(name)]
+        if not matching or cut not in ("column", "row"):
+            allowed = f"names of linear layers ({', '.join(names[:5])} …), column or row"
+            fault = Fault("tensor_plan", f"{pattern}: {cut}", allowed)
+            raise InvalidTraining("the tensor plan does not fit the model", faults=[fault])
+        yield from ((name, cut) for name in matching)
+
+
+def _pairs(model: nn.Module) -> Iterator[tuple[str, Cut]]:
+    """Two linear layers with nothing between them that mixes features: the hidden ones can be cut.
+
+    Only where the order of the layers is known: what a module does in its forward cannot be seen from here.
+    """
+    for prefix, module in model.named_modules():
+        path = f"{prefix}." if prefix else ""
+        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            yield from ((f"{path}linear1", "column"), (f"{path}linear2", "row"))
+        elif isinstance(module, nn.Sequential):
+            yield from ((f"{path}{name}", cut) for name, cut in _in_sequence(module))
+
+
+def _in_sequence(module: nn.Sequential) -> Iterator[tuple[str, Cut]]:
+    before: tuple[str, nn.Linear] | None = None
+    for name, layer in module.named_children():
+        if isinstance(layer, nn.Linear):
+            if before is not None and before[1].out_features == layer.in_features:
+                yield from ((before[0], "column"), (name, "row"))
+                before = None
+            else:
+                before = name, layer
+        elif not isinstance(layer, EACH_BY_ITSELF):
+            before = None
+
+
+def _uneven(model: nn.Module, name: str, cut: Cut, size: int) -> Fault | None:
+    layer = model.get_submodule(name)
+    width = layer.out_features if cut == "column" else layer.in_features
+    if isinstance(width, int) and width % size:
+        return Fault(name, f"{width} features", f"a multiple of {size}")
+    return None

@@ -1,0 +1,96 @@
+"""Sums of gradients in one fixed tree, so that they are the same to the bit however many processes there are.
+
+The leaves are the micro-batches of a step, a power of two of them; each process has the leaves of a whole subtree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Sums = list[Tensor | None]
+"""A tensor for each parameter, and one for the loss; none where nothing was computed."""
+
+
+class PairwiseSum:
+    """Adds leaves one after the other, always the two halves of a subtree, as in a binary counter."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, Sums]] = []
+
+    def add(self, leaf: Sums) -> None:
+        width = 1
+        while self._waiting and self._waiting[-1][0] == width:
+            leaf = added(self._waiting.pop()[1], leaf)
+            width *= 2
+        self._waiting.append((width, leaf))
+
+    def take(self) -> Sums:
+        """The sum of the whole subtree."""
+        ((_, total),) = self._waiting
+        self._waiting = []
+        return total
+
+
+def added(left: Sums, right: Sums) -> Sums:
+    return [b if a is None else a if b is None else a + b for a, b in zip(left, right, strict=True)]
+
+
+def sum_over_processes(own: Sums, like: Sequence[Tensor], *, rank: int, size: int) -> Sums:
+    """The sum over all processes, each of which has one subtree: pairs first, then pairs of pairs."""
+    distance = 1
+    while distance < size:
+        own = added_in_order(own, exchange(own, like, rank ^ distance), mine_first=not rank & distance)
+        distance *= 2
+    return own
+
+
+def added_in_order(own: Sums, other: Sums, *, mine_first: bool) -> Sums:
+    return added(own, other) if mine_first else added(other, own)
+
+
+def exchange(own: Sums, like: Sequence[Tensor], partner: int) -> Sums:
+    """Give `partner` what we have, for what it has; `like` tells the shapes of both."""
+    device = like[0].device
+    present = torch.tensor([value is not None for value in own], dtype=torch.uint8, device=device)
+    theirs = torch.empty_like(present)
+    swap([present], [theirs], partner)
+    has = theirs.bool().tolist()
+    sent = [value.contiguous() for value in own if value is not None]
+    received = [
+        torch.empty_like(model, memory_format=torch.contiguous_format)
+        for model, there in zip(like, has, strict=True)
+        if there
+    ]
+    swap(sent, received, partner)
+    arrived = iter(received)
+    return [next(arrived) if there else None for there in has]
+
+
+def swap(sent: Sequence[Tensor], received: Sequence[Tensor], partner: int) -> None:
+    outgoing = [dist.P2POp(dist.isend, flat, partner) for flat in flattened(sent)]
+    buffers = [
+        torch.empty(sum(t.numel() for t in group), dtype=group[0].dtype, device=group[0].device)
+        for group in by_dtype(received)
+    ]
+    incoming = [dist.P2POp(dist.irecv, buffer, partner) for buffer in buffers]
+    if outgoing or incoming:
+        for work in dist.batch_isend_irecv([*outgoing, *incoming]):
+            work.wait()
+    for group, buffer in zip(by_dtype(received), buffers, strict=True):
+        for tensor, part in zip(group, torch.split(buffer, [t.numel() for t in group]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def flattened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.cat([tensor.reshape(-1) for tensor in group]) for group in by_dtype(tensors)]
+
+
+def by_dtype(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return [groups[dtype] for dtype in sorted(groups, key=str)]

@@ -1,0 +1,109 @@
+"""The processes that train one model together: who this one is, and what they agree on."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from falaj.training.runtime.errors import Fault, InvalidTraining
+
+Wish = Literal["stop", "save"]
+WISHES: tuple[Wish, ...] = get_args(Wish)
+
+
+@dataclass
+class World:
+    """Process `rank` of `size`. What one process wishes, to stop or to save, all do after the same step."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    wishes: set[Wish] = field(default_factory=set)
+    _agreed: set[Wish] = field(default_factory=set)
+    _heard: Tensor | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that speaks for all."""
+        return self.rank == 0
+
+    def total(self, loss: Tensor) -> Tensor:
+        """The sum of what each process gives, which is on the device; wishes travel along."""
+        if self.size == 1:
+            return loss
+        wishes = torch.tensor([wish in self.wishes for wish in WISHES], dtype=loss.dtype, device=loss.device)
+        summed = torch.cat([loss.reshape(1), wishes])
+        dist.all_reduce(summed)
+        self._heard = summed[1:]
+        return summed[0]
+
+    def hear(self) -> None:
+        """Agree to what was wished by the last `total`. All must call this after the same steps."""
+        if self._heard is not None:
+            self._agreed |= {wish for wish, count in zip(WISHES, self._heard.tolist(), strict=True) if count}
+            self._heard = None
+
+    def does(self, wish: Wish) -> bool:
+        """Whether it is time for what somebody wished."""
+        return wish in (self.wishes if self.size == 1 else self._agreed)
+
+    def fulfil(self, wish: Wish) -> None:
+        self.wishes.discard(wish)
+        self._agreed.discard(wish)
+
+    def agree(self, value: bool) -> bool:
+        """What the leading process says, for all."""
+        if self.size == 1:
+            return value
+        said = torch.tensor([value], dtype=torch.uint8, device=self.device)
+        dist.broadcast(said, 0)
+        return bool(said.item())
+
+    def share_bytes(self, given: bytearray | None) -> bytearray | None:
+        """The leading process's bytes, for all; none if it has none."""
+        if self.size == 1:
+            return given
+        length = torch.tensor([-1 if given is None else len(given)], device=self.device)
+        dist.broadcast(length, 0)
+        count = int(length.item())
+        if count < 0:
+            return None
+        data = bytearray(count) if given is None else given
+        if count:
+            bytes_ = torch.frombuffer(data, dtype=torch.uint8).to(self.device)
+            dist.broadcast(bytes_, 0)
+            if not self.leads:
+                torch.frombuffer(data, dtype=torch.uint8).copy_(bytes_)
+        return data
+
+
+def join_world(device: torch.device) -> World:
+    """The world that torchrun's variables tell of; this process alone if there are none."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 and not dist.is_initialized():
+        return World(device=device)
+    if not dist.is_initialized():
+        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            fault = Fault(
+                ", ".join(missing), "not set", "torchrun's variables", f"torchrun --nproc-per-node={size}"
+            )
+            raise InvalidTraining(
+                f"WORLD_SIZE is {size}, but this process does not know its place", faults=[fault]
+            )
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(leave)
+    return World(dist.get_rank(), dist.get_world_size(), device)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,246 @@
+"""Plans: what they say, which ones are tried, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from falaj.training.runtime.errors import InvalidTraining
+from falaj.training.runtime.plan.cache import keep_plan, load_plan, plan_key
+from falaj.training.runtime.plan.candidates import Space
+from falaj.training.runtime.plan.judging import (
+    Errors,
+    Reference,
+    compare,
+    distance,
+    fault_in,
+    fault_in_course,
+)
+from falaj.training.runtime.plan.plans import Plan, plan_from
+from falaj.training.runtime.plan.searching import Found, confirm, search, table
+from falaj.training.runtime.plan.trials import Outcome
+
+GPU = Space(on_gpu=True, start=Plan(), fixed={}, batch_size=32, fast_16="bf16", samples=100_000)
+CPU = Space(on_gpu=False, start=Plan(), fixed={}, batch_size=32, threads=2)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
+
+
+# ------------------------------------------------------------------------------------------- the plan
+
+
+def test_a_plan_says_what_it_changes() -> None:
+    assert Plan().words == "fp32"
+    everything = Plan(precision="bf16", layout="channels_last", compile="default", fused=True, batch_size=64)
+    assert everything.words == "bf16, channels_last, fused, compile=default, batch 64"
+    assert plan_from(everything.facts()) == everything
+
+
+def test_a_plan_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(InvalidTraining) as refusal:
+        Plan(precision="fp8", layout="rows", micro_batches=0)  # type: ignore[arg-type]
+
+    where = {fault.where for fault in refusal.value.faults}
+    assert where == {"tune.precision", "tune.layout", "tune.micro_batches"}
+
+
+# ---------------------------------------------------------------------------------------- the search
+
+
+def speeds(rate: Callable[[Plan], float], *, bad: Callable[[Plan], str | None] = lambda _: None) -> Any:
+    def try_out(plan: Plan, _: float) -> Outcome:
+        return Outcome(plan=plan, samples_per_second=rate(plan), why_not=bad(plan), seconds=0.1)
+
+    return try_out
+
+
+def plenty(_: Outcome) -> float:
+    return 1000.0
+
+
+def test_changes_add_up_to_the_best_plan_on_a_gpu() -> None:
+    def rate(plan: Plan) -> float:
+        size = plan.batch_size or 32
+        factor = {"fp32": 1.0, "tf32": 2.0, "bf16": 3.0, "fp16": 3.0}[plan.precision]
+        return factor * (1 + plan.fused) * (1 if plan.compile == "off" else 2) * min(size, 128)
+
+    images = Space(**{**vars(GPU), "chooses_batch": True, "images": True})
+
+    found = search(images, speeds(rate), budget=plenty)
+
+    assert found.plan == Plan(
+        precision="bf16", layout="channels_last", fused=True, compile="default", batch_size=128
+    )
+    assert [each.plan.words for each in found.tried[:2]] == ["fp32", "bf16, channels_last, fused"]
+
+
+def test_short_steps_are_tried_as_a_graph() -> None:
+    found = search(GPU, speeds(lambda plan: 1e6 * (5 if plan.graph else 1)), budget=plenty)
+
+    assert found.plan is not None
+    assert found.plan.graph
+
+
+def test_what_the_caller_decided_is_not_searched() -> None:
+    fixed = {"precision": "fp32", "compile": "off", "micro_batches": 1}
+    space = Space(**{**vars(GPU), "fixed": fixed})
+
+    found = search(space, speeds(lambda plan: 100.0), budget=plenty)
+
+    assert {(each.plan.precision, each.plan.compile) for each in found.tried} == {("fp32", "off")}
+
+
+def test_a_batch_that_does_not_fit_is_cut_until_it_does() -> None:
+    def bad(plan: Plan) -> str | None:
+        return "out of memory (no room)" if plan.micro_batches < 4 else None
+
+    found = search(CPU, speeds(lambda plan: 100.0, bad=bad), budget=plenty)
+
+    assert found.plan == Plan(micro_batches=4)
+
+
+def test_a_bad_candidate_is_not_chosen_however_fast() -> None:
+    def bad(plan: Plan) -> str | None:
+        return "its loss is not finite" if plan.precision == "bf16" else None
+
+    fast = speeds(lambda plan: 900.0 if plan.precision == "bf16" else 100.0, bad=bad)
+
+    found = search(GPU, fast, budget=plenty)
+
+    assert found.plan == Plan()
+    assert "its loss is not finite" in table(found)
+
+
+def test_when_the_time_is_up_the_rest_is_named_but_not_tried() -> None:
+    tried: list[Plan] = []
+
+    def try_out(plan: Plan, _: float) -> Outcome:
+        tried.append(plan)
+        return Outcome(plan=plan, samples_per_second=100.0)
+
+    found = search(GPU, try_out, budget=lambda _: 0.0)
+
+    assert tried == [Plan()]
+    assert all(each.why_not == "not tried: the time is up" for each in found.tried[1:])
+    assert found.plan == Plan()
+
+
+def test_a_gain_that_does_not_come_back_is_dropped() -> None:
+    plain, quick = Plan(), Plan(fused=True)
+    found = Found(tried=[Outcome(plan=plain, samples_per_second=100.0)])
+    found.best = Outcome(plan=quick, samples_per_second=150.0)
+
+    assert confirm(found, speeds(lambda _: 100.0), margin=1.05).plan == plain
+
+
+def test_the_table_shows_speed_errors_and_the_choice() -> None:
+    found = search(CPU, speeds(lambda plan: 200.0 if plan.fused else 100.0), budget=plenty)
+
+    heading, first, *rest = table(found).splitlines()
+
+    assert heading.split() == ["plan", "samples/s", "×", "plain", "loss", "gradient", "s"]
+    assert first.split()[:3] == ["fp32", "100", "1.00"]
+    assert any(line.split()[:2] == ["fp32,", "fused"] and line.endswith("chosen") for line in rest)
+
+
+# ---------------------------------------------------------------------------------------- the numbers
+
+
+def reference(**changes: Any) -> Reference:
+    values = {"loss": 1.0, "gradients": [], "noise": 0.0, "spread": 0.0, "course": [1.0, 0.9]}
+    return Reference(**{**values, **changes})
+
+
+def test_errors_within_the_tolerance_of_the_precision_pass() -> None:
+    assert fault_in(Errors(0.0, 0.05), reference(), "bf16") is None
+    assert "gradients differ from fp32 by 5.0%, allowed 1.0%" in str(
+        fault_in(Errors(0.0, 0.05), reference(), "fp32")
+    )
+    assert "loss differs" in str(fault_in(Errors(0.5, 0.0), reference(), "bf16"))
+    assert fault_in(Errors(float("nan"), 0.0), reference(), "bf16") is not None
+
+
+def test_a_rounding_error_is_judged_beside_the_noise_between_batches_but_only_so_far() -> None:
+    noisy = reference(noise=1.2)
+
+    assert fault_in(Errors(0.0, 0.25), noisy, "bf16") is None
+    assert fault_in(Errors(0.0, 0.35), noisy, "bf16") is not None
+
+
+def test_gradients_that_no_rounding_leaves_alone_are_compared_by_their_size() -> None:
+    given = reference(gradients=[torch.ones(4), torch.ones(2)])
+    ours = [torch.ones(4), torch.tensor([-1.0, 1.0])]
+
+    assert compare(1.0, ours, given, [True, False]) == Errors(0.0, 0.0, 1.0)
+    assert compare(1.0, ours, given, [True, True]).gradient > 0.5
+    assert "4 times" in str(fault_in(Errors(0.0, 0.0, 4.0), given, "bf16"))
+    assert fault_in(Errors(0.0, 0.0, float("nan")), given, "bf16") is not None
+
+
+def test_losses_that_leave_the_course_are_seen() -> None:
+    assert fault_in_course([1.0, 0.91], reference(), "bf16") is None
+    assert fault_in_course([1.0, 3.0], reference(), "bf16") is not None
+    assert fault_in_course([1.0, float("nan")], reference(), "bf16") is not None
+
+
+def test_the_distance_of_gradients() -> None:
+    ones = [torch.ones(4), None]
+
+    assert distance(ones, ones) == 0.0
+    assert distance([torch.ones(4) * 1.1, None], ones) == pytest.approx(0.1)
+    assert distance([None, None], ones) == float("inf")
+    assert distance([torch.full((4,), float("nan")), None], ones) == float("inf")
+
+
+# ------------------------------------------------------------------------------------------ the cache
+
+
+def key(model: nn.Module | None = None, *, width: int = 4, **options: Any) -> str:
+    sample = torch.zeros(1, width), torch.zeros(1, 1)
+    return plan_key(model or nn.Linear(4, 1), sample, torch.device("cpu"), options)
+
+
+def test_a_kept_plan_is_found_again_for_the_same_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(precision="bf16", fused=True)
+    keep_plan(key(), plan, table=[])
+
+    assert load_plan(key()) == plan
+    for other in (key(nn.Linear(4, 2)), key(width=5), key(batch_size=8)):
+        assert load_plan(other) is None
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert load_plan(key()) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 2, "plan": {}}', "null"])
+def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    keep_plan(key(), Plan(), table=[])
+    (path,) = (tmp_path / "cache" / "plans").iterdir()
+    path.write_text(text)
+
+    assert load_plan(key()) is None
+
+
+def test_a_kept_plan_that_makes_no_sense_is_none(tmp_path: Path) -> None:
+    keep_plan(key(), Plan(), table=[])
+    (path,) = (tmp_path / "cache" / "plans").iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "plan": {"precision": "fp9"}}))
+
+    assert load_plan(key()) is None
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "file"))
+
+    keep_plan(key(), Plan(), table=[])
+
+    assert load_plan(key()) is None
