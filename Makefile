@@ -10,10 +10,10 @@ NAME ?=
 WORKERS ?= 2
 QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
 
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test test-frameworks check format bench clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## create .venv and install into it; nothing to do if it is up to date
 
@@ -22,6 +22,10 @@ demo: $(READY)  ## run the demonstration
 
 test: $(READY)  ## run the tests; ARGS="-k gate" is handed to pytest, WORKERS=0 runs them one by one
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+test-frameworks: $(READY)  ## train with every framework, each installed once into .frameworks; NAME=tensorflow for one
+	@$(if $(NAME),true,$(BIN)/python tests/frameworks/virtualenvs.py)
+	@FALAJ_NO_SKIPS=1 $(BIN)/python -m pytest --durations=0 --durations-min=1 tests/frameworks $(if $(NAME),-k $(NAME)) $(ARGS)
 
 check: $(READY)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .
@@ -40,8 +44,8 @@ else
 	@set -e; for bench in $(QUICK_BENCHES); do echo "== $$bench" >&2; $(BIN)/python $$bench; done
 endif
 
-clean:  ## remove .venv, caches and the peers' virtualenvs
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis benchmarks/.venvs
+clean:  ## remove .venv, caches, and the virtualenvs of peers and frameworks
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis benchmarks/.venvs .frameworks
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Reinstalls when pyproject.toml or constraints.txt is newer than the last installation. Of pip's many lines,

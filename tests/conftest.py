@@ -240,6 +240,16 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what runs on request only, unless it is asked for."""
+    unasked = {
+        item for item in items for mark in item.iter_markers("on_request") if mark.args[0] not in os.environ
+    }
+    if unasked:
+        config.hook.pytest_deselected(items=[item for item in items if item in unasked])
+        items[:] = [item for item in items if item not in unasked]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from falaj.drivers.processes.folder import Folder, read
 from falaj.drivers.processes.launcher import ProcessLauncher
 from falaj.drivers.processes.order import Order, Walls
 from falaj.ports.launcher import AttemptState, Launch, Launcher
@@ -87,6 +88,15 @@ class Yard:
     def shims(self) -> list[int]:
         return running(f"{self.control}/")
 
+    def assert_nothing_is_left(self, attempt: str = ATTEMPT) -> None:
+        """No process works in our folders, and nothing is left of a forgotten attempt: no folder, no cgroup."""
+        eventually(lambda: not working_in(self.root), within=DEADLINE_S)
+        made = read(Folder(self.control / attempt.replace("/", "%2F")).cgroup)
+        self.launcher().forget(attempt)
+        assert not (self.root / "attempts" / attempt.replace("/", "-")).exists()
+        assert not (self.control / attempt.replace("/", "%2F")).exists()
+        assert made is None or not Path(made["path"]).exists()
+
     @contextmanager
     def starter(self, launch: Launch) -> Iterator[subprocess.Popen[str]]:
         """Another process that is ready to start `launch`; a line on its stdin lets it do so."""
@@ -106,6 +116,16 @@ def go(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
+
+
+def working_in(folder: Path) -> list[int]:
+    """The processes whose working folder lies there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if path.readlink().is_relative_to(folder):
+                found.append(int(path.parent.name))
+    return found
 
 
 def running(word: str) -> list[int]:

@@ -88,7 +88,7 @@ def test_reason_names_the_signal(yard: Yard) -> None:
     state = yard.run("import os; os.abort()")
 
     assert (state.exit_code, state.signal) == (None, signal.SIGABRT)
-    assert state.reason == "Killed by SIGABRT"
+    assert state.reason == "Killed by SIGABRT at script.py:1"
 
 
 @STRONGEST
@@ -261,6 +261,15 @@ def test_time_limit_stops_it(yard: Yard) -> None:
 
     assert (state.phase, state.signal) == ("ended", signal.SIGTERM)
     assert state.reason == "It was stopped after 0.6 s, its time limit"
+
+
+@STRONGEST
+def test_time_limit_is_no_success_even_for_a_script_that_takes_its_leave_politely(yard: Yard) -> None:
+    script = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + WAITING
+
+    state = yard.run(script, timeout_s=1, grace_s=5)
+
+    assert (state.exit_code, state.reason) == (None, "It was stopped after 1 s, its time limit")
 
 
 @pytest.mark.parametrize("seconds", ["0", "600"])

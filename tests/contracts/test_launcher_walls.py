@@ -136,7 +136,9 @@ def test_environment_is_what_was_given_and_what_the_launcher_decides(
 ) -> None:
     monkeypatch.setenv("FALAJ_TOKEN", "secret-8c1f")
     script = "import json, os, time; print(json.dumps(dict(os.environ)), flush=True); time.sleep(600)"
-    launch = yard.launch(script, environment={"LC_ALL": "C.UTF-8", "MINE": "1"}, cpus=4, gpus=(0, 2))
+    launch = yard.launch(
+        script, environment={"LC_ALL": "C.UTF-8", "MINE": "1"}, cpus=4, gpus=("GPU-0", "GPU-2")
+    )
 
     yard.launcher().start(launch)
 
@@ -145,9 +147,12 @@ def test_environment_is_what_was_given_and_what_the_launcher_decides(
         "LC_ALL": "C.UTF-8",
         "MINE": "1",
         "OMP_NUM_THREADS": "4",
+        "LOKY_MAX_CPU_COUNT": "4",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": "0,2",
+        "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-2",
     }
     (shim,) = yard.shims()
     assert b"secret-8c1f" not in Path(f"/proc/{shim}/environ").read_bytes()
@@ -205,3 +210,19 @@ def test_refused_start_leaves_nothing_and_may_be_tried_again(yard: Yard) -> None
     yard.launcher().start(launch)
 
     assert yard.end().exit_code == 0
+
+
+def test_link_in_the_place_of_the_folder_of_heartbeats_leads_nobody_astray(yard: Yard) -> None:
+    target = yard.root / "somebody-elses"
+    (target / "kept").mkdir(parents=True)
+    target.chmod(0o755)
+    script = """
+import os, shutil, sys
+shutil.rmtree('../.heartbeat', ignore_errors=True)
+os.symlink(sys.argv[1], '../.heartbeat')
+"""
+
+    assert yard.run(script, str(target), hang_s=60).exit_code == 0
+
+    assert target.stat().st_mode & 0o777 == 0o755
+    assert (target / "kept").is_dir()

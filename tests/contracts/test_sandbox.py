@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from falaj.drivers.sandbox import sandbox_for
+from falaj.drivers.sandbox.facts import try_bubblewrap
 from falaj.errors import IsolationRefused
 from falaj.governance.isolation import Protection, decide
-from falaj.ports.sandbox import Mechanism
+from falaj.ports.sandbox import Mechanism, UserCode
 from sandbox_ground import DEADLINE_SECONDS, PLAIN, Ground, ended, first_line, kill, machine, running_platform
 
 WALLED = pytest.mark.parametrize("ground", ["bubblewrap", "uid", "uid-plain"], indirect=True)
@@ -394,3 +395,24 @@ def test_stored_file_linked_into_a_job_keeps_its_owner(ground: Ground) -> None:
     ground.run(code)
 
     assert stored.stat().st_uid == os.getuid()
+
+
+def test_bubblewrap_that_bounds_no_file_system_in_memory_is_used_without(tmp_path: Path) -> None:
+    facts = machine("bubblewrap")
+    if not facts.bubblewrap_works:
+        pytest.skip(f"bubblewrap: {facts.bubblewrap_fault}")
+    old = tmp_path / "bwrap"
+    refusing = 'case " $* " in *" --size "*) echo "bwrap: Unknown option --size" >&2; exit 1;; esac'
+    old.write_text(f'#!/bin/sh\n{refusing}\nexec {facts.bubblewrap} "$@"\n')
+    old.chmod(0o755)
+    code = UserCode(
+        [facts.python, "-c", "pass"], tmp_path / "job", scratch_bytes=1 << 20, shared_memory_bytes=1 << 20
+    )
+    code.directory.mkdir()
+
+    found = try_bubblewrap(replace(facts, bubblewrap=str(old)))
+    process = sandbox_for("bubblewrap", found).start(code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    assert (found.bubblewrap_works, found.bubblewrap_bounds) == (True, False)
+    said, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert (process.returncode, said) == (0, b"")

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from falaj.drivers.processes.folder import Folder, write
+from falaj.drivers.processes.launcher import ProcessLauncher
 from falaj.drivers.processes.order import Order, Walls
 from falaj.drivers.processes.output import Output
-from falaj.drivers.processes.ranks import environment, plan_ranks, torchrun
+from falaj.drivers.processes.ranks import environment, plan_ranks
 from falaj.drivers.processes.stopping import LAST_RESORT_S, Stopping
 from falaj.drivers.sandbox.bubblewrap import view
-from falaj.ports.launcher import Launch
+from falaj.ports.launcher import Launch, Used
 from falaj.ports.sandbox import MachineFacts, UserCode
 
 LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "script.py", "--rows", "3"])
@@ -30,7 +32,7 @@ LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "script.py", "--rows", "3
 def test_torchrun_keeps_pythons_options_and_the_scripts(
     command: list[str], start: list[str], end: list[str]
 ) -> None:
-    wrapped = torchrun(command, processes=4)
+    wrapped = plan_ranks(replace(LAUNCH, command=command, framework="torch", processes=4))[0]["command"]
 
     assert wrapped[: len(start) + 2] == [*start, "-m", "torch.distributed.run"]
     assert wrapped[-len(end) :] == end
@@ -51,7 +53,7 @@ def test_cpus_are_shared_among_the_processes_and_the_user_may_decide_otherwise()
     assert environment(replace(LAUNCH, cpus=1, processes=2))["OMP_NUM_THREADS"] == "1"
     given = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     assert environment(replace(LAUNCH, environment=given))["OMP_NUM_THREADS"] == "3"
-    assert environment(replace(LAUNCH, environment=given, gpus=(2,)))["CUDA_VISIBLE_DEVICES"] == "2"
+    assert environment(replace(LAUNCH, environment=given, gpus=("GPU-2",)))["CUDA_VISIBLE_DEVICES"] == "GPU-2"
 
 
 def test_stopping_asks_then_kills_then_tears_down() -> None:
@@ -108,7 +110,7 @@ def test_order_comes_back_as_it_was() -> None:
         is_root=True, python="/usr/bin/python3", spare_uids=range(7, 9), unshare="/bin/unshare"
     )
     launch = replace(
-        LAUNCH, readable=[Path("/data")], hidden=[Path("/home")], gpus=(1,), environment={"A": "b"}
+        LAUNCH, readable=[Path("/data")], hidden=[Path("/home")], gpus=("GPU-1",), environment={"A": "b"}
     )
     order = Order(launch, Walls("uid", facts), 5)
 
@@ -121,3 +123,15 @@ def test_devices_are_shown_over_the_sandboxs_own_dev() -> None:
     words = " ".join(view(code))
 
     assert words.index("--dev /dev ") < words.index("--dev-bind /dev/full /dev/full")
+
+
+def test_end_that_an_earlier_version_wrote_down_is_understood(tmp_path: Path) -> None:
+    launcher = ProcessLauncher(tmp_path, walls=lambda: Walls("same-uid", MachineFacts(False, "python")))
+    folder = Folder(tmp_path / "job_1%2F1")
+    folder.path.mkdir()
+    ended = {"exit_code": 0, "signal": None, "reason": None, "started_at": 1.0, "ended_at": 2.0}
+    write(folder.ended, ended)
+
+    state = launcher.state("job_1/1")
+
+    assert (state.phase, state.exit_code, state.used) == ("ended", 0, Used())

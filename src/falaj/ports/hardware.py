@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from falaj.records.hardware import Card, RdmaPort
 from falaj.records.scheduling import Gpu
 
 
@@ -13,8 +14,9 @@ class NodeFacts:
     """One machine, as far as jobs may use it: looked up, not guessed.
 
     `cpus` and `memory_bytes` are what this platform may use of it, where something limits it. `isa` names the
-    instruction sets that decide how fast a model runs: avx2, avx512, vnni, amx; neon, sve. `gpu_fault` says why
-    GPUs are missing, empty if none is.
+    instruction sets that decide how fast a model runs: avx2, avx512, vnni, amx; neon, sve. `gpus` are what can be
+    handed out, whole cards and slices, those of one NVLink island side by side; `cards` are the cards themselves.
+    `gpu_fault` says why GPUs are missing, empty if none is. `shares`: an MPS daemon answers here.
     """
 
     name: str
@@ -22,8 +24,14 @@ class NodeFacts:
     memory_bytes: int
     cpu_model: str = ""
     isa: frozenset[str] = frozenset()
+    sockets: int | None = None
+    numa_nodes: int | None = None
     gpus: tuple[Gpu, ...] = ()
+    cards: tuple[Card, ...] = ()
+    driver: str = ""
     gpu_fault: str = ""
+    rdma: tuple[RdmaPort, ...] = ()
+    shares: bool = False
 
 
 class Hardware(Protocol):

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from falaj.records.training import Framework
+if TYPE_CHECKING:  # not loaded with it: records take pydantic, for which every start of an attempt would wait
+    from falaj.records.training import Framework
+
+WHOLE_GPU = 1000
+"""As in `records.scheduling`."""
 
 Phase = Literal["unknown", "starting", "running", "ended", "lost"]
 
@@ -25,9 +29,11 @@ class Launch:
     (threads, visible GPUs, unbuffered output, a rank's own variables).
 
     `processes` are copies that live and die together: torchrun's workers, or plain copies with FALAJ_RANK and
-    FALAJ_WORLD_SIZE. `cpus` are for all of them; `memory_bytes` is what each process may allocate.
+    FALAJ_WORLD_SIZE. `cpus` and `memory_bytes` are for all of them together.
     `processes_min` is with how many torch may go on when some are lost; `roles` count the processes of each role, for
-    frameworks that tell them apart. `disk_bytes` is what its directory may hold. `secrets` are further variables of its
+    frameworks that tell them apart. `gpus` are the UUIDs of its cards or MIG slices; `gpu_milli` below 1000 is so many
+    thousandths of one card, by MPS, with `gpu_memory_bytes` of its memory, for all processes together; the daemon
+    listens in `mps_directory`. `disk_bytes` is what it may add to its directory. `secrets` are further variables of its
     environment, which are neither written to a disk nor shown in its log. `readable` are further paths that it may
     read, `hidden` are paths that it must not reach. After `timeout_s` it is stopped, and killed `grace_s` later. After
     `hang_s` without a sign of life from a rank, the stacks of all ranks go to its log and it ends as failed.
@@ -42,7 +48,10 @@ class Launch:
     processes_min: int | None = None
     roles: Mapping[str, int] = field(default_factory=dict)
     cpus: int = 1
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+    gpu_milli: int = WHOLE_GPU
+    gpu_memory_bytes: int = 0
+    mps_directory: str = "/tmp/nvidia-mps"  # noqa: S108 - MPS_DIRECTORY of `records.hardware`
     memory_bytes: int | None = None
     disk_bytes: int | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -72,7 +81,7 @@ class AttemptState:
     accepted, its code does not run yet. `ended`: with an `exit_code`, or by a `signal`, or with neither where
     the code could not be started at all; it went well if and only if `exit_code` is 0. `lost`: what watched
     over it was killed; its code is gone, how far it came is not known, and it will not run again. `reason`
-    says in one sentence why it did not go well.
+    says in one sentence why it did not go well. `limits` say what holds it to its share here ("memory: cgroup").
     """
 
     phase: Phase
@@ -82,6 +91,7 @@ class AttemptState:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     used: Used = Used()
+    limits: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):

@@ -18,7 +18,8 @@ class UserCode:
     `directory` is its working directory (writable; do not trust what is left there, links least of all);
     `readable` are further paths it may read, `devices` further devices it may use; `hidden` are paths that it
     must not reach even where the mechanism shows the rest of the machine. `environment` is the whole
-    environment.
+    environment. `scratch_bytes` is what a private /tmp may hold, `shared_memory_bytes` a private /dev/shm, where the
+    mechanism has them.
     """
 
     command: Sequence[str]
@@ -28,6 +29,8 @@ class UserCode:
     hidden: Sequence[Path] = ()
     network: bool = False
     devices: Sequence[Path] = ()
+    scratch_bytes: int | None = None
+    shared_memory_bytes: int | None = None
 
 
 class Sandbox(Protocol):
@@ -52,6 +55,7 @@ class MachineFacts:
 
     `spare_uids` are numbers that no account uses, so that each job can have its own; `unshare` is set only
     where it can give a process its own network and process list; a `_fault` says why its `_works` is False.
+    `bubblewrap_bounds`: it can say how large a file system in memory may grow (bwrap 0.7).
     """
 
     is_root: bool
@@ -59,6 +63,7 @@ class MachineFacts:
     bubblewrap: str | None = None
     bubblewrap_works: bool = False
     bubblewrap_fault: str = ""
+    bubblewrap_bounds: bool = True
     user_namespaces: bool = False
     setpriv: str | None = None
     unshare: str | None = None

@@ -7,13 +7,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from falaj.records.durations import read_duration
+from falaj.records.hardware import MPS_DIRECTORY
 from falaj.records.names import Jurisdiction, Name, Spelled
 from falaj.records.record import Record
 
 Secret = Annotated[str, Spelled("(env|file):.+", "a secret is named by env:NAME or file:PATH", limit=1000)]
 """Where a secret is to be had: env:NAME or file:PATH. Secrets themselves do not stand in falaj.toml."""
+
+
+Price = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 def is_loopback(bind: str) -> bool:
@@ -119,6 +124,66 @@ class AuditConfig(Record):
     sign_every: timedelta = timedelta(seconds=1)
 
 
+def _length(given: object) -> object:
+    """A length of time as people write it: 90s, 12h; or as TOML knows it, in seconds."""
+    return read_duration(given) or given
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("the folder of a virtualenv, from / on")
+    return path
+
+
+Virtualenv = Annotated[Path, AfterValidator(_absolute)]
+
+
+class JobsConfig(Record):
+    """How jobs are kept.
+
+    A job that makes room for another has `preemption_grace` to save itself. A workspace has at most `unfinished_limit`
+    jobs that wait or run. `environments` are virtualenvs by the names under which jobs ask for them.
+    """
+
+    preemption_grace: Annotated[
+        timedelta, BeforeValidator(_length), Field(ge=timedelta(0), le=timedelta(hours=1))
+    ] = timedelta(seconds=60)
+    unfinished_limit: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    environments: dict[Name, Virtualenv] = {}
+
+
+class Prices(Record):
+    """What an hour, or energy, costs. A GPU whose model is not named costs `gpu_hour`."""
+
+    currency: Annotated[str, Spelled("[A-Z]{3}", "a currency is three capital letters, like AED", limit=3)]
+    cpu_hour: Price = 0.0
+    gpu_hour: Price = 0.0
+    gpu_models: dict[str, Price] = {}
+    energy_kwh: Price = 0.0
+
+
+class QueueConfig(Record):
+    """How fair share looks back: what was held `half_life` ago counts half."""
+
+    half_life: Annotated[
+        timedelta, BeforeValidator(_length), Field(ge=timedelta(minutes=1), le=timedelta(days=3650))
+    ] = timedelta(days=7)
+
+
+class NodeConfig(Record):
+    """This machine as jobs see it: the pool it is in, further labels, and where NVIDIA's MPS daemon listens on it.
+
+    `cgroup` is one (version 2) made for jobs, below which each has its own; without it, one that systemd delegated.
+
+    Labels such as isa-avx512 and gpu-nvidia-h200 are found, and need not stand here.
+    """
+
+    pool: Name = "default"
+    labels: tuple[Name, ...] = ()
+    mps: Path = Path(MPS_DIRECTORY)
+    cgroup: Path | None = None
+
+
 class Config(Record):
     """The whole of falaj.toml."""
 
@@ -132,6 +197,10 @@ class Config(Record):
     audit: AuditConfig = AuditConfig()
     policies: tuple[str, ...] = ()
     isolation: Literal["auto", "bubblewrap", "uid", "same-uid"] = "auto"
+    jobs: JobsConfig = JobsConfig()
+    queue: QueueConfig = QueueConfig()
+    prices: Prices | None = None
+    node: NodeConfig = NodeConfig()
 
     @property
     def tls_of_serving(self) -> Tls | None:

@@ -17,6 +17,8 @@ PrincipalId = NewType("PrincipalId", str)
 
 ROOT = ObjectId("platform")
 DEFAULT_WORKSPACE = "default"
+DEFAULT_QUEUE = ObjectId("queue_0000000000000000000default")
+"""The id of the queue `default`, the same on every platform."""
 NAME_RULE = "1 to 128 of a-z, 0-9, '-', '_' and '.', starting and ending with a letter or digit, no '..'"
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -79,6 +81,11 @@ class RefersTo:
 
 
 @dataclass(frozen=True)
+class Withheld:
+    """Marks a parameter whose value no record of the call is made from, and no error shows."""
+
+
+@dataclass(frozen=True)
 class PlacedIn:
     """Marks a parameter as the zone in which the operation places bytes of what it refers to."""
 
@@ -92,5 +99,6 @@ TokenRef = Annotated[Reference, RefersTo("token")]
 PolicyRef = Annotated[Reference, RefersTo("policy")]
 BlobRef = Annotated[Reference, RefersTo("blob")]
 WorkRef = Annotated[Reference, RefersTo("work")]
+QueueRef = Annotated[Reference, RefersTo("queue")]
 AnyRef = Annotated[Reference, RefersTo(None)]
 ZoneName = Annotated[Name, PlacedIn()]

@@ -244,6 +244,23 @@ class Snapshot(Record):
         _refuse_repeated("job", [*jobs, *(running.request.job for running in self.running)])
         return self
 
+    @model_validator(mode="after")
+    def _queues_are_a_tree(self) -> Snapshot:
+        parents = {queue.name: queue.parent for queue in self.queues}
+        sound: set[str] = set()  # these have no ring above them
+        for name in parents:
+            path: dict[str, None] = {}  # in order
+            above: str | None = name
+            while above is not None and above not in sound:
+                if above not in parents:
+                    raise ValueError(f"queue {[*path][-1]} has the parent {above}, which is not there")
+                if above in path:
+                    raise ValueError(f"queue {above} stands above itself: {', '.join(path)}")
+                path[above] = None
+                above = parents[above]
+            sound.update(path)
+        return self
+
 
 def _refuse_repeated(what: str, names: Iterable[str]) -> None:
     listed = list(names)

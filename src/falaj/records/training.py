@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from falaj.records.frameworks import process_fault
 from falaj.records.names import Name, ObjectId, Reference, RefersTo, Spelled
 from falaj.records.record import Record
 from falaj.records.residency import UNRESTRICTED, Label
@@ -19,6 +20,7 @@ from falaj.records.scheduling import (
     Count,
     Placement,
     Profile,
+    Resources,
 )
 from falaj.records.tracking import ArtifactPath
 
@@ -104,6 +106,35 @@ class JobSpec(Record):
             raise ValueError("a job runs either a script of its code or a module of Falaj's own")
         return self
 
+    @model_validator(mode="after")
+    def _no_variable_twice(self) -> Self:
+        if both := sorted(self.env.keys() & self.secrets.keys()):
+            raise ValueError(f"{', '.join(both)} cannot be both a variable of env and a secret")
+        return self
+
+    @model_validator(mode="after")
+    def _processes_fit_the_framework(self) -> Self:
+        fault = process_fault(
+            self.framework, processes=self.processes, processes_min=self.processes_min, roles=self.roles
+        )
+        if fault is not None:
+            raise ValueError(fault)
+        return self
+
+    @model_validator(mode="after")
+    def _kinds_of_gpu(self) -> Self:
+        """Refused here already, with the words of what a replica may ask for."""
+        try:
+            Resources(
+                gpus=self.gpus,
+                gpu_milli=self.gpu_milli,
+                gpu_models=self.gpu_models,
+                gpu_profile=self.gpu_profile,
+            )
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        return self
+
 
 class JobState(StrEnum):
     QUEUED = "queued"
@@ -125,12 +156,26 @@ class JobOutput(Record):
 
 
 class Progress(Record):
+    """How far a job is: at which step, of how many if that is known, with which loss, and how many steps a second."""
+
     step: int
-    total: int
+    total: int | None = None
+    loss: float | None = None
+    rate: float | None = None
+
+    @property
+    def left(self) -> timedelta | None:
+        """How much longer it takes at this rate."""
+        if not self.total or not self.rate or self.step > self.total:
+            return None
+        return timedelta(seconds=min((self.total - self.step) / self.rate, 3650 * 86400))
 
 
 class Job(Record):
-    """A job and how far it is. `attempt` counts from 1; it is 0 before the first. `reason` says why it is so."""
+    """A job and how far it is. `attempt` counts from 1; it is 0 before the first. `reason` says why it is so.
+
+    `preemptions` counts how often it made room for another job; it is `leaving` while it does.
+    """
 
     id: ObjectId
     workspace: ObjectId
@@ -143,6 +188,8 @@ class Job(Record):
     exit_code: int | None = None
     progress: Progress | None = None
     cancelling: bool = False
+    leaving: bool = False
+    preemptions: int = 0
     outputs: tuple[JobOutput, ...] = ()
     submitted_at: datetime
     started_at: datetime | None = None
@@ -153,8 +200,9 @@ class Job(Record):
     spec: JobSpec
 
 
-Verdict = Literal["done", "failed", "cancelled", "interrupted"]
-"""How an attempt ended. One that was interrupted, by a platform that stopped, does not count against the retries."""
+Verdict = Literal["done", "failed", "cancelled", "interrupted", "preempted"]
+"""How an attempt ended. One that was interrupted, by a platform that stopped or a node that was lost, or preempted, to
+make room for another job, does not count against the retries."""
 
 Placements = Annotated[tuple[Placement, ...], Field(min_length=1, max_length=1000)]
 Outputs = Annotated[tuple[JobOutput, ...], Field(max_length=20_000)]

@@ -45,6 +45,16 @@ class Folder:
         return self.path / "log"
 
     @property
+    def usage(self) -> Path:
+        """Empty; its length is what the attempt holds on the disk, once that has become of interest."""
+        return self.path / "usage"
+
+    @property
+    def cgroup(self) -> Path:
+        """Which cgroup was made for it, so that it can be removed after a shim that was killed."""
+        return self.path / "cgroup.json"
+
+    @property
     def faults(self) -> Path:
         """What the shim itself had to say: empty unless it has a bug."""
         return self.path / "shim.err"

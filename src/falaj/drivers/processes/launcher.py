@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from uuid import uuid4
 
+from falaj.drivers.processes.cgroup import Group
 from falaj.drivers.processes.folder import Folder, read, write
+from falaj.drivers.processes.gpus import check_gpus
 from falaj.drivers.processes.order import Order, Walls
+from falaj.drivers.processes.removing import remove
 from falaj.errors import InvalidInput, Unavailable
-from falaj.ports.launcher import AttemptState, Launch
+from falaj.ports.launcher import AttemptState, Launch, Used
 
 LOG_LIMIT_BYTES = 256 * 1024 * 1024
 LONGEST_NAME = 200
@@ -35,23 +37,30 @@ class ProcessLauncher:
     """
 
     def __init__(
-        self, root: Path, *, walls: Callable[[], Walls], log_limit_bytes: int = LOG_LIMIT_BYTES
+        self,
+        root: Path,
+        *,
+        walls: Callable[[], Walls],
+        log_limit_bytes: int = LOG_LIMIT_BYTES,
+        most_tasks: int | None = None,
+        reserve_bytes: int | None = None,
+        cgroup: Path | None = None,
     ) -> None:
         self._root = root.absolute()
         self._walls = walls
-        self._log_limit_bytes = log_limit_bytes
+        self._limits = (log_limit_bytes, most_tasks, reserve_bytes, cgroup)
 
     def start(self, launch: Launch) -> None:
         folder = self._folder(launch.attempt)
         if folder.started.exists() or folder.is_held():
             return
         check(launch)
-        order = Order(launch, self._walls(), self._log_limit_bytes)
+        order = Order(launch, self._walls(), *self._limits)
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.path.mkdir(mode=0o700, exist_ok=True)
         write(folder.launch, order.to_json())
         try:
-            said = start_shim(folder)
+            said = start_shim(folder, launch.secrets)
         except subprocess.TimeoutExpired:
             said = f"no sign of life within {START_SECONDS} s"
         if said:
@@ -62,8 +71,10 @@ class ProcessLauncher:
         ended = read(folder.ended)
         if ended is None and folder.is_held():
             running = read(folder.running)
-            return (
-                AttemptState("running", started_at=moment(running)) if running else AttemptState("starting")
+            if running is None:
+                return AttemptState("starting")
+            return AttemptState(
+                "running", started_at=moment(running), limits=tuple(running.get("limits", ()))
             )
         ended = ended or read(folder.ended)  # it may have ended between the two looks
         if ended is not None:
@@ -74,6 +85,9 @@ class ProcessLauncher:
                 reason=ended["reason"],
                 started_at=moment(ended),
                 ended_at=moment(ended, "ended_at"),
+                # Not there where a shim of an earlier version wrote it, whose attempt we have adopted.
+                used=Used(**ended.get("used", {})),
+                limits=tuple(ended.get("limits", ())),
             )
         if folder.started.exists():
             return AttemptState("lost", reason=why_lost(folder), started_at=moment(read(folder.running)))
@@ -100,6 +114,9 @@ class ProcessLauncher:
             if time.monotonic() > deadline:
                 raise Unavailable(f"{attempt} does not end: it was killed {END_SECONDS} s ago")
             time.sleep(0.01)
+        made = read(folder.cgroup)
+        if made is not None:
+            Group(Path(made["path"])).remove()
         order = read(folder.launch)
         if order is not None:
             remove(Path(order["launch"]["directory"]))
@@ -113,16 +130,16 @@ class ProcessLauncher:
         return Folder(self._root / name)
 
 
-def start_shim(folder: Folder) -> str:
+def start_shim(folder: Folder, secrets: Mapping[str, str]) -> str:
     """Empty as soon as a shim has the lock, and goes its own way; or what went wrong.
 
-    It gets nothing of our environment, which holds secrets.
+    It gets nothing of our environment, which holds secrets; those of the attempt reach it by a pipe alone.
     """
     done = subprocess.run(
         [sys.executable, "-P", "-m", "falaj.drivers.processes.shim", str(folder.path)],
         cwd="/",
         env={"PATH": os.defpath, "PYTHONPATH": str(PACKAGES)},
-        stdin=subprocess.DEVNULL,
+        input=json.dumps(dict(secrets)).encode(),
         capture_output=True,
         start_new_session=True,
         timeout=START_SECONDS,
@@ -135,6 +152,7 @@ def start_shim(folder: Folder) -> str:
 
 def check(launch: Launch) -> None:
     """Refuse what could never run."""
+    check_gpus(launch)
     if not launch.command:
         raise InvalidInput.at("command", given="nothing", allowed="a program and its arguments")
     if launch.processes < 1:
@@ -143,6 +161,16 @@ def check(launch: Launch) -> None:
         raise InvalidInput.at(
             str(launch.directory), given="no folder code/ in it", allowed="a folder that holds code/"
         )
+    for name, value in {**launch.environment, **launch.secrets}.items():
+        if not name or "=" in name or "\0" in name + value:
+            allowed = "a name without '=', and text without NUL"
+            raise InvalidInput.at(
+                f"environment[{name!r}]", given="a value that is not shown", allowed=allowed
+            )
+    for limit in ("disk_bytes", "hang_s", "memory_bytes", "timeout_s"):
+        given = getattr(launch, limit)
+        if given is not None and given <= 0:
+            raise InvalidInput.at(limit, given=given, allowed="more than 0")
 
 
 def why_lost(folder: Folder) -> str:
@@ -153,46 +181,3 @@ def why_lost(folder: Folder) -> str:
 
 def moment(found: dict[str, Any] | None, name: str = "started_at") -> datetime | None:
     return None if found is None else datetime.fromtimestamp(found[name], UTC)
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder that user code has filled, however deep: links in it are not followed, closed folders are opened.
-
-    Folders are moved up to the top before they are emptied, so neither depth nor open files add up. Nobody is left
-    who could put a link in the place of one meanwhile.
-    """
-    if not folder.exists():
-        return
-    top = opened(folder)
-    try:
-        while inside := empty(top, into=None):
-            for name in inside:
-                below = opened(name, top)
-                try:
-                    empty(below, into=top)
-                finally:
-                    os.close(below)
-                os.rmdir(name, dir_fd=top)
-    finally:
-        os.close(top)
-    folder.rmdir()
-
-
-def empty(folder: int, *, into: int | None) -> list[str]:
-    """Unlink what is no folder in `folder`, and move its folders `into` another; the names of those that stay."""
-    staying = []
-    for name in os.listdir(folder):
-        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=folder)
-        elif into is None:
-            staying.append(name)
-        else:
-            os.close(opened(name, folder))  # a closed one could not be moved
-            os.rename(name, f".{uuid4().hex}", src_dir_fd=folder, dst_dir_fd=into)
-    return staying
-
-
-def opened(folder: str | Path, above: int | None = None) -> int:
-    """A descriptor of a folder, in which we may change everything from now on."""
-    os.chmod(folder, 0o700, dir_fd=above)
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)

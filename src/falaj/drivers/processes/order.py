@@ -21,12 +21,21 @@ class Walls:
 
 @dataclass(frozen=True)
 class Order:
+    """`most_tasks` are the processes and threads that it may have; `reserve_bytes` is what its volume should keep free.
+
+    `cgroup` is one in which attempts may have theirs. None: what is usual. Secrets are left out of the JSON.
+    """
+
     launch: Launch
     walls: Walls
     log_limit_bytes: int
+    most_tasks: int | None = None
+    reserve_bytes: int | None = None
+    cgroup: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         launch = asdict(self.launch)
+        del launch["secrets"]
         launch["directory"] = str(self.launch.directory)
         launch["environment"] = dict(self.launch.environment)
         for paths in ("readable", "hidden"):
@@ -34,7 +43,14 @@ class Order:
         uids = self.walls.facts.spare_uids
         facts = asdict(self.walls.facts) | {"spare_uids": [uids.start, uids.stop]}
         walls = {"mechanism": self.walls.mechanism, "facts": facts}
-        return {"launch": launch, "walls": walls, "log_limit_bytes": self.log_limit_bytes}
+        return {
+            "launch": launch,
+            "walls": walls,
+            "log_limit_bytes": self.log_limit_bytes,
+            "most_tasks": self.most_tasks,
+            "reserve_bytes": self.reserve_bytes,
+            "cgroup": None if self.cgroup is None else str(self.cgroup),
+        }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Order:
@@ -46,4 +62,6 @@ class Order:
         facts = dict(found["walls"]["facts"])
         facts["spare_uids"] = range(*facts["spare_uids"])
         walls = Walls(found["walls"]["mechanism"], MachineFacts(**facts))
-        return cls(Launch(**launch), walls, found["log_limit_bytes"])
+        limits = {name: found.get(name) for name in ("most_tasks", "reserve_bytes")}
+        cgroup = None if found.get("cgroup") is None else Path(found["cgroup"])
+        return cls(Launch(**launch), walls, found["log_limit_bytes"], **limits, cgroup=cgroup)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from falaj.drivers.processes.masking import Mask
+
 TAIL_BYTES = 64 * 1024
 
 
 class Output:
-    """The log of one attempt. Bytes are kept as they come; what does not fit is dropped, but for the end."""
+    """The log of one attempt. Bytes are kept as they come; what does not fit is dropped, but for the end.
 
-    def __init__(self, path: Path, *, limit_bytes: int) -> None:
+    What `mask` hides is neither written nor in the tail.
+    """
+
+    def __init__(self, path: Path, *, limit_bytes: int, mask: Mask | None = None) -> None:
+        self._mask = mask or Mask([])
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._left = limit_bytes
         self._limit = limit_bytes
@@ -19,6 +25,13 @@ class Output:
         self._tail = bytearray()
 
     def add(self, chunk: bytes) -> None:
+        self._keep(self._mask.add(chunk))
+
+    def settle(self) -> None:
+        """No more is printed: what was held back as the beginning of a secret was none."""
+        self._keep(self._mask.flush())
+
+    def _keep(self, chunk: bytes) -> None:
         self._tail += chunk
         if len(self._tail) > 4 * TAIL_BYTES:
             del self._tail[:-TAIL_BYTES]
@@ -34,11 +47,15 @@ class Output:
                 )
             self._dropped += len(rest)
 
+    def hide(self, data: bytes) -> bytes:
+        return self._mask.hide(data)
+
     @property
     def tail(self) -> bytes:
         return bytes(self._tail[-TAIL_BYTES:])
 
     def close(self) -> None:
+        self.settle()
         if self._dropped:
             shown = self.tail[-self._dropped :]
             self._put(b"[falaj: %d bytes were dropped here]\n" % (self._dropped - len(shown)) + shown)

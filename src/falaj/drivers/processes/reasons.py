@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from falaj.drivers.processes.disk import words
+from falaj.drivers.processes.frameworks import name_of
+from falaj.drivers.processes.speech import (
+    Death,
+    before_torchrun,
+    blamed_by_starter,
+    exception_line,
+    last_line,
+)
+from falaj.drivers.processes.stacks import crashed_at, explain_hang
 from falaj.drivers.processes.stopping import Cause
 from falaj.ports.launcher import Launch
 
 LONGEST = 300
-TRACEBACK = "Traceback (most recent call last):"
-RANK_PREFIX = re.compile(r"^\[(?:rank|default)(\d+)\]:\s?")
-BARE_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?$")
-TORCHRUN_ROOT_CAUSE = re.compile(
-    r"Root Cause \(first observed failure\):.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL
-)
-TORCHRUN_OWN = ("torch.distributed.elastic.", "torch.distributed.DistNetworkError")
+SIGNALLED = 128
 UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\u00a0-\U0010ffff]")
 
 
 @dataclass
 class Ended:
-    """How an attempt ended. `refused` says why it was not started; `began` is False where the walls failed."""
+    """How an attempt ended. `refused` says why it was not started; `began` is False where the walls failed.
+
+    `why` says why we stopped it; `silent` and `told` are of a hang: the ranks that were silent, and what was printed
+    when they were asked where they stood. `killed_for_memory` are the ranks of which the kernel killed something,
+    `refused_tasks` is how often it refused a process, both by the attempt's cgroup; `out_of_memory` is of the machine.
+    `process_memory_bytes` is what each process could have, where no cgroup held them together.
+    """
 
     rank: int | None = None
     exit_code: int | None = None
     signal: int | None = None
     cause: Cause | None = None
+    why: str | None = None
     refused: str | None = None
     out_of_memory: bool = False
     began: bool = True
+    silent: Sequence[int] = ()
+    told: bytes = b""
+    killed_for_memory: Sequence[int] = ()
+    refused_tasks: int = 0
+    process_memory_bytes: int | None = None
 
 
 def explain(ended: Ended, launch: Launch, tail: bytes) -> str | None:
@@ -41,75 +57,85 @@ def explain(ended: Ended, launch: Launch, tail: bytes) -> str | None:
     if ended.refused is not None:
         return sentence(f"It could not be started: {' '.join(ended.refused.split())}")
     text = tail.decode("utf-8", errors="replace")
-    if ended.cause == "timeout":
-        return sentence(f"It was stopped after {launch.timeout_s:g} s, its time limit")
-    if ended.cause == "stopped":
-        return sentence(f"It was stopped on request: {how(ended.exit_code, ended.signal)}")
+    if ended.cause is not None:
+        return sentence(stopped(ended, launch))
     if not ended.began:
         return sentence(f"Its sandbox did not start: {last_line(text) or how(ended.exit_code, None)}")
-    rank, exit_code, number = ended.rank, ended.exit_code, ended.signal
-    found = TORCHRUN_ROOT_CAUSE.search(text) if launch.framework == "torch" else None
-    if found:
-        rank, status = int(found[1]), int(found[2])
-        exit_code, number = (None, -status) if status < 0 else (status, None)
-    who = f"rank {rank}: " if rank is not None and launch.processes > 1 else ""
-    what = how(exit_code, number)
-    if ended.out_of_memory:
-        what += "; the machine ran out of memory"
-    why = exception_line(text, rank=rank) or ("" if number else last_line(before_torchrun(text)))
-    if launch.memory_bytes is not None and why.startswith("MemoryError"):
-        what += f" (out of memory: each process may have {launch.memory_bytes / 2**20:.0f} MiB)"
+    death, name = Death(ended.rank, ended.exit_code, ended.signal), name_in(launch, ended.rank)
+    blamed = blamed_by_starter(launch.framework, text)
+    if blamed is not None:
+        death, name = blamed, f"rank {blamed.rank}"
+    why = exception_line(text, rank=death.rank if blamed or name else None)
+    what = how(death.exit_code, death.signal) + detail(ended, death, launch, why, text)
+    if not why and not death.signal:
+        why = last_line(before_torchrun(text))
+    who = f"{name}: " if name and launch.processes > 1 else ""
     return sentence(f"{who}{what}{': ' + why if why else ''}")
 
 
+def stopped(ended: Ended, launch: Launch) -> str:
+    """Why we ended it ourselves; what it made of that does not matter."""
+    if ended.cause == "timeout":
+        return f"It was stopped after {launch.timeout_s:g} s, its time limit"
+    if ended.cause == "hung":
+        told = ended.told.decode("utf-8", errors="replace")
+        return explain_hang(ended.silent, hang_s=launch.hang_s or 0, text=told, processes=launch.processes)
+    if ended.cause == "fault":
+        return ended.why or "It was stopped"
+    return f"It was stopped on request: {how(ended.exit_code, ended.signal)}"
+
+
+def name_in(launch: Launch, rank: int | None) -> str:
+    """What people call a process that we started; empty for one that starts the ranks itself."""
+    return "" if rank is None else name_of(launch, rank)
+
+
 def how(exit_code: int | None, number: int | None) -> str:
-    if number is None:
-        return f"exit code {exit_code}"
+    if number is not None:
+        return f"killed by {signal_name(number)}"
+    if (
+        exit_code is not None
+        and exit_code > SIGNALLED
+        and signal_name(exit_code - SIGNALLED).startswith("SIG")
+    ):
+        return f"exit code {exit_code} (something that it ran was killed by {signal_name(exit_code - SIGNALLED)})"
+    return f"exit code {exit_code}"
+
+
+def signal_name(number: int) -> str:
     try:
-        return f"killed by {signal.Signals(number).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"killed by signal {number}"
+        return f"signal {number}"
 
 
-def exception_line(text: str, *, rank: int | None) -> str:
-    """The last exception of the user's that was printed; that of `rank` if its lines are marked."""
-    marked: list[tuple[int | None, str]] = []
-    for line in text.splitlines():
-        found = RANK_PREFIX.match(line)
-        marked.append((int(found[1]), line[found.end() :]) if found else (None, line))
-    own = [line for prefix, line in marked if prefix is not None and prefix == rank]
-    return last_exception(own) or last_exception([line for _, line in marked])
+def detail(ended: Ended, death: Death, launch: Launch, why: str, text: str) -> str:
+    """What is known beyond the exit code: whose limit it met, and where it stood."""
+    if ended.killed_for_memory:
+        return out_of_memory(ended.killed_for_memory, death, launch)
+    if ended.out_of_memory:
+        return "; the machine ran out of memory"
+    if ended.process_memory_bytes is not None and why.startswith("MemoryError"):
+        return f" (out of memory: each process may have {words(ended.process_memory_bytes)})"
+    if launch.disk_bytes is not None and (death.signal == signal.SIGXFSZ or "[Errno 27]" in why):
+        return f" (its disk quota: no file may have more than {words(launch.disk_bytes)})"
+    if ended.refused_tasks and "[Errno 11]" in why:
+        return " (it started too many processes)"
+    where = crashed_at(text) if death.signal is not None else ""
+    return f" {where}" if where else ""
 
 
-def last_exception(lines: Sequence[str]) -> str:
-    users = [line for line in exceptions(lines) if not line.startswith(TORCHRUN_OWN)]
-    return users[-1] if users else ""
+def out_of_memory(ranks: Sequence[int], death: Death, launch: Launch) -> str:
+    whose = "all processes together" if launch.processes > 1 else "it"
+    limit = "" if launch.memory_bytes is None else f": {whose} may have {words(launch.memory_bytes)}"
+    others = [rank for rank in ranks if rank != death.rank]
+    if others and launch.processes > 1 and launch.framework != "torch":
+        return f"; rank {', '.join(map(str, others))} ran out of memory{limit}"
+    return f"; it ran out of memory{limit}"
 
 
-def exceptions(lines: Sequence[str]) -> Iterable[str]:
-    """The line that ends each traceback, and a bare one such as a syntax error's."""
-    in_traceback = False
-    for line in lines:
-        if line.strip() == TRACEBACK:
-            in_traceback = True
-        elif in_traceback and line and not line[0].isspace():
-            in_traceback = False
-            yield line
-        elif BARE_EXCEPTION.match(line):
-            yield line
-
-
-def before_torchrun(text: str) -> str:
-    """What the workers said, without torchrun's own account of it."""
-    return re.split(r"^[EW]\d{4} .*torch/distributed/elastic", text, maxsplit=1, flags=re.MULTILINE)[0]
-
-
-def last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def sentence(words: str) -> str:
+def sentence(said: str) -> str:
     """One printable line of bounded length: what the user's code printed goes to other people's screens."""
-    clean = UNPRINTABLE.sub("", words).strip()
+    clean = UNPRINTABLE.sub("", said).strip()
     clean = clean if len(clean) <= LONGEST else clean[: LONGEST - 1] + "…"
     return clean[:1].upper() + clean[1:]

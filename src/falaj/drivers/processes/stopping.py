@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Cause = Literal["stopped", "timeout"]
+Cause = Literal["stopped", "timeout", "hung", "fault"]
 Action = Literal["term", "kill", "tear down"]
 
 LAST_RESORT_S = 2.0
@@ -19,11 +19,13 @@ class Stopping:
     timeout_at: float | None
     grace_s: float
     cause: Cause | None = None
+    why: str | None = None
     kill_at: float | None = None
 
-    def ask(self, cause: Cause, *, grace_s: float, now: float) -> None:
+    def ask(self, cause: Cause, *, grace_s: float, now: float, why: str | None = None) -> None:
         """A later request may only bring the end nearer; the first one is its cause."""
-        self.cause = self.cause or cause
+        if self.cause is None:
+            self.cause, self.why = cause, why
         kill_at = now + grace_s
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
 

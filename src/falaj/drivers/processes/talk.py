@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import socket
+import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SOCKET = ".falaj"
 REPORT_LIMIT_BYTES = 4096
-LARGEST_NUMBER = 1024
+LARGEST_NUMBER = 100_000
+CREDENTIALS = struct.Struct("3i")  # ucred: pid, uid, gid
 
 
 class Report(NamedTuple):
@@ -44,28 +46,51 @@ class Talk:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET)
 
+    def caller(self) -> int:
+        """The process that called, by the number that it has here."""
+        pid, _uid, _gid = CREDENTIALS.unpack(
+            self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        )
+        return int(pid)
+
     def hear(self) -> bool:
         """Take in what was said; False once the other end is gone."""
         try:
             said = self._socket.recv(REPORT_LIMIT_BYTES)
         except ConnectionError:
             return False
-        self._heard = (self._heard + said)[:REPORT_LIMIT_BYTES]
+        self._heard = (self._heard + said)[-REPORT_LIMIT_BYTES:]
         return bool(said)
 
     def say(self, word: str) -> None:
         with contextlib.suppress(OSError):  # it has just ended
             self._socket.sendall(word.encode() + b"\n")
 
+    def request(self) -> str | None:
+        """The cgroup that the caller wants to be moved to, if it has asked."""
+        *lines, unfinished = self._heard.split(b"\n")
+        for at, line in enumerate(lines):
+            leaf = (parsed(line) or {}).get("enter")
+            if isinstance(leaf, str):
+                self._heard = b"\n".join([*lines[at + 1 :], unfinished])
+                return leaf
+        return None
+
     def report(self) -> Report | None:
         """How the ranks ended; none if nobody lived to say it."""
-        with contextlib.suppress(
-            ValueError, KeyError, TypeError
-        ):  # user code may have got hold of the socket
-            _, line = self._heard.splitlines()
-            found = json.loads(line)
-            return Report(**{name: whole(found[name]) for name in Report._fields})
+        for line in reversed(self._heard.splitlines()):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found = parsed(line) or {}
+                return Report(**{name: whole(found[name]) for name in Report._fields})
         return None
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """One thing that was said; none if it makes no sense: user code may have got hold of the socket."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def whole(value: object) -> int | None:

@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from falaj.drivers.sandbox.identity import allowed, become, hand_over, job_uid, readable
 from falaj.drivers.sandbox.launch import launch
-from falaj.errors import IsolationRefused
+from falaj.drivers.sandbox.refusals import refused, refused_at
 from falaj.ports.sandbox import MachineFacts, Mechanism, UserCode
 
 NOBODY = "65534"
@@ -37,7 +37,6 @@ SETTINGS = (
 NETWORK_SETTINGS = ("/etc/hosts", "/etc/resolv.conf")
 # Without the network there is still a loopback, and programs call it by its name.
 LOOPBACK_HOSTS = Path(__file__).with_name("hosts")
-SCRATCH = ("--perms", "1777", "--tmpfs")
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,21 @@ class BubblewrapSandbox:
 
     def start(self, code: UserCode, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         if not self.facts.bubblewrap:
-            raise IsolationRefused("user code cannot run in bubblewrap: bwrap is not installed")
+            raise refused("user code cannot run in bubblewrap: bwrap is not installed")
         limits, drop = self._prepare_as_root(code) if self.facts.is_root else (as_user(), [])
+        if not self.facts.bubblewrap_bounds:
+            code = replace(code, scratch_bytes=None, shared_memory_bytes=None)
         launcher = [self.facts.bubblewrap, *apart(code), *limits, *view(code), "--", *drop]
         return launch(launcher, code, python=self.facts.python, stdout=stdout, stderr=stderr)
 
     def _prepare_as_root(self, code: UserCode) -> tuple[list[str], list[str]]:
         """bwrap's arguments that leave it the right to change the uid, and the command that changes it."""
         if not self.facts.setpriv or not self.facts.spare_uids:
-            raise IsolationRefused("as root, bubblewrap also needs setpriv (util-linux) and a spare uid")
+            raise refused("as root, bubblewrap also needs setpriv (util-linux) and a spare uid")
         uid = job_uid(code.directory, self.facts.spare_uids)
         for path in code.readable:
             if not readable(path, allowed(path, uid)):
-                raise IsolationRefused.at(
+                raise refused_at(
                     str(path), given="closed to other users", allowed="an input that the job's uid can read"
                 )
         hand_over(code.directory, uid)
@@ -100,13 +101,19 @@ def view(code: UserCode) -> list[str]:
     fresh = [
         Mount(("--proc",), None, Path("/proc")),
         Mount(("--dev",), None, Path("/dev")),
-        Mount(SCRATCH, None, Path("/dev/shm")),
-        Mount(SCRATCH, None, Path("/tmp")),
+        Mount(scratch(code.shared_memory_bytes), None, Path("/dev/shm")),
+        Mount(scratch(code.scratch_bytes), None, Path("/tmp")),
     ]
     binds = list(visible(code))
     mounts = [*folders_above(binds), *fresh, *binds, *covers(code.hidden, binds)]
     ordered = sorted(mounts, key=lambda mount: len(mount.destination.parts))
     return [word for mount in ordered for word in mount.arguments()]
+
+
+def scratch(size_bytes: int | None) -> tuple[str, ...]:
+    """bwrap's options for an empty folder in memory that everyone may use; unless told, half of the memory."""
+    size = () if size_bytes is None else ("--size", str(size_bytes))
+    return (*size, "--perms", "1777", "--tmpfs")
 
 
 def folders_above(binds: Iterable[Mount]) -> list[Mount]:

@@ -39,14 +39,8 @@ def probe(*, python: str = sys.executable, spare_uids: range | None = None) -> M
         user_namespaces=namespaces_work(),
         spare_uids=(spare_uids or find_spare_uids()) if is_root else range(0),
     )
-    bubblewrap, uid = try_bubblewrap(found), try_uid(found)
-    return replace(
-        found,
-        bubblewrap_works=bubblewrap == "",
-        bubblewrap_fault=bubblewrap,
-        uid_works=uid == "",
-        uid_fault=uid,
-    )
+    uid = try_uid(found)
+    return replace(try_bubblewrap(found), uid_works=uid == "", uid_fault=uid)
 
 
 def working_unshare() -> str | None:
@@ -80,10 +74,21 @@ def find_spare_uids() -> range:
     return range(nobody, nobody + 1) if nobody and any(nobody in uids for uids in mapped) else range(0)
 
 
-def try_bubblewrap(found: MachineFacts) -> str:
-    """Start Python in bubblewrap: empty, or what went wrong."""
+def try_bubblewrap(found: MachineFacts) -> MachineFacts:
+    """What is known of bubblewrap after Python was started in it, as jobs are, or else without bounds in memory."""
+    for bounds in (True, False):
+        fault = start_in_bubblewrap(replace(found, bubblewrap_bounds=bounds))
+        if not fault:
+            break
+    return replace(
+        found, bubblewrap_works=not fault, bubblewrap_fault=fault, bubblewrap_bounds=bounds and not fault
+    )
+
+
+def start_in_bubblewrap(found: MachineFacts) -> str:
+    """Empty, or what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        code = UserCode(command=[found.python, *NOTHING], directory=Path(folder))
+        code = UserCode([found.python, *NOTHING], Path(folder), scratch_bytes=1 << 20)
         try:
             sandbox = BubblewrapSandbox(found)
             return outcome(sandbox.start(code, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from falaj.errors import IsolationRefused
+from falaj.drivers.sandbox.refusals import refused_at
 
 
 def job_uid(directory: Path, spare_uids: range) -> int:
@@ -33,7 +33,7 @@ def hand_over(directory: Path, uid: int) -> None:
     if owner == uid:
         return
     if owner != os.geteuid():
-        raise IsolationRefused.at(
+        raise refused_at(
             str(directory), given=f"owned by uid {owner}", allowed="a directory that the platform made"
         )
     for folder, _, files, folder_fd in os.fwalk(directory, topdown=False):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from falaj.drivers.sandbox.identity import become, hand_over, job_uid, reached, readable
 from falaj.drivers.sandbox.launch import launch
-from falaj.errors import IsolationRefused
+from falaj.drivers.sandbox.refusals import refused, refused_at
 from falaj.ports.sandbox import MachineFacts, Mechanism, UserCode
+
+if TYPE_CHECKING:
+    from falaj.errors import IsolationRefused
 
 # A new network has its loopback down (bwrap lifts it, unshare does not); training across processes needs it.
 # 0x8914 is SIOCSIFFLAGS; the flag 1 is IFF_UP.
@@ -36,7 +40,7 @@ class UidSandbox:
 
     def start(self, code: UserCode, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         if not self.facts.spare_uids:
-            raise IsolationRefused("user code cannot run as another uid: there is no spare uid")
+            raise refused("user code cannot run as another uid: there is no spare uid")
         uid = job_uid(code.directory, self.facts.spare_uids)
         refuse_reachable(code, uid)
         refuse_unreachable(code, uid)
@@ -48,7 +52,7 @@ class UidSandbox:
 def enter(facts: MachineFacts, uid: int, *, network: bool) -> list[str]:
     """The launcher that ends as `uid`: in its own process list, and in an empty network unless `network`."""
     if not facts.setpriv:
-        raise IsolationRefused("user code cannot run as another uid: setpriv (util-linux) is not installed")
+        raise refused("user code cannot run as another uid: setpriv (util-linux) is not installed")
     drop = become(facts.setpriv, uid)
     if not facts.unshare:
         return drop
@@ -63,7 +67,7 @@ def refuse_reachable(code: UserCode, uid: int) -> None:
     """Refuse where a hidden path is open to `uid`."""
     for path in code.hidden:
         if path.exists() and reached(path, uid):
-            raise IsolationRefused.at(
+            raise refused_at(
                 str(path),
                 given=f"mode {path.stat().st_mode & 0o777:04o}, open to other users",
                 allowed="a path that no other user can reach",
@@ -75,7 +79,7 @@ def refuse_unreachable(code: UserCode, uid: int) -> None:
     """Refuse where `uid` cannot get to its inputs or its directory: later it would fail without a reason."""
     for path in code.readable:
         if not readable(path, reached(path, uid)):
-            raise IsolationRefused.at(
+            raise refused_at(
                 str(path), given="closed to other users", allowed="an input that the job's uid can read"
             )
     above = code.directory.resolve().parent
@@ -84,7 +88,7 @@ def refuse_unreachable(code: UserCode, uid: int) -> None:
 
 
 def closed(folder: Path) -> IsolationRefused:
-    return IsolationRefused.at(
+    return refused_at(
         str(folder),
         given="closed to other users",
         allowed="a folder that the job's uid can pass through",

@@ -20,6 +20,7 @@ from falaj.ports.metadata import Database, Transaction
 
 log = logging.getLogger("falaj.metadata")
 
+FROZEN_S = 15
 BUSY_S = 15.0
 READERS = 2
 """Connections that read at once. More only make Python's threads fight over the interpreter lock: with 16 callers, 8
@@ -158,6 +159,7 @@ class PostgresDatabase:
             pool_timeout=30,
             pool_pre_ping=True,
         )
+        sa.event.listen(self._engine, "connect", _let_go_of_the_frozen)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -174,6 +176,12 @@ class PostgresDatabase:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _let_go_of_the_frozen(connection: Any, _record: Any) -> None:
+    """A process that is stopped in the middle of a transaction must not hold its locks, the lease's say, for ever."""
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{FROZEN_S}s'")
+    connection.commit()
 
 
 def sqlite_engine(url: str, *, begin: str) -> sa.Engine:
@@ -204,7 +212,7 @@ def answering() -> Iterator[None]:
         raise Unavailable("the metadata database is busy: no connection came free in time") from error
     except Exception as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        if _is(cause, "OperationalError"):
+        if _is(cause, "OperationalError") or _is(cause, "IdleInTransactionSessionTimeout"):
             log.warning("the metadata database does not answer", extra={"reason": str(cause)})
             raise Unavailable("the metadata database does not answer; the log says why") from error
         if _is(cause, "DatabaseError") and type(cause).__name__ == "DatabaseError":

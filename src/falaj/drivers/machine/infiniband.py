@@ -1,0 +1,52 @@
+"""The RDMA adapters of a machine, InfiniBand and RoCE, as the kernel lists them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from falaj.drivers.machine.files import entries, number, read
+from falaj.records.hardware import RdmaPort
+
+CLASS = "sys/class/infiniband"
+INFINIBAND = "infiniband"
+
+
+def rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
+    """Every port of every adapter, in the order of their names."""
+    return tuple(
+        describe(device, port)
+        for device in entries(root / CLASS)
+        for port in entries(device / "ports")
+        if port.name.isdecimal()
+    )
+
+
+def describe(device: Path, port: Path) -> RdmaPort:
+    link = read(port / "link_layer").lower() or "unknown"
+    return RdmaPort(
+        device=device.name,
+        port=int(port.name),
+        link=link,
+        state=state(read(port / "state")),
+        rate_gbps=rate_gbps(read(port / "rate")),
+        fabric=subnet(read(port / "gids/0")) if link == INFINIBAND else None,
+        numa_node=number(device / "device/numa_node"),
+    )
+
+
+def state(told: str) -> str:
+    """`4: ACTIVE` is active."""
+    return told.partition(":")[2].strip().lower() or "unknown"
+
+
+def rate_gbps(told: str) -> float | None:
+    """`400 Gb/sec (4X NDR)` is 400."""
+    found = re.match(r"([\d.]+) Gb/sec", told)
+    return float(found[1]) if found else None
+
+
+def subnet(gid: str) -> str | None:
+    """The first half of a port's address, which all ports of one subnet have in common."""
+    parts = gid.split(":")
+    return "".join(parts[:4]) if len(parts) == 8 and any(part.strip("0") for part in parts) else None

@@ -1,0 +1,31 @@
+"""Ranks of Horovod, started by the horovodrun of the job's own environment, which speak through Gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from falaj.drivers.processes.frameworks.process import Ports, Process
+from falaj.ports.launcher import Launch
+
+
+def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+    count = launch.processes
+    loopback = [] if launch.network else ["--network-interfaces", "lo"]
+    return [
+        Process(
+            [
+                "horovodrun",
+                "--gloo",
+                "-np",
+                str(count),
+                "-H",
+                f"localhost:{count}",
+                *loopback,
+                *launch.command,
+            ]
+        )
+    ]
+
+
+def defaults(launch: Launch) -> dict[str, str]:
+    return {} if launch.network else {"HOROVOD_GLOO_IFACE": "lo", "GLOO_SOCKET_IFNAME": "lo"}

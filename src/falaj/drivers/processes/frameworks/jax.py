@@ -1,0 +1,35 @@
+"""A coordinator at rank 0, which all processes call; jax.distributed takes number and count as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from falaj.drivers.processes.frameworks.process import Ports, Process, addresses, numbered, share_of_gpus
+from falaj.ports.launcher import Launch
+
+
+def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+    (coordinator,) = addresses(ports(1))
+    count = launch.processes
+    shared = {
+        "JAX_COORDINATOR_ADDRESS": coordinator,
+        "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # else it listens on all addresses
+        "JAX_NUM_PROCESSES": str(count),
+    }
+    return [
+        Process(
+            launch.command,
+            f"rank {rank}",
+            {
+                **shared,
+                **numbered(rank, of=count),
+                **share_of_gpus(launch, rank, of=count),
+                "JAX_PROCESS_ID": str(rank),
+            },
+        )
+        for rank in range(count)
+    ]
+
+
+def defaults(launch: Launch) -> dict[str, str]:
+    return {} if launch.gpus else {"JAX_PLATFORMS": "cpu"}

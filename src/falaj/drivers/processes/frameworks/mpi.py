@@ -1,0 +1,28 @@
+"""Ranks of MPI, started by the mpiexec of the job's own environment: MPICH's or Open MPI's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from falaj.drivers.processes.frameworks.process import Ports, Process
+from falaj.ports.launcher import Launch
+
+
+def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+    return [Process(["mpiexec", "-n", str(launch.processes), *launch.command])]
+
+
+def defaults(launch: Launch) -> dict[str, str]:
+    """By variables, since the two programs do not share their options."""
+    mpich = {"HYDRA_LAUNCHER": "fork"}
+    # More ranks than cores are the scheduler's business. A container's root is as good as anybody.
+    open_mpi = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    if not launch.network:
+        mpich |= {"HYDRA_IFACE": "lo", "FI_TCP_IFACE": "lo"}
+        open_mpi |= {"OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_oob_tcp_if_include": "lo"}
+    return mpich | open_mpi

@@ -1,0 +1,76 @@
+"""Workers of torchrun: one agent for all of them, or an agent for each where some may be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from falaj.drivers.processes.frameworks.process import LOOPBACK, Ports, Process, share_of_gpus
+from falaj.ports.launcher import Launch
+
+SCRIPT_LATER = ("-c", "-m")
+WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+RENDEZVOUS_FILE = ".falaj-rendezvous"
+"""In the attempt's directory. A store in a file outlives every agent; one on a port would die with its host."""
+
+QUICK = "store_type=file,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
+"""A lost agent is missed after two seconds. At torchrun's own settings, going on with fewer takes 50 s."""
+
+
+def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+    if is_elastic(launch):
+        return elastic(launch)
+    # This is --standalone, by address: that option looks up "localhost", which need not have an address.
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={LOOPBACK}:0", f"--local-addr={LOOPBACK}"]
+    options = ["--nnodes=1", f"--nproc-per-node={launch.processes}", *rendezvous]
+    return [Process(torchrun(launch.command, options))]
+
+
+def is_elastic(launch: Launch) -> bool:
+    least = launch.processes_min
+    return launch.framework == "torch" and least is not None and least < launch.processes
+
+
+def elastic(launch: Launch) -> list[Process]:
+    """An agent with one worker for each process: what is left of them goes on, from `processes_min` up."""
+    least, most = launch.processes_min or launch.processes, launch.processes
+    options = [
+        f"--nnodes={least}:{most}",
+        "--nproc-per-node=1",
+        f"--max-restarts={most - least}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={launch.directory.absolute() / RENDEZVOUS_FILE}",
+        f"--rdzv-conf={QUICK}",
+        "--rdzv-id=falaj",
+        f"--local-addr={LOOPBACK}",
+    ]
+    command = torchrun(launch.command, options)
+    return [
+        Process(command, f"agent {number}", share_of_gpus(launch, number, of=most)) for number in range(most)
+    ]
+
+
+def torchrun(command: Sequence[str], options: Sequence[str]) -> list[str]:
+    """`python [options] script …` or `python -m module …`, run by torchrun with its `options`."""
+    python, *rest = command
+    own, rest = split_options(rest)
+    agent = [python, *own, "-m", "torch.distributed.run", *options]
+    if rest and rest[0] == "-m":
+        return [*agent, "--module", *rest[1:]]
+    return [*agent, *rest]
+
+
+def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Python's own options, and the script or `-m module` with what follows."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in SCRIPT_LATER:
+        at += 2 if words[at] in WITH_VALUE else 1
+    return list(words[:at]), list(words[at:])
+
+
+def defaults(launch: Launch) -> dict[str, str]:
+    # Sharing the rendezvous' store with the workers burns a second restart for each worker that was killed.
+    decided = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    if not launch.network:
+        decided |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    return decided

@@ -1,0 +1,44 @@
+"""Workers of XGBoost beside a tracker, which introduces them to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from falaj.drivers.processes.frameworks.process import LOOPBACK, Ports, Process, numbered, share_of_gpus
+from falaj.drivers.processes.frameworks.torch import split_options
+from falaj.ports.launcher import Launch
+
+TRACKER = """
+import sys
+from xgboost.tracker import RabitTracker
+tracker = RabitTracker(n_workers=int(sys.argv[1]), host_ip=sys.argv[2], port=int(sys.argv[3]), sortby="task")
+tracker.start()
+tracker.wait_for()
+"""
+
+
+def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+    (port,) = ports(1)
+    count = launch.processes
+    python, *rest = launch.command
+    own, _ = split_options(rest)
+    shared = {
+        "DMLC_TRACKER_URI": LOOPBACK,
+        "DMLC_TRACKER_PORT": str(port),
+        "DMLC_NUM_WORKER": str(count),
+    }
+    workers = [
+        Process(
+            launch.command,
+            f"rank {rank}",
+            {
+                **shared,
+                **numbered(rank, of=count),
+                **share_of_gpus(launch, rank, of=count),
+                "DMLC_TASK_ID": str(rank),
+            },
+        )
+        for rank in range(count)
+    ]
+    tracker = [python, *own, "-c", TRACKER, str(count), LOOPBACK, str(port)]
+    return [*workers, Process(tracker, "tracker", {"CUDA_VISIBLE_DEVICES": ""}, decides=False)]

@@ -1,0 +1,232 @@
+"""What the launcher makes of the contracts: whose end decides, who may be lost, and what torch and others learn so.
+
+Frameworks that this Python does not hold are stood in for by scripts that do as they do; make test-frameworks trains
+with the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falaj.ports.launcher import AttemptState, Launch
+from launching import ATTEMPT, STRONGEST, Yard, running
+from polling import eventually
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
+PACKAGES = Path(__file__).parents[2] / "src"
+PATIENCE_S = 60
+
+pytestmark = pytest.mark.timeout(300)
+
+SERVED = {"framework": "tensorflow", "processes": 3, "roles": {"chief": 1, "worker": 1, "ps": 1}}
+
+# The chief ends when the file says so; the others serve for ever, and do not care about a stop.
+CLUSTER = """
+import json, os, signal, sys, time
+told = json.loads(os.environ["TF_CONFIG"])
+role = told["task"]["type"]
+os.write(1, role.encode() + b" up\\n")
+if role != "chief":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while not os.path.exists(f"{role}-fails"):
+        time.sleep(0.01)
+    sys.exit(3)
+def goodbye(*_):
+    print("saved while they served", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, goodbye)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(int(open("go").read()))
+"""
+
+
+def start(yard: Yard, script: str, *arguments: str, up: int, **options: Any) -> Launch:
+    """An attempt of which `up` processes have said that they are."""
+    launch = yard.launch(script, *arguments, **options)
+    yard.launcher().start(launch)
+    eventually(lambda: yard.log().count(b" up\n") == up, within=PATIENCE_S)
+    return launch
+
+
+def end(yard: Yard) -> AttemptState:
+    return eventually(lambda: ended(yard), within=PATIENCE_S)
+
+
+def ended(yard: Yard) -> AttemptState:
+    state = yard.launcher().state(ATTEMPT)
+    assert state.phase in ("ended", "lost")
+    return state
+
+
+def test_servers_are_killed_once_the_chief_has_ended_well(yard: Yard) -> None:
+    launch = start(yard, CLUSTER, "servers-of-one", up=3, grace_s=60, **SERVED)
+
+    (launch.directory / "code" / "go").write_text("0")
+
+    state = end(yard)
+    assert (state.exit_code, state.reason) == (0, None)
+    assert not running("servers-of-one")
+
+
+@STRONGEST
+def test_chief_that_fails_fails_the_attempt_at_once(yard: Yard) -> None:
+    launch = start(yard, CLUSTER, up=3, grace_s=60, **SERVED)
+
+    (launch.directory / "code" / "go").write_text("5")
+
+    state = end(yard)
+    assert state.exit_code == 5
+    assert state.reason is not None
+    assert state.reason.startswith("Chief 0: exit code 5")
+
+
+@STRONGEST
+def test_server_that_fails_fails_the_attempt_by_its_name(yard: Yard) -> None:
+    launch = start(yard, CLUSTER, up=3, **SERVED)
+
+    (launch.directory / "code" / "ps-fails").touch()
+
+    state = end(yard)
+    assert state.exit_code == 3
+    assert state.reason is not None
+    assert state.reason.startswith("Ps 0: exit code 3")
+
+
+@STRONGEST
+def test_stop_lets_the_chief_save_while_the_servers_still_serve(yard: Yard) -> None:
+    start(yard, CLUSTER, up=3, **SERVED)
+
+    yard.launcher().stop(ATTEMPT, grace_s=60)
+
+    assert end(yard).exit_code == 0
+    assert b"saved while they served" in yard.log()
+
+
+AGENT = """
+import os, time
+os.write(1, b"agent up\\n")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+"""In the place of torchrun's: the folder of the code comes first among those that Python looks into."""
+
+ELASTIC = {"framework": "torch", "processes": 3, "processes_min": 2}
+
+
+def start_agents(yard: Yard) -> tuple[Launch, list[int]]:
+    launch = yard.launch("", **ELASTIC)
+    package = launch.directory / "code" / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for file, text in {
+        package / "run.py": AGENT,
+        package / "__init__.py": "",
+        package.parent / "__init__.py": "",
+    }.items():
+        file.write_text(text)
+    yard.launcher().start(launch)
+    eventually(lambda: yard.log().count(b"agent up\n") == 3, within=PATIENCE_S)
+    return launch, [pid for pid in running(str(launch.directory)) if is_agent(pid)]
+
+
+@STRONGEST
+def test_attempt_ends_well_with_as_few_as_it_may(yard: Yard) -> None:
+    launch, agents = start_agents(yard)
+
+    os.kill(agents[0], signal.SIGKILL)
+    yard.wait_for(b"was lost (signal 9); the others go on")
+    (launch.directory / "code" / "go").touch()
+
+    assert end(yard).exit_code == 0
+
+
+@STRONGEST
+def test_fewer_than_the_least_is_a_failure_and_no_hang(yard: Yard) -> None:
+    _, agents = start_agents(yard)
+
+    for agent in agents[:2]:
+        os.kill(agent, signal.SIGKILL)
+
+    state = end(yard)
+    assert (state.phase, state.signal) == ("ended", signal.SIGKILL), state
+    assert state.reason is not None
+    assert "killed by SIGKILL" in state.reason
+    assert not [pid for pid in agents if Path(f"/proc/{pid}").exists()]
+
+
+@STRONGEST
+def test_every_rank_can_listen_on_a_port_of_its_own(yard: Yard) -> None:
+    script = """
+import os, socket
+machines = os.environ["LIGHTGBM_MACHINES"].split(",")
+own = socket.create_server(("127.0.0.1", int(os.environ["LIGHTGBM_LOCAL_LISTEN_PORT"])))
+os.write(1, b"%d up\\n" % len(machines))
+"""
+
+    state = yard.run(script, framework="lightgbm", processes=3)
+
+    assert state.exit_code == 0, yard.log()
+    assert yard.log().count(b"3 up") == 3
+
+
+# ------------------------------------------------------------------------------------- what is learned so
+
+
+def learn(yard: Yard, example: str, *arguments: str, **options: Any) -> Launch:
+    """An attempt at one of the examples, with the runtime that they import."""
+    variables = {"PYTHONPATH": str(PACKAGES), "FALAJ_OUTPUTS": "../outputs", "HOME": "."}
+    given = {"environment": variables, "readable": [PACKAGES], "cpus": 2, **options}
+    launch = yard.launch((EXAMPLES / example).read_text(), *arguments, **given)
+    yard.launcher().start(launch)
+    return launch
+
+
+def learned(launch: Launch) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((launch.directory / "outputs").glob("*.json"))]
+
+
+@STRONGEST
+def test_two_ranks_of_torch_learn_one_model(yard: Yard) -> None:
+    launch = learn(yard, "torch_ddp.py", framework="torch", processes=2)
+
+    assert end(yard).exit_code == 0, yard.log()
+    first, second = learned(launch)
+    assert (first["world"], second["world"]) == (2, 2)
+    assert first["losses"][-1] < first["losses"][0] / 100
+    assert first["weights"] == second["weights"] == pytest.approx([1, 2, 3, 4], abs=0.05)
+
+
+@STRONGEST
+def test_torch_goes_on_with_fewer_when_an_agent_is_lost(yard: Yard) -> None:
+    launch = learn(yard, "torch_elastic.py", "1000", framework="torch", processes=2, processes_min=1)
+    eventually((launch.directory / "code" / "saved.pt").exists, within=PATIENCE_S)
+    agents = [pid for pid in running(str(launch.directory)) if is_agent(pid)]
+
+    os.kill(agents[0], signal.SIGKILL)
+
+    assert end(yard).exit_code == 0, yard.log()
+    assert len(agents) == 2
+    assert yard.log().count(b"was lost (signal 9); the others go on") == 1
+    (only,) = learned(launch)
+    assert (only["world"], only["began"] > 0) == (1, True)
+    assert only["weights"] == pytest.approx([1, 2, 3, 4], abs=0.05)
+
+
+def is_agent(pid: int) -> bool:
+    return b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+@STRONGEST
+def test_scikit_learn_fills_the_jobs_cores(yard: Yard) -> None:
+    launch = learn(yard, "sklearn_search.py", cpus=2)
+
+    assert end(yard).exit_code == 0, yard.log()
+    (found,) = learned(launch)
+    assert found["world"] == 2
+    assert found["losses"][-1] < found["losses"][0] / 3

