@@ -4,16 +4,24 @@ The trace is openb (Alibaba, 1,213 nodes with 6,212 GPUs; 8,152 tasks). As in th
 inflated: tasks are drawn from it with replacement, all policies in one run being given the same ones, and none ends.
 The cluster counts as full when what was asked reaches 130 % of its GPUs; a task that fits nowhere is turned away.
 
-- `fragmented`: what is free of each GPU, less what a task drawn from the trace could use of it, on average over tasks.
-- `dead`: what is free of GPUs that no task of the trace can use at all, not even the smallest. A policy that spreads
-  tasks leaves few of these and may yet hand out less: read it beside the share allocated.
-- `allocated`: the share of all GPUs that was handed out.
+Two readings of "GPUs that no task can use", both in GPUs and both counting free parts of GPUs as parts:
+
+- `fragmented`, the paper's: what is free, less what a task drawn from the trace could use of it, on average over tasks.
+  A task uses nothing on a node that cannot start it, by CPU, memory or GPUs; a task without GPUs uses none anywhere.
+- `dead`, to the letter: what is free of GPUs that not one task of the trace can use, not even the smallest. A policy
+  that spreads tasks leaves few of these and may yet hand out less: read it beside the share allocated.
+
+`allocated` is the share of all GPUs that was handed out.
+
+Ours is `LeastFragmentation`, with which the queue too places a job that needs the GPUs of one node; there it reckons
+with the jobs that wait and run, here with all tasks of the trace, as the paper's policy does. Gangs are not in this.
 
 Figures are means over seeds that were not used while the policy was being made (those were 1 to 4). The peers are our
-own implementations of the published policies: two readings each of best-fit and of the dot product.
-Decisions are counted per CPU second of all threads, numpy's included: with OPENBLAS_NUM_THREADS=1 ours decides about
-twice as often. The goal against best-fit was set beforehand; the other goals only say which way is better, and 2,000
-decisions are what the queue as a whole is to reach.
+own implementations of the published policies: two readings each of best-fit and of the dot product. Of the two
+best-fits, "by GPUs" is the stronger one here; the goal, a tenth less, is set against both, and on the seed on which we
+do worst against either.
+Decisions are counted per CPU second of all threads. The goal against best-fit was set beforehand; the other goals only
+say which way is better, and 2,000 decisions are what the queue as a whole is to reach.
 Where the trace lies: the first argument, else FALAJ_OPENB, else ../shared/data/openb beside the repository.
 """
 
@@ -31,10 +39,10 @@ from statistics import mean
 from typing import NamedTuple
 
 from falaj.records.scheduling import WHOLE_GPU, Demand, Gpu, Node
-from falaj.scheduling import baselines
-from falaj.scheduling.descent import LeastFragmentation
-from falaj.scheduling.fleet import Fleet, Policy
-from falaj.scheduling.fragmentation import Measure
+from falaj.scheduling.placing import baselines
+from falaj.scheduling.placing.descent import LeastFragmentation
+from falaj.scheduling.placing.fleet import Fleet, Policy
+from falaj.scheduling.placing.fragmentation import Measure
 from harness import HERE, Result, Rule, report, say
 
 QUICK = False
@@ -115,22 +123,27 @@ def compare(ours: list[Filled], peers: dict[str, list[Filled]]) -> list[Result]:
     us, them = averages(ours), {name: averages(runs) for name, runs in peers.items()}
     results = []
     for name, peer in them.items():
-        goal = 0.9 if name.startswith("best-fit") else 1
-        results.append(Result(f"GPUs fragmented, {name}", us.fragmented, peer.fragmented, goal))
-    worst = max(
-        zip(ours, peers["best-fit"], strict=True), key=lambda run: run[0].fragmented / run[1].fragmented
-    )
-    results.append(
-        Result("GPUs fragmented, best-fit, worst seed", worst[0].fragmented, worst[1].fragmented, 0.9)
-    )
+        results.append(Result(f"GPUs fragmented, {name}", us.fragmented, peer.fragmented, goal_against(name)))
+    for name in filter(is_best_fit, them):
+        pairs = [(our.fragmented, peer.fragmented) for our, peer in zip(ours, peers[name], strict=True)]
+        our, their = max(pairs, key=lambda pair: pair[0] / pair[1])
+        results.append(Result(f"GPUs fragmented, {name}, worst seed", our, their, goal_against(name)))
     for name, peer in them.items():
-        results.append(Result(f"GPUs dead, {name}", us.dead, peer.dead, 1))
+        results.append(Result(f"GPUs dead, {name}", us.dead, peer.dead, goal_against(name)))
     for name, peer in them.items():
         what = f"GPUs allocated, %, {name}"
         results.append(Result(what, us.allocated, peer.allocated, 1, Rule.RATIO_AT_LEAST))
     speed, peer_speed = us.decisions_per_s, them["best-fit"].decisions_per_s
     what = "decisions per CPU s, best-fit"
     return [*results, Result(what, speed, peer_speed, 2000, Rule.FALAJ_AT_LEAST)]
+
+
+def is_best_fit(name: str) -> bool:
+    return name.startswith("best-fit")
+
+
+def goal_against(name: str) -> float:
+    return 0.9 if is_best_fit(name) else 1
 
 
 def averages(runs: list[Filled]) -> Filled:

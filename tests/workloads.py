@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from falaj.records.names import ObjectId
 from falaj.records.residency import Label
 from falaj.records.scheduling import (
+    Affinity,
     Decision,
+    Evict,
     Gpu,
     Node,
     Queue,
@@ -37,11 +39,35 @@ def minutes(count: int) -> timedelta:
 # ------------------------------------------------------------------------------------------ written out
 
 
-def node(name: str, *, cpus: int = 8, gpus: int = 0, memory: int = 64, jurisdiction: str = "AE") -> Node:
-    cards = tuple(Gpu(id=f"GPU-{name}-{i}", model="H200", memory_bytes=141 * GIB) for i in range(gpus))
-    zone = "abu-dhabi" if jurisdiction == "AE" else "frankfurt"
+def node(
+    name: str,
+    *,
+    cpus: int = 8,
+    gpus: int = 0,
+    memory: int = 64,
+    jurisdiction: str = "AE",
+    model: str = "H200",
+    islands: int = 1,
+    slices: int = 0,
+    **other: Any,
+) -> Node:
+    """The GPUs stand in so many NVLink islands; after them come slices."""
+    cards = [
+        Gpu(id=f"GPU-{name}-{i}", model=model, memory_bytes=141 * GIB, island=i * islands // gpus)
+        for i in range(gpus)
+    ]
+    cut = [
+        Gpu(id=f"MIG-{name}-{i}", model=model, memory_bytes=18 * GIB, island=islands, profile="1g.18gb")
+        for i in range(slices)
+    ]
     return Node(
-        name=name, zone=zone, jurisdiction=jurisdiction, cpus=cpus, memory_bytes=memory * GIB, gpus=cards
+        name=name,
+        zone="abu-dhabi" if jurisdiction == "AE" else "frankfurt",
+        jurisdiction=jurisdiction,
+        cpus=cpus,
+        memory_bytes=memory * GIB,
+        gpus=(*cards, *cut),
+        **other,
     )
 
 
@@ -54,12 +80,13 @@ def job(
     only: Iterable[str] | None = None,
     limit: int | None = None,
     age: int = 0,
+    gpu: Mapping[str, Any] | None = None,
     **other: Any,
 ) -> Request:
-    """A request that is `age` minutes old at noon and may run for `limit` minutes."""
+    """A request that is `age` minutes old at noon and may run for `limit` minutes; `gpu` says more of its GPUs."""
     return Request(
         job=ObjectId(name),
-        each=Resources(cpus=cpus, gpus=gpus, memory_bytes=memory * GIB),
+        each=Resources(cpus=cpus, gpus=gpus, memory_bytes=memory * GIB, **(gpu or {})),
         submitted_at=NOON - minutes(age),
         label=Label(only=None if only is None else frozenset(only)),
         time_limit=None if limit is None else minutes(limit),
@@ -72,9 +99,10 @@ def world(
     pending: Sequence[Request] = (),
     running: Sequence[Running] = (),
     queues: Sequence[Queue] = (Queue(name="default"),),
+    **other: Any,
 ) -> Snapshot:
     return Snapshot(
-        now=NOON, nodes=nodes, queues=tuple(queues), pending=tuple(pending), running=tuple(running)
+        now=NOON, nodes=nodes, queues=tuple(queues), pending=tuple(pending), running=tuple(running), **other
     )
 
 
@@ -95,47 +123,116 @@ def for_any(*drawn: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], C
     return lambda test: settings(deadline=None)(given(*drawn)(test))
 
 
-small = st.integers(min_value=0, max_value=4)
 nodes = st.lists(
     st.builds(
         dict,
         cpus=st.integers(1, 8),
-        gpus=small,
+        gpus=st.integers(0, 4),
         memory=st.integers(0, 8),
-        jurisdiction=st.sampled_from(["AE", "DE"]),
+        jurisdiction=st.sampled_from(["AE", "AE", "DE"]),
+        model=st.sampled_from(["H200", "H200", "A100"]),
+        islands=st.sampled_from([1, 1, 2]),
+        slices=st.sampled_from([0, 0, 0, 2]),
+        shares=st.booleans(),
+        fabric=st.sampled_from([None, "ib0"]),
+        pool=st.sampled_from(["default", "default", "cpus"]),
+        labels=st.sampled_from([frozenset(), frozenset({"fast"})]),
     ),
     min_size=1,
     max_size=4,
 ).map(lambda given: [node(f"n{i}", **each) for i, each in enumerate(given)])
-bound = st.none() | st.integers(0, 12)
-quotas = st.builds(
-    lambda cpus, gpus, memory: Quota(
-        cpus=cpus, gpus=gpus, memory_bytes=None if memory is None else memory * GIB
-    ),
-    bound,
-    bound,
-    bound,
-)
+bound = st.none() | st.none() | st.integers(0, 12)
+
+
+def quota_of(cpus: int | None, gpus: int | None, memory: int | None) -> Quota:
+    return Quota(cpus=cpus, gpus=gpus, memory_bytes=None if memory is None else memory * GIB)
+
+
+quotas = st.builds(quota_of, bound, bound, bound)
 QUEUES = ("default", "risk")
+"""Of these jobs are drawn; they may stand under a third."""
+
+
+@st.composite
+def trees(draw: st.DrawFn, *, quota: st.SearchStrategy[Quota] = quotas) -> list[Queue]:
+    """The queues, some of them under a parent, each with leave to borrow or without."""
+    parent = draw(st.sampled_from([None, "org"]))
+    names = [*QUEUES, "org"] if parent else [*QUEUES]
+    found = []
+    for name in names:
+        own = draw(quota)
+        more = draw(st.none() | st.integers(0, 8))
+        limit = None if more is None else larger(own, by=more)
+        above = parent if name != "org" else None
+        weight, history = draw(st.sampled_from([1.0, 1.0, 2.0])), draw(st.sampled_from([0.0, 0.0, 0.3]))
+        found.append(Queue(name=name, quota=own, limit=limit, parent=above, weight=weight, history=history))
+    return found
+
+
+def larger(quota: Quota, *, by: int) -> Quota:
+    """The same with more of everything that it bounds."""
+    cpus, gpus, memory = quota.cpus, quota.gpus, quota.memory_bytes
+    return Quota(
+        cpus=None if cpus is None else cpus + by,
+        gpus=None if gpus is None else gpus + by,
+        memory_bytes=None if memory is None else memory + by * GIB,
+    )
+
+
+kinds_of_gpu = st.sampled_from(
+    [
+        (0, None),
+        (0, None),
+        (1, None),
+        (2, None),
+        (4, None),
+        (1, {"gpu_milli": 300}),
+        (1, {"gpu_milli": 600, "gpu_memory_bytes": 80 * GIB}),
+        (1, {"gpu_profile": "1g.18gb"}),
+        (1, {"gpu_models": frozenset({"A100"})}),
+    ]
+)
+affinities = st.sampled_from(
+    [
+        Affinity(),
+        Affinity(),
+        Affinity(),
+        Affinity(),
+        Affinity(pools=frozenset({"cpus"})),
+        Affinity(avoid=frozenset({"fast"})),
+        Affinity(apart=frozenset({"loud"})),
+        Affinity(spread=True),
+        Affinity(island="nvlink"),
+        Affinity(island="rdma"),
+    ]
+)
 
 
 def jobs(
-    prefix: str, *, most: int, limits: st.SearchStrategy[int | None]
+    prefix: str, *, most: int, limits: st.SearchStrategy[int | None], simple: bool = False
 ) -> st.SearchStrategy[list[Request]]:
+    """`simple`: all in one queue, without wishes about nodes, and evicted by nobody."""
     one = st.builds(
         dict,
         cpus=st.integers(1, 5),
-        gpus=st.sampled_from([0, 0, 1, 2, 4]),
+        kind=st.sampled_from([(0, None), (1, None), (2, None), (4, None)]) if simple else kinds_of_gpu,
         memory=st.sampled_from([0, 0, 1, 4]),
         replicas=st.sampled_from([1, 1, 1, 2, 3]),
-        only=st.sampled_from([None, None, ("AE",), ("DE",), ()]),
+        only=st.sampled_from([None, None, None, None, ("AE",), ("DE",), ()]),
         limit=limits,
         age=st.integers(0, 3),
         priority=st.integers(-1, 2),
-        queue=st.sampled_from(QUEUES),
+        queue=st.sampled_from(QUEUES[:1] if simple else QUEUES),
+        preemptible=st.just(False) if simple else st.sampled_from([True, True, True, False]),
+        affinity=st.just(Affinity()) if simple else affinities,
+        group=st.none() if simple else st.sampled_from([None, None, "loud"]),
     )
+
+    def build(name: str, kind: tuple[int, Mapping[str, Any] | None], **other: Any) -> Request:
+        return job(name, gpus=kind[0], gpu=kind[1], **other)
+
     return st.lists(one, max_size=most).map(
-        lambda given: [job(f"{prefix}{i}", **each) for i, each in enumerate(given)]
+        lambda given: [build(f"{prefix}{i}", **each) for i, each in enumerate(given)]
     )
 
 
@@ -146,14 +243,97 @@ def worlds(
     limits: st.SearchStrategy[int | None] = st.none() | st.integers(2, 60),  # noqa: B008
     quota: st.SearchStrategy[Quota] = quotas,
     most: int = 12,
+    simple: bool = False,
 ) -> Snapshot:
-    """A cluster on which some jobs run, and others wait."""
-    queues = [Queue(name=name, quota=draw(quota)) for name in QUEUES]
-    first = world(*draw(nodes), queues=queues, pending=draw(jobs("r", most=6, limits=limits)))
-    earlier = first.model_copy(update={"now": NOON - minutes(1)})
-    running = started(earlier).running
-    return first.model_copy(
-        update={"running": running, "pending": tuple(draw(jobs("p", most=most, limits=limits)))}
+    """A cluster on which some jobs run, and others wait. `simple`: all in one queue, and nobody is evicted."""
+    queues = [Queue(name=QUEUES[0], quota=draw(quota))] if simple else draw(trees(quota=quota))
+    before = draw(jobs("r", most=6, limits=limits, simple=simple))
+    earlier = world(*draw(nodes), queues=queues, pending=before)
+    running = started(earlier.model_copy(update={"now": NOON - minutes(1)})).running
+    waiting = tuple(draw(jobs("p", most=most, limits=limits, simple=simple)))
+    return earlier.model_copy(update={"running": running, "pending": waiting})
+
+
+@st.composite
+def contests(draw: st.DrawFn, *, limits: st.SearchStrategy[int | None] = st.none()) -> Snapshot:  # noqa: B008
+    """Two teams that lend each other what they do not need, one of which has been at it alone, on full nodes."""
+    shares, more = draw(st.tuples(st.integers(1, 6), st.integers(1, 6))), draw(st.integers(0, 10))
+    own = [Quota(cpus=share) for share in shares]
+    org = Queue(
+        name="org", quota=Quota(cpus=sum(shares)), limit=draw(st.sampled_from([None, Quota(cpus=16)]))
+    )
+    teams = [
+        Queue(
+            name=name,
+            quota=quota,
+            limit=larger(quota, by=more),
+            parent="org",
+            weight=draw(st.sampled_from([1, 2])),
+        )
+        for name, quota in zip(QUEUES, own, strict=True)
+    ]
+    machines = [
+        node(f"n{i}", cpus=draw(st.integers(2, 8)), gpus=draw(st.integers(0, 2)), shares=True)
+        for i in range(draw(st.integers(1, 3)))
+    ]
+    first = draw(contenders("r", queues=[draw(st.sampled_from(QUEUES))], limits=limits))
+    second = draw(contenders("s", queues=QUEUES, limits=limits))
+    earlier = world(*machines, queues=[org, *teams], pending=first)
+    running = started(earlier.model_copy(update={"now": NOON - minutes(2)}))
+    running = started(with_pending(running.model_copy(update={"now": NOON - minutes(1)}), *second))
+    pending = tuple(request for request in running.pending if not request.claim)
+    left = tuple(each.model_copy(update={"leaving": False}) for each in running.running)
+    waiting = (*pending, *draw(contenders("p", queues=QUEUES, limits=limits)))
+    return running.model_copy(update={"now": NOON, "running": left, "pending": waiting})
+
+
+@st.composite
+def tangles(draw: st.DrawFn) -> Snapshot:
+    """Teams that are each over in something else, and borrow together: whom one may evict may want to evict it."""
+    amounts = st.integers(0, 4)
+    own = [quota_of(draw(st.integers(1, 6)), draw(amounts), draw(amounts)) for _ in QUEUES]
+    pairs = zip(QUEUES, own, strict=True)
+    teams = [Queue(name=name, quota=quota, limit=Quota(), parent="org") for name, quota in pairs]
+    org = Queue(name="org", quota=quota_of(draw(st.integers(0, 3)), None, None), limit=Quota())
+    sizes = draw(st.lists(st.tuples(st.integers(2, 6), st.integers(0, 4)), min_size=1, max_size=2))
+    machines = [node(f"n{i}", cpus=cpus, gpus=gpus, memory=8) for i, (cpus, gpus) in enumerate(sizes)]
+    one = st.builds(
+        dict,
+        cpus=st.integers(1, 3),
+        gpus=st.sampled_from([0, 0, 1, 2]),
+        memory=st.sampled_from([0, 0, 2, 4]),
+        age=st.integers(0, 3),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        queue=st.sampled_from(QUEUES),
+        preemptible=st.sampled_from([True, True, True, True, False]),
+    )
+    drawn = draw(st.lists(one, min_size=2, max_size=10))
+    asked = [job(f"j{i}", **each) for i, each in enumerate(drawn)]
+    early = draw(st.integers(0, len(asked)))
+    earlier = world(*machines, queues=[org, *teams], pending=asked[:early])
+    running = started(earlier.model_copy(update={"now": NOON - minutes(1)})).running
+    running = tuple(each for each in running if draw(st.booleans()) or draw(st.booleans()))
+    there = {each.request.job for each in running}
+    pending = tuple(request for request in asked if request.job not in there)
+    return earlier.model_copy(update={"running": running, "pending": pending})
+
+
+def contenders(
+    prefix: str, *, queues: Sequence[str], limits: st.SearchStrategy[int | None]
+) -> st.SearchStrategy[list[Request]]:
+    one = st.builds(
+        dict,
+        cpus=st.integers(1, 3),
+        gpus=st.sampled_from([0, 0, 0, 1]),
+        replicas=st.sampled_from([1, 1, 1, 2]),
+        age=st.integers(0, 3),
+        limit=limits,
+        priority=st.sampled_from([0, 0, 0, 1, 2]),
+        queue=st.sampled_from(queues),
+        preemptible=st.sampled_from([True, True, True, True, False]),
+    )
+    return st.lists(one, min_size=1, max_size=6).map(
+        lambda given: [job(f"{prefix}{i}", **each) for i, each in enumerate(given)]
     )
 
 
@@ -161,32 +341,57 @@ def worlds(
 
 
 def carry_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
-    """Start what is to start."""
+    """Start what is to start; tell those to leave that are to leave, and give a claim to those that they leave for."""
     asked = {request.job: request for request in snapshot.pending}
-    new = tuple(
-        Running(
-            request=(request := asked.pop(decision.job)),
-            placements=decision.placements,
-            started_at=snapshot.now,
-            ends_by=request.time_limit and snapshot.now + request.time_limit,
-        )
-        for decision in decisions
-        if isinstance(decision, Start)
+    told: set[str] = set()
+    new = []
+    for decision in decisions:
+        if isinstance(decision, Start):
+            request = asked.pop(decision.job).model_copy(update={"claim": False})
+            new.append(
+                Running(
+                    request=request,
+                    placements=decision.placements,
+                    started_at=snapshot.now,
+                    ends_by=request.time_limit and snapshot.now + request.time_limit,
+                    borrows=decision.borrows,
+                )
+            )
+        elif isinstance(decision, Evict):
+            told.add(decision.job)
+            asked[decision.by] = asked[decision.by].model_copy(update={"claim": True})
+    running = tuple(
+        each.model_copy(update={"leaving": True}) if each.request.job in told else each
+        for each in snapshot.running
     )
-    return snapshot.model_copy(update={"running": snapshot.running + new, "pending": tuple(asked.values())})
+    return snapshot.model_copy(update={"running": (*running, *new), "pending": tuple(asked.values())})
+
+
+def let_go(snapshot: Snapshot) -> Snapshot:
+    """Those that were told to leave have left, and are back in their queues."""
+    gone = tuple(each.request for each in snapshot.running if each.leaving)
+    left = tuple(each for each in snapshot.running if not each.leaving)
+    return snapshot.model_copy(update={"running": left, "pending": snapshot.pending + gone})
 
 
 def play(
     snapshot: Snapshot, lasts: Mapping[str, timedelta], *, decide: Decide = decide
 ) -> dict[str, datetime]:
-    """When each job starts, if each lasts as `lasts` says; until nobody waits or nothing runs."""
+    """When each job starts for the first time, if each lasts as `lasts` says; until nobody waits or nothing runs.
+
+    Who is told to leave leaves at once, and begins anew later.
+    """
     starts: dict[str, datetime] = {}
-    while True:
+    for _ in range(10_000):
         snapshot = carry_out(snapshot, decide(snapshot))
-        starts |= {each.request.job: each.started_at for each in snapshot.running}
+        starts = {each.request.job: each.started_at for each in snapshot.running} | starts
+        if any(each.leaving for each in snapshot.running):
+            snapshot = let_go(snapshot)
+            continue
         if not snapshot.running or not snapshot.pending:
             return starts
         ends = {each.request.job: each.started_at + lasts[each.request.job] for each in snapshot.running}
         now = min(ends.values())
         left = tuple(each for each in snapshot.running if ends[each.request.job] > now)
         snapshot = snapshot.model_copy(update={"now": now, "running": left})
+    raise AssertionError("it goes on and on")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from falaj.records.scheduling import Demand, Gpu, Node
-from falaj.scheduling.fleet import Fleet, Place
-from falaj.scheduling.fragmentation import Measure
+from falaj.scheduling.placing.fleet import Fleet, Place
+from falaj.scheduling.placing.fragmentation import Measure
 from workloads import for_any
 
 MODELS = ("T4", "V100")

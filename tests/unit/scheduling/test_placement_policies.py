@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from falaj.errors import Conflict
 from falaj.records.scheduling import Demand, Gpu, Node
-from falaj.scheduling import baselines
-from falaj.scheduling.descent import LeastFragmentation
-from falaj.scheduling.fleet import Fleet, Place, Policy
-from falaj.scheduling.fragmentation import Measure
+from falaj.scheduling.placing import baselines
+from falaj.scheduling.placing.descent import LeastFragmentation
+from falaj.scheduling.placing.fleet import Fleet, Place, Policy
+from falaj.scheduling.placing.fragmentation import Measure
 from workloads import for_any
 
 Make = Callable[[Fleet, Mapping[Demand, int]], Policy]

@@ -3,39 +3,81 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import Queue, Quota, Running, Snapshot, Start
+from falaj.records.scheduling import (
+    WHOLE_GPU,
+    Decision,
+    Evict,
+    Queue,
+    Quota,
+    Reason,
+    Running,
+    Snapshot,
+    Start,
+    Wait,
+)
 from falaj.scheduling import decide
-from workloads import QUEUES, carry_out, for_any, jobs, nodes, world, worlds
+from falaj.scheduling.deciding.cluster import Cluster, held_part
+from falaj.scheduling.deciding.ground import Ground
+from falaj.scheduling.deciding.ledger import total
+from falaj.scheduling.deciding.turns import MOMENT
+from falaj.scheduling.placing.placement import place
+from workloads import QUEUES, carry_out, contests, for_any, jobs, nodes, world, worlds
 
 
 def running_then(snapshot: Snapshot) -> tuple[Running, ...]:
     return carry_out(snapshot, decide(snapshot)).running
 
 
-@for_any(worlds())
+@for_any(worlds() | contests())
 def test_no_node_holds_more_than_it_has(snapshot: Snapshot) -> None:
     cpus: Counter[str] = Counter()
     memory: Counter[str] = Counter()
-    gpus: Counter[tuple[str, str]] = Counter()
     for running in running_then(snapshot):
         for placement in running.placements:
             cpus[placement.node] += running.request.each.cpus
             memory[placement.node] += running.request.each.memory_bytes
-            gpus.update((placement.node, gpu) for gpu in placement.gpus)
 
     there = {node.name: node for node in snapshot.nodes}
-    cards = {(node.name, gpu.id) for node in snapshot.nodes for gpu in node.gpus}
 
     assert all(count <= there[name].cpus for name, count in cpus.items())
     assert all(size <= there[name].memory_bytes for name, size in memory.items())
-    assert gpus.keys() <= cards
-    assert set(gpus.values()) <= {1}
 
 
-@for_any(worlds())
+@for_any(worlds() | contests())
+def test_no_gpu_is_given_away_twice_neither_its_time_nor_its_memory(snapshot: Snapshot) -> None:
+    cards = {(node.name, gpu.id): gpu for node in snapshot.nodes for gpu in node.gpus}
+    milli: Counter[tuple[str, str]] = Counter()
+    memory: Counter[tuple[str, str]] = Counter()
+    for running in running_then(snapshot):
+        for placement in running.placements:
+            for gpu in placement.gpus:
+                part, size = held_part(running.request.each, cards[placement.node, gpu].memory_bytes)
+                milli[placement.node, gpu] += part
+                memory[placement.node, gpu] += size
+
+    assert milli.keys() <= cards.keys()
+    assert all(held <= WHOLE_GPU for held in milli.values())
+    assert all(held <= cards[card].memory_bytes for card, held in memory.items())
+
+
+@for_any(worlds() | contests())
+def test_the_gpus_of_a_replica_are_of_the_kind_that_it_asked_for(snapshot: Snapshot) -> None:
+    there = {node.name: node for node in snapshot.nodes}
+    for running in running_then(snapshot):
+        each = running.request.each
+        for placement in running.placements:
+            node = there[placement.node]
+            for gpu in (gpu for gpu in node.gpus if gpu.id in placement.gpus):
+                assert gpu.profile == each.gpu_profile
+                assert each.gpu_models is None or gpu.model in each.gpu_models
+                assert each.gpu_milli == WHOLE_GPU or node.shares
+
+
+@for_any(worlds() | contests())
 def test_a_gang_starts_whole_or_not_at_all(snapshot: Snapshot) -> None:
     asked = {request.job: request for request in snapshot.pending}
 
@@ -46,30 +88,68 @@ def test_a_gang_starts_whole_or_not_at_all(snapshot: Snapshot) -> None:
             assert {len(placement.gpus) for placement in decision.placements} == {request.each.gpus}
 
 
-@for_any(worlds())
-def test_no_queue_holds_more_than_its_quota(snapshot: Snapshot) -> None:
+@for_any(worlds() | contests())
+def test_no_queue_holds_more_than_its_limit_nor_lends_out_its_quota_for_good(snapshot: Snapshot) -> None:
+    parents = {queue.name: queue.parent for queue in snapshot.queues}
     used: Counter[tuple[str, str]] = Counter()
+    lasting: Counter[tuple[str, str]] = Counter()
     for running in running_then(snapshot):
-        request = running.request
-        used[request.queue, "cpus"] += request.each.cpus * request.replicas
-        used[request.queue, "gpus"] += request.each.gpus * request.replicas
-        used[request.queue, "memory_bytes"] += request.each.memory_bytes * request.replicas
+        asked = dict(zip(("cpus", "gpus", "memory_bytes"), total(running.request), strict=True))
+        queue: str | None = running.request.queue
+        while queue is not None:
+            for resource, amount in asked.items():
+                used[queue, resource] += amount
+                lasting[queue, resource] += 0 if running.borrows else amount
+            queue = parents[queue]
 
-    for queue in snapshot.queues:
-        for resource, most in queue.quota.model_dump().items():
-            assert most is None or used[queue.name, resource] <= most
+    for each in snapshot.queues:
+        for resource in ("cpus", "gpus", "memory_bytes"):
+            unit = WHOLE_GPU if resource == "gpus" else 1
+            limit, own = getattr(each.limit or each.quota, resource), getattr(each.quota, resource)
+            assert limit is None or used[each.name, resource] <= limit * unit
+            assert own is None or lasting[each.name, resource] <= own * unit
 
 
-@for_any(worlds())
-def test_no_job_lands_where_its_label_forbids(snapshot: Snapshot) -> None:
-    where = {node.name: node.jurisdiction for node in snapshot.nodes}
+@for_any(worlds() | contests())
+def test_no_job_lands_where_its_label_or_its_affinity_forbids(snapshot: Snapshot) -> None:
+    there = {node.name: node for node in snapshot.nodes}
 
     for running in running_then(snapshot):
-        for placement in running.placements:
-            assert running.request.label.permits(where[placement.node])
+        request, affinity = running.request, running.request.affinity
+        on = [there[placement.node] for placement in running.placements]
+        for node in on:
+            assert request.label.permits(node.jurisdiction)
+            assert not affinity.pools or node.pool in affinity.pools
+            assert not affinity.avoid & node.labels
+        assert not affinity.spread or len({node.name for node in on}) == request.replicas
+        assert affinity.island is None or len({node.name for node in on}) == 1 or same_fabric(on)
 
 
-@for_any(worlds(), st.randoms())
+def same_fabric(on: list) -> bool:  # type: ignore[type-arg]
+    return len({node.fabric for node in on}) == 1 and on[0].fabric is not None
+
+
+@for_any(worlds() | contests())
+def test_nobody_starts_beside_those_that_it_keeps_away_from(snapshot: Snapshot) -> None:
+    after = running_then(snapshot)
+    loud = {place.node for each in after if each.request.group == "loud" for place in each.placements}
+
+    for running in after:
+        if running.request.affinity.apart and running.request.group != "loud":
+            assert not loud & {place.node for place in running.placements}
+
+
+@for_any(worlds() | contests())
+def test_a_job_that_is_not_preemptible_never_borrows_and_is_never_evicted(snapshot: Snapshot) -> None:
+    stays = {each.request.job for each in snapshot.running if not each.request.preemptible}
+    stays |= {request.job for request in snapshot.pending if not request.preemptible}
+
+    for decision in decide(snapshot):
+        assert not (isinstance(decision, Start) and decision.borrows and decision.job in stays)
+        assert not (isinstance(decision, Evict) and decision.job in stays)
+
+
+@for_any(worlds() | contests(), st.randoms())
 def test_the_order_of_the_input_changes_nothing(snapshot: Snapshot, random: st.random.Random) -> None:
     parts = {name: list(getattr(snapshot, name)) for name in ("nodes", "queues", "pending", "running")}
     for part in parts.values():
@@ -79,21 +159,47 @@ def test_the_order_of_the_input_changes_nothing(snapshot: Snapshot, random: st.r
     assert decide(shuffled) == decide(snapshot)
 
 
-@for_any(worlds())
-def test_every_pending_job_gets_one_decision(snapshot: Snapshot) -> None:
-    decided = [decision.job for decision in decide(snapshot)]
+@for_any(worlds() | contests())
+def test_every_pending_job_gets_one_answer(snapshot: Snapshot) -> None:
+    answered = [decision.job for decision in decide(snapshot) if not isinstance(decision, Evict)]
 
-    assert sorted(decided) == sorted(request.job for request in snapshot.pending)
+    assert sorted(answered) == sorted(request.job for request in snapshot.pending)
 
 
-@for_any(worlds())
+@for_any(worlds() | contests())
 def test_deciding_again_starts_nobody_else(snapshot: Snapshot) -> None:
-    after = carry_out(snapshot, decide(snapshot))
+    decisions = decide(snapshot)
+    after = one_after_the_other(carry_out(snapshot, decisions), decisions)
 
     assert not [decision for decision in decide(after) if isinstance(decision, Start)]
 
 
-@for_any(nodes, jobs("p", most=1, limits=st.none()))
+def one_after_the_other(snapshot: Snapshot, decisions: Sequence[Decision]) -> Snapshot:
+    """Who started with these decisions did so in their order, as the keeper starts them."""
+    order = [decision.job for decision in decisions if isinstance(decision, Start)]
+    moments = {job: snapshot.now + (place + 1) * MOMENT for place, job in enumerate(order)}
+    running = tuple(
+        each.model_copy(update={"started_at": moments.get(each.request.job, each.started_at)})
+        for each in snapshot.running
+    )
+    return snapshot.model_copy(update={"running": running})
+
+
+@for_any(worlds() | contests())
+def test_nobody_waits_for_capacity_that_is_free(snapshot: Snapshot) -> None:
+    decisions = decide(snapshot)
+    after = carry_out(snapshot, decisions)
+    cluster = Cluster(snapshot.nodes, after.running)
+    ground = Ground(cluster, [cluster.held_by(each) for each in after.running])
+    asked = {request.job: request for request in snapshot.pending}
+
+    for decision in decisions:
+        if isinstance(decision, Wait) and decision.reason is Reason.CAPACITY:
+            request = asked[decision.job]
+            assert place(request, ground.raw, cluster.permitted(request), cluster) is None
+
+
+@for_any(nodes, jobs("p", most=1, limits=st.none(), simple=True))
 def test_a_job_that_fits_alone_starts_when_all_is_idle(cluster: list, only: list) -> None:  # type: ignore[type-arg]
     snapshot = world(*cluster, pending=only, queues=[Queue(name=name, quota=Quota()) for name in QUEUES])
 
@@ -102,14 +208,15 @@ def test_a_job_that_fits_alone_starts_when_all_is_idle(cluster: list, only: list
         room = 0
         for node in cluster:
             counts = [node.cpus // each.cpus]
-            counts += [len(node.gpus) // each.gpus] if each.gpus else []
+            cards = sum(gpu.profile is None for gpu in node.gpus)
+            counts += [cards // each.gpus] if each.gpus else []
             counts += [node.memory_bytes // each.memory_bytes] if each.memory_bytes else []
             room += min(counts) if request.label.permits(node.jurisdiction) else 0
         (decision,) = decide(snapshot)
         assert isinstance(decision, Start) is (room >= request.replicas)
 
 
-@for_any(worlds())
+@for_any(worlds() | contests())
 def test_an_idle_cluster_starts_the_first_job_that_can_run_at_all(snapshot: Snapshot) -> None:
     idle = snapshot.model_copy(update={"running": ()})
 

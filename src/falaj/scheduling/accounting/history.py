@@ -1,0 +1,66 @@
+"""What each queue has held lately, kept up as attempts end, so that nobody has to add up the past."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from falaj.ports.metadata import Transaction, from_micros, to_micros
+from falaj.scheduling.accounting.attempts import ended_stretches
+from falaj.scheduling.accounting.decay import LOOKS_BACK, Stretch, Sums, averaged, faded, weight_of
+from falaj.scheduling.tables import history
+
+_ALL = "SELECT queue, half_life_s, as_of, cpus, gpus, memory_bytes FROM scheduling_history"
+_of_queue = select(history).where(history.c.queue == bindparam("of")).with_for_update()
+_renew = update(history).where(history.c.queue == bindparam("of"))
+
+
+def ended_averages(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, Sums]:
+    """What the ended attempts of each queue held on average; to be added to what the running ones do."""
+    rows = tx.quick(_ALL)
+    if any(row[1] != half_life.total_seconds() for row in rows):  # the configuration has changed
+        return _added_up(tx, now=now, half_life=half_life)
+    return {
+        queue: Sums(*sums).times(faded(from_micros(as_of), now=now, half_life=half_life))
+        for queue, _, as_of, *sums in rows
+    }
+
+
+def add_ended(tx: Transaction, queue: str, ended: Stretch, *, now: datetime, half_life: timedelta) -> None:
+    """Count an attempt that ends now; its row says so already."""
+    row = tx.execute(_of_queue, {"of": queue}).mappings().first()
+    if row is not None and row["half_life_s"] != half_life.total_seconds():
+        _begin_anew(tx, now=now, half_life=half_life)
+        return
+    weight = weight_of(ended.start, ended.end or now, now=now, half_life=half_life)
+    total = ended.held.times(weight)
+    if row is None:
+        tx.execute(insert(history), _columns(queue, total, now=now, half_life=half_life))
+        return
+    kept = Sums(row["cpus"], row["gpus"], row["memory_bytes"])
+    total = total.plus(kept.times(faded(row["as_of"], now=now, half_life=half_life)))
+    tx.execute(_renew.values(as_of=now, **total._asdict()), {"of": queue})
+
+
+def _begin_anew(tx: Transaction, *, now: datetime, half_life: timedelta) -> None:
+    """Every queue by a half-life that it was not kept by."""
+    tx.execute(delete(history))
+    for queue, total in _added_up(tx, now=now, half_life=half_life).items():
+        tx.execute(insert(history), _columns(queue, total, now=now, half_life=half_life))
+
+
+def _added_up(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, Sums]:
+    past: defaultdict[str, list[Stretch]] = defaultdict(list)
+    for queue, stretch in ended_stretches(tx, since=_some_way_back(now, half_life)):
+        past[queue].append(stretch)
+    return {queue: averaged(each, now=now, half_life=half_life) for queue, each in past.items()}
+
+
+def _some_way_back(now: datetime, half_life: timedelta) -> datetime:
+    return from_micros(max(to_micros(now) - int(LOOKS_BACK * half_life.total_seconds() * 1e6), 0))
+
+
+def _columns(queue: str, total: Sums, *, now: datetime, half_life: timedelta) -> dict[str, object]:
+    return {"queue": queue, "half_life_s": half_life.total_seconds(), "as_of": now, **total._asdict()}

@@ -1,0 +1,86 @@
+"""Why a job waits, in words: what binds, where it stands, what would let it start, and when it will."""
+
+from __future__ import annotations
+
+from falaj.errors import NotFound
+from falaj.records.scheduling import Evict, Explanation, Reason, Request, Running, Snapshot, Start, Wait
+from falaj.scheduling.deciding.backlog import Backlog
+from falaj.scheduling.deciding.changes import Trials, changes_that_start
+from falaj.scheduling.deciding.cluster import Cluster
+from falaj.scheduling.deciding.constraints import in_words
+from falaj.scheduling.deciding.decide import all_decisions
+from falaj.scheduling.deciding.forecast import expected_start
+from falaj.scheduling.deciding.turns import Turns
+from falaj.scheduling.deciding.words import places
+
+
+def explain(snapshot: Snapshot, job: str) -> Explanation:
+    """What is to be said about `job`; NotFound if it neither waits nor runs."""
+    for running in snapshot.running:
+        if running.request.job == job:
+            return _of_running(running, snapshot)
+    for request in snapshot.pending:
+        if request.job == job:
+            return _of_pending(snapshot, request)
+    raise NotFound(f"no job {job} waits or runs")
+
+
+def _of_running(running: Running, snapshot: Snapshot) -> Explanation:
+    words = f"runs on {places(running.placements)} since {running.started_at:%Y-%m-%d %H:%M:%S %Z}"
+    if running.leaving:
+        words += ", and was told to make room: it saves itself and goes back to its queue"
+    elif running.borrows:
+        words += ", on what its queue borrows"
+    turns = Turns(snapshot, Backlog())
+    return Explanation(
+        job=running.request.job,
+        state="running",
+        words=words,
+        of=len(snapshot.pending),
+        share=share_of(running.request, turns),
+    )
+
+
+def _of_pending(snapshot: Snapshot, request: Request) -> Explanation:
+    backlog, cluster = Backlog(snapshot.pending), Cluster(snapshot.nodes, snapshot.running)
+    whole_round = Turns(snapshot, backlog, cluster)
+    share = share_of(request, whole_round)
+    decisions = all_decisions(whole_round.take_all())
+    answers = [decision for decision in decisions if not isinstance(decision, Evict)]
+    position = next(at for at, decision in enumerate(answers, start=1) if decision.job == request.job)
+    decision = answers[position - 1]
+    if isinstance(decision, Start):
+        words = f"starts now on {places(decision.placements)}"
+        if decision.borrows:
+            words += ", on what its queue borrows"
+        return Explanation(
+            job=request.job,
+            state="starting",
+            words=words,
+            position=position,
+            of=len(snapshot.pending),
+            share=share,
+            expected_start=snapshot.now,
+        )
+    leaving = [each.job for each in decisions if isinstance(each, Evict) and each.by == request.job]
+    turns = Turns(snapshot, backlog, cluster)
+    turns.take_until(request)
+    reason = decision.reason if isinstance(decision, Wait) else Reason.CAPACITY
+    trials = Trials(snapshot, request, backlog, cluster)
+    return Explanation(
+        job=request.job,
+        state="waiting",
+        reason=reason,
+        words=in_words(reason, request, turns, leaving),
+        position=position,
+        of=len(snapshot.pending),
+        share=share,
+        would_start=changes_that_start(trials, reason, turns),
+        expected_start=expected_start(snapshot, request.job),
+    )
+
+
+def share_of(request: Request, turns: Turns) -> float | None:
+    """The score of its queue, before anybody has started in this round."""
+    branch = turns.branches.all.get(request.queue)
+    return None if branch is None else branch.score

@@ -1,0 +1,40 @@
+"""Whether a job could start if nothing ran, and what forbids it if not."""
+
+from __future__ import annotations
+
+from falaj.records.scheduling import Affinity, Reason, Request
+from falaj.scheduling.deciding.backlog import Shape
+from falaj.scheduling.deciding.branches import Branch, could_hold
+from falaj.scheduling.deciding.cluster import Cluster
+from falaj.scheduling.deciding.ledger import Amount
+from falaj.scheduling.placing.placement import place
+
+
+class Possible:
+    """Remembers what it found, shape by shape."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._on_nodes: dict[Shape, Reason | None] = {}
+
+    def never(self, request: Request, leaf: Branch, asked: Amount, shape: Shape) -> Reason | None:
+        """Why the job could not start even if nothing ran; none: it could."""
+        if self.cluster.nodes and not self.cluster.permitted(request, anywhere=True):
+            return Reason.RESIDENCY
+        if not could_hold(leaf, asked, borrowing=request.preemptible):
+            return Reason.TOO_LARGE
+        if shape not in self._on_nodes:
+            self._on_nodes[shape] = self._forbidden(request)
+        return self._on_nodes[shape]
+
+    def _forbidden(self, request: Request) -> Reason | None:
+        cluster, affinity = self.cluster, request.affinity
+        if place(request, cluster.idle, cluster.permitted(request), cluster):
+            return None
+        loose = request.model_copy(update={"affinity": affinity.model_copy(update={"island": None})})
+        if place(loose, cluster.idle, cluster.permitted(request), cluster):
+            return Reason.TOPOLOGY
+        anywhere = request.model_copy(update={"affinity": Affinity()})
+        if place(anywhere, cluster.idle, cluster.permitted(anywhere), cluster):
+            return Reason.AFFINITY
+        return Reason.RESIDENCY if place(anywhere, cluster.idle, cluster.all, cluster) else Reason.TOO_LARGE

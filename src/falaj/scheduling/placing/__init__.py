@@ -1,0 +1,1 @@
+"""Where a job goes on the nodes, so that little of them becomes unusable."""

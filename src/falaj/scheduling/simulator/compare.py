@@ -1,0 +1,121 @@
+"""What if: the same jobs replayed twice, in the world as it is and in the world as it might be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from falaj.records.simulation import (
+    Assumptions,
+    Changes,
+    Comparison,
+    Figures,
+    Observed,
+    PastJob,
+    Simulated,
+    TeamComparison,
+    World,
+)
+from falaj.scheduling.deciding.words import duration, several
+from falaj.scheduling.simulator.desk import Scheduler
+from falaj.scheduling.simulator.engine import Progress, simulate
+from falaj.scheduling.simulator.figures import waits
+from falaj.scheduling.simulator.world import changed, in_words
+
+
+def what_if(
+    past: Sequence[PastJob],
+    world: World,
+    changes: Changes,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    scheduler: Scheduler | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Both replays are made by the same machinery, so what differs between them comes from the changes alone."""
+    other = changed(world, changes)
+    before = simulate(past, world, scheduler=scheduler, progress=half(progress, 0))
+    after = simulate(past, other, scheduler=scheduler, progress=half(progress, 1))
+    seen = observed(past, before)
+    return Comparison(
+        since=since or before.began,
+        until=until or before.ended,
+        jobs=len(past),
+        changes=in_words(world, changes),
+        teams=teams(before, after),
+        before=before.total,
+        after=after.total,
+        fairness_before=before.fairness,
+        fairness_after=after.fairness,
+        observed=seen,
+        words=tuple(said(world, before, after, seen)),
+    )
+
+
+def half(progress: Progress | None, number: int) -> Progress | None:
+    """Two replays are told of as one."""
+    if progress is None:
+        return None
+    tell: Callable[[int, int], None] = progress
+    return lambda done, of: tell(number * of + done, 2 * of)
+
+
+def teams(before: Simulated, after: Simulated) -> tuple[TeamComparison, ...]:
+    later: dict[str, Figures] = {team.queue: team.figures for team in after.teams}
+    return tuple(
+        TeamComparison(queue=team.queue, before=team.figures, after=later[team.queue])
+        for team in before.teams
+    )
+
+
+def observed(past: Sequence[PastJob], before: Simulated) -> Observed | None:
+    """Over the jobs of which it is known how long they really waited, and that started in the replay too."""
+    real = {job.request.job: job for job in past if job.waited is not None}
+    pairs = [(real[job.job], job) for job in before.jobs if job.job in real and job.wait is not None]
+    if not pairs:
+        return None
+    return Observed(
+        jobs=len(pairs),
+        wait=waits([job.waited for job, _ in pairs if job.waited is not None]),
+        simulated_wait=waits([outcome.wait for _, outcome in pairs if outcome.wait is not None]),
+        preemptions=sum(job.evictions for job, _ in pairs),
+        simulated_preemptions=sum(outcome.evicted for _, outcome in pairs),
+    )
+
+
+def said(world: World, before: Simulated, after: Simulated, seen: Observed | None) -> list[str]:
+    words = [
+        "both columns are replays of the same jobs by the same simulator: they differ by the changes alone"
+    ]
+    if seen is None:
+        words.append(
+            "how long these jobs really waited is not known, so the replay is not checked against it"
+        )
+    else:
+        words.append(
+            f"check: without changes the replay waits {duration(seen.simulated_wait.mean)} on average and "
+            f"evicts {several(seen.simulated_preemptions, 'time')}; what really happened was "
+            f"{duration(seen.wait.mean)} and {several(seen.preemptions, 'time')}"
+        )
+    words.append(assumed(world.assume))
+    if not world.budgets:
+        words.append("budgets are not replayed")
+    for when, replay in (("without", before), ("with", after)):
+        if count := replay.total.never_started:
+            words.append(
+                f"{when} the changes {several(count, 'job')} never started: no wait is counted for it"
+            )
+    return words
+
+
+def assumed(assume: Assumptions) -> str:
+    saved = (
+        f"what was computed since the last checkpoint, one every {duration(assume.checkpoint_every)}"
+        if assume.checkpoint_every
+        else "nothing of what was computed"
+    )
+    return (
+        f"supposed: an evicted job makes room within {duration(assume.grace)} and loses {saved}; "
+        f"the history of queues halves in {duration(assume.half_life)}"
+    )

@@ -1,0 +1,220 @@
+"""Jobs come, start, end, make room and go on, on a virtual clock, as the scheduler decides.
+
+Pure: no clock on the wall, no random numbers, nothing read or written; equal input gives equal results. The scheduler
+sees what it sees in life, a snapshot; how long jobs last is known here alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+
+from falaj.errors import InvalidInput
+from falaj.records.scheduling import Decision, Evict, Reason, Running, Snapshot, Start, Wait
+from falaj.records.simulation import PastJob, Simulated, World
+from falaj.scheduling.simulator.agenda import Agenda, Arrives, Back, Decides, Ends, Event, Leaves, Lost
+from falaj.scheduling.simulator.amounts import price_an_hour
+from falaj.scheduling.simulator.case import Case
+from falaj.scheduling.simulator.desk import HOPELESS, Desk, Scheduler, ShownAll
+from falaj.scheduling.simulator.figures import summed_up
+from falaj.scheduling.simulator.meter import Meter
+from falaj.scheduling.simulator.our_queue import OurQueue
+
+Progress = Callable[[int, int], None]
+
+
+def simulate(
+    jobs: Sequence[PastJob],
+    world: World,
+    *,
+    scheduler: Scheduler | None = None,
+    progress: Progress | None = None,
+) -> Simulated:
+    """Replay `jobs` in `world`, until nothing more can happen, as our queue decides or another `scheduler`.
+
+    `progress` is told how many of all have ended.
+    """
+    desk = OurQueue() if scheduler is None else ShownAll(scheduler)
+    return Simulation(jobs, world, desk, progress).run()
+
+
+class Simulation:
+    def __init__(self, jobs: Sequence[PastJob], world: World, desk: Desk, progress: Progress | None) -> None:
+        self.world, self.desk, self.progress = world, desk, progress
+        self.cases = {case.request.job: case for case in map(Case, in_time(jobs))}
+        self.pending: dict[str, Case] = {}
+        self.running: dict[str, Case] = {}
+        self.nodes = world.nodes
+        self.away: set[str] = set()
+        self.models = {gpu.id: gpu.model for node in world.nodes for gpu in node.gpus}
+        self.agenda = Agenda(begin_of(jobs))
+        self.meter = Meter(world, self.agenda.now)
+        self.decided_at: datetime | None = None
+        self.decisions = 0
+        self.ended = 0
+
+    def run(self) -> Simulated:
+        self._put_down()
+        while self.agenda:
+            events = self.agenda.next()
+            self.meter.advance(self.agenda.now)
+            for event in events:
+                self._happen(event)
+            self._decide_when_due()
+        return summed_up(list(self.cases.values()), self.meter, self.decisions)
+
+    def _put_down(self) -> None:
+        for case in self.cases.values():
+            self.agenda.at(case.request.submitted_at, Arrives(case))
+        for outage in self.world.outages:
+            self.agenda.at(max(outage.lost_at, self.agenda.now), Lost(outage.node))
+            if outage.back_at is not None:
+                self.agenda.at(max(outage.back_at, self.agenda.now), Back(outage.node))
+
+    # ------------------------------------------------------------------------------------------ what happens
+
+    def _happen(self, event: Event) -> None:
+        match event:
+            case Arrives(it):
+                self._wait(it)
+            case Ends(it, turn) if it.turn == turn:
+                self._end(it)
+            case Leaves(it, turn) if it.turn == turn:
+                self._release(it)
+                self._wait(it)
+            case Lost(node):
+                self._lose(node)
+            case Back(node):
+                self._have(node)
+
+    def _end(self, case: Case) -> None:
+        case.finish(self.agenda.now)
+        self._release(case)
+        self.meter.end(self.agenda.now)
+        self.ended += 1
+        if self.progress:
+            self.progress(self.ended, len(self.cases))
+
+    def _wait(self, case: Case) -> None:
+        self.pending[case.request.job] = case
+        self.desk.comes(case.request)
+        self.meter.waits(case)
+
+    def _release(self, case: Case) -> None:
+        del self.running[case.request.job]
+        self.meter.releases(case, case.release(self.agenda.now))
+
+    def _lose(self, name: str) -> None:
+        self.away.add(name)
+        self._see_nodes()
+        for case in list(self.running.values()):
+            if case.running and any(place.node == name for place in case.running.placements):
+                if not case.running.leaving:
+                    case.stop(self.agenda.now, checkpoint_every=self.world.assume.checkpoint_every)
+                case.turn += 1
+                case.displaced += 1
+                self._release(case)
+                self._wait(case)
+
+    def _have(self, name: str) -> None:
+        self.away.discard(name)
+        self._see_nodes()
+
+    def _see_nodes(self) -> None:
+        self.nodes = tuple(node for node in self.world.nodes if node.name not in self.away)
+        self.meter.has(self.nodes)
+
+    # ----------------------------------------------------------------------------------------- what is decided
+
+    def _decide_when_due(self) -> None:
+        now, every = self.agenda.now, self.world.assume.decide_every
+        if not self.pending:
+            return
+        if self.decided_at is not None and self.decided_at > now:
+            return  # it is put down already
+        if self.decided_at is not None and self.decided_at < now < self.decided_at + every:
+            self.decided_at += every
+            self.agenda.at(self.decided_at, Decides())
+            return
+        self.decided_at = now
+        for decision in self.desk.decide(self._snapshot()):
+            self.decisions += 1
+            self._carry_out(decision)
+
+    def _snapshot(self) -> Snapshot:
+        """Not validated again: each part was, and no name can stand twice."""
+        return Snapshot.model_construct(
+            now=self.agenda.now,
+            nodes=self.nodes,
+            queues=self.meter.queues(),
+            pending=(),
+            running=tuple([case.running for case in self.running.values() if case.running]),
+            budgets=self.meter.budgets(self.running.values()),
+            price=self.world.price,
+        )
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case Start():
+                self._start(self.pending.pop(decision.job), decision)
+            case Evict():
+                self._evict(self.running[decision.job], by=self.pending[decision.by])
+            case Wait():
+                self._keep_waiting(self.pending[decision.job], decision.reason)
+
+    def _keep_waiting(self, case: Case, reason: Reason) -> None:
+        if (case.reason in HOPELESS) != (reason in HOPELESS):
+            self.meter.hopes(case, reason not in HOPELESS)
+        case.reason = reason
+
+    def _start(self, case: Case, decision: Start) -> None:
+        now = self.agenda.now
+        self.desk.goes(case.request)
+        self.meter.waits_no_more(case)
+        request = case.request.model_copy(update={"claim": False}) if case.request.claim else case.request
+        limit = request.time_limit
+        running = Running(
+            request=request,
+            placements=decision.placements,
+            started_at=now,
+            ends_by=None if limit is None else now + limit,
+            borrows=decision.borrows,
+        )
+        price = price_an_hour(request, decision.placements, self.world.price, self.models)
+        lasts = case.start(running, price)
+        self.running[request.job] = case
+        self.meter.holds(case)
+        self.agenda.at(now + lasts, Ends(case, case.turn))
+
+    def _evict(self, victim: Case, *, by: Case) -> None:
+        if victim.running is None or victim.running.leaving:
+            return
+        assume = self.world.assume
+        self._claim(by)
+        victim.stop(self.agenda.now, checkpoint_every=assume.checkpoint_every)
+        victim.evicted += 1
+        victim.running = victim.running.model_copy(update={"leaving": True})
+        self.agenda.at(self.agenda.now + assume.grace, Leaves(victim, victim.turn))
+
+    def _claim(self, case: Case) -> None:
+        if not case.request.claim:
+            self.desk.goes(case.request)
+            case.request = case.request.model_copy(update={"claim": True})
+            self.desk.comes(case.request)
+
+
+def in_time(jobs: Iterable[PastJob]) -> list[PastJob]:
+    return sorted(jobs, key=lambda job: (job.request.submitted_at, job.request.job))
+
+
+def begin_of(jobs: Sequence[PastJob]) -> datetime:
+    if not jobs:
+        raise InvalidInput.at("jobs", given="none", allowed="at least one job to replay")
+    names = Counter(job.request.job for job in jobs)
+    name, times = names.most_common(1)[0]
+    if times > 1:
+        raise InvalidInput.at(
+            "jobs", given=name, allowed="each job once; this one stands twice or more often"
+        )
+    return min(job.request.submitted_at for job in jobs)

@@ -1,0 +1,103 @@
+"""What is kept added up, for budgets and shares, is what adding up every attempt gives."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from falaj.records.scheduling import Budget
+
+if TYPE_CHECKING:
+    from conftest import Ground
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "end", "wait"]),
+        st.integers(0, 3),
+        st.floats(0.01, 400, allow_nan=False),
+    ),
+    min_size=5,
+    max_size=25,
+)
+FORGET_BUDGETS = "UPDATE scheduling_budgets SET counted_from = NULL"
+FORGET_HISTORY = "UPDATE scheduling_history SET half_life_s = 1"
+
+
+def left(ground: Ground) -> Budget:
+    with ground.platform.database.read() as tx:
+        (found,) = ground.accounts.budgets(tx, now=ground.clock())
+    return found
+
+
+def history(ground: Ground) -> dict[str, float]:
+    with ground.platform.database.read() as tx:
+        return {each.name: each.history for each in ground.accounts.queues(tx, now=ground.clock())}
+
+
+@pytest.mark.parametrize("period", ["month", "week", "none"])
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=STEPS)
+def test_whatever_happens(light_ground: Ground, period: str, steps: list[tuple[str, int, float]]) -> None:
+    ground = light_ground
+    ground.queue.set_budget("default", gpu_hours=1000, money=5000, period=period)  # type: ignore[arg-type]
+    running = []
+    for what, which, hours in steps:
+        if what == "begin":
+            running.append(ground.submit(gpus=1 + which, cpus=2))
+            ground.begin(running[-1])
+        elif what == "end" and running:
+            ground.end(running.pop(which % len(running)), gpu_energy_j=1e6 * which)
+        else:
+            ground.clock.advance(timedelta(hours=hours))
+    kept, held = left(ground), history(ground)
+
+    ground.platform.sql(FORGET_BUDGETS)
+    ground.platform.sql(FORGET_HISTORY)
+
+    added = left(ground)
+    assert kept.gpu_hours == pytest.approx(added.gpu_hours, abs=1e-6)
+    assert kept.money == pytest.approx(added.money, abs=1e-6)
+    assert held == pytest.approx(history(ground), abs=0.02)  # adding up looks back six half-lives only
+    for request in running:
+        ground.end(request)
+
+
+def test_the_next_attempt_that_ends_keeps_it_by_the_new_half_life(ground: Ground) -> None:
+    ground.ran(gpus=4, hours=100)
+    ground.ran(gpus=2, hours=10)
+    ground.accounts._half_life = timedelta(days=1)
+    by_rows = history(ground)
+
+    ground.ran(gpus=1, hours=0)
+
+    assert history(ground) == pytest.approx(by_rows, abs=1e-12)
+    assert ground.platform.rows_of("SELECT half_life_s FROM scheduling_history") == [86400.0]
+
+
+def test_money_is_counted_in_the_currency_of_today(ground: Ground) -> None:
+    ground.queue.set_budget("default", money=100)
+    ground.ran(gpus=1, hours=1)
+    assert left(ground).money == 87.0
+    ground.accounts._prices = ground.accounts._prices.model_copy(update={"currency": "USD"})  # type: ignore[union-attr]
+
+    ground.ran(gpus=1, hours=2)
+
+    assert left(ground).money == 74.0
+
+
+def test_a_budget_set_late_knows_what_was_used_before(ground: Ground) -> None:
+    ground.ran(gpus=1, hours=3)
+    ground.begin(ground.submit(gpus=2))
+    ground.clock.advance(timedelta(hours=1))
+
+    ground.queue.set_budget("default", gpu_hours=10)
+
+    assert left(ground).gpu_hours == 5.0

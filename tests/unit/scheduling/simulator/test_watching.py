@@ -1,0 +1,89 @@
+"""Waiting for long work at the command line: what is shown meanwhile, and how its end is told."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from falaj.apps.cli import watching
+from falaj.apps.cli.session import Session
+from falaj.errors import Conflict, Interrupted
+from falaj.records.names import ObjectId
+from falaj.records.work import Work, WorkState
+
+
+def work(state: WorkState = WorkState.RUNNING, **values: Any) -> Work:
+    return Work(
+        id=ObjectId("work_1"),
+        workspace=ObjectId("platform"),
+        workflow="queue.what_if",
+        state=state,
+        created_at=datetime(2026, 3, 2, tzinfo=UTC),
+        **values,
+    )
+
+
+HALF_WAY = work(step=5, steps=10, doing="replay with the changes")
+DONE = work(WorkState.DONE, step=10, steps=10)
+
+
+def follow(*streams: list[Work | BaseException]) -> Work:
+    """Each stream is one time that the work is watched."""
+    left = iter(streams)
+
+    def watch(ident: str) -> Iterator[Work]:
+        for each in next(left):
+            if isinstance(each, BaseException):
+                raise each
+            yield each
+
+    platform: Any = SimpleNamespace(work=SimpleNamespace(watch=watch))
+    return watching.follow_work(Session(), platform, work(), "replay", result="queue what-if-result")
+
+
+def test_a_line_now_and_then_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "LINE_EVERY_S", 0.0)
+
+    assert follow([work(), HALF_WAY, DONE]) == DONE
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["replay running", "replay with the changes, 50%"]
+
+
+def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+
+    assert follow([work(), HALF_WAY, DONE]) == DONE
+
+    assert "100%" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K")
+
+
+def test_a_stream_that_breaks_off_is_begun_anew() -> None:
+    assert follow([HALF_WAY, Interrupted("the platform restarts")], [HALF_WAY, DONE]) == DONE
+
+
+@pytest.mark.parametrize("state", [WorkState.FAILED, WorkState.CANCELLED])
+def test_one_that_does_not_end_well_is_an_error_with_its_reason(state: WorkState) -> None:
+    with pytest.raises(Conflict, match=f"replay work_1 {state}: no memory"):
+        follow([HALF_WAY, work(state, error="no memory")])
+
+
+def test_who_stops_watching_is_told_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        follow([HALF_WAY, KeyboardInterrupt()])
+
+    err = capsys.readouterr().err
+    for command in ("work cancel work_1", "work watch work_1", "queue what-if-result work_1"):
+        assert f"falaj {command}" in err

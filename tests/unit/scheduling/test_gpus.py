@@ -1,0 +1,192 @@
+"""Which GPUs a job gets: in one island, of the right kind, in parts, and where they leave most to others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from falaj.records.scheduling import Affinity, Node, Reason, Request, Snapshot, Start, Wait
+from falaj.scheduling import decide, explain
+from workloads import GIB, job, node, started, with_pending, world
+
+
+def gpus_of(snapshot: Snapshot) -> dict[str, list[str]]:
+    return {
+        decision.job: [gpu for placement in decision.placements for gpu in placement.gpus]
+        for decision in decide(snapshot)
+        if isinstance(decision, Start)
+    }
+
+
+def nodes_of(snapshot: Snapshot) -> dict[str, list[str]]:
+    return {
+        decision.job: [placement.node for placement in decision.placements]
+        for decision in decide(snapshot)
+        if isinstance(decision, Start)
+    }
+
+
+def reason(snapshot: Snapshot, name: str = "job") -> Reason | None:
+    return next(
+        (each.reason for each in decide(snapshot) if isinstance(each, Wait) and each.job == name), None
+    )
+
+
+# ----------------------------------------------------------------------------------------------- together
+
+
+def two_islands(*pending: Request) -> Snapshot:
+    """GPUs 0 to 3 and 4 to 7; the first is in use."""
+    first = world(node("n1", cpus=32, gpus=8, islands=2), pending=[job("runs", gpus=1, age=9)])
+    return with_pending(started(first), *pending)
+
+
+def test_a_gang_is_kept_in_one_nvlink_island() -> None:
+    assert gpus_of(two_islands(job("gang", gpus=2, replicas=2))) == {
+        "gang": [f"GPU-n1-{i}" for i in (4, 5, 6, 7)]
+    }
+
+
+def test_one_replica_is_kept_in_one_nvlink_island_the_fuller_one() -> None:
+    assert gpus_of(two_islands(job("job", gpus=3))) == {"job": [f"GPU-n1-{i}" for i in (1, 2, 3)]}
+
+
+def test_a_gang_that_fits_in_no_island_starts_all_the_same_unless_it_asks_for_one() -> None:
+    asked = Affinity(island="nvlink")
+
+    assert len(gpus_of(two_islands(job("job", gpus=6)))["job"]) == 6
+    assert reason(two_islands(job("job", gpus=6, affinity=asked))) is Reason.TOPOLOGY
+    told = explain(two_islands(job("job", gpus=6, affinity=asked)), "job")
+    assert told.words == "asks 1 CPU, 6 GPUs in one NVLink island, and none is so large, even when idle"
+    assert "not keeping it in one island" in told.would_start
+
+
+def test_a_gang_that_needs_several_nodes_is_kept_in_one_fabric() -> None:
+    cluster = [
+        node("a1", cpus=4, fabric="ib-a"),
+        node("b1", cpus=2, fabric="ib-b"),
+        node("b2", cpus=2, fabric="ib-b"),
+        node("c1", cpus=3),
+    ]
+    spread = Affinity(spread=True)
+
+    assert nodes_of(world(*cluster, pending=[job("gang", replicas=2, affinity=spread)])) == {
+        "gang": ["b1", "b2"]
+    }
+    asked = Affinity(spread=True, island="rdma")
+    three = job("job", replicas=3, affinity=asked)
+    assert reason(world(*cluster, pending=[three])) is Reason.TOPOLOGY
+
+
+# ------------------------------------------------------------------------------------------------ affinity
+
+
+POOLS = [node("g1", cpus=4, gpus=4), node("c1", cpus=16, pool="cpus", labels=frozenset({"slow"}))]
+
+
+@pytest.mark.parametrize(
+    ("affinity", "where"),
+    [
+        (Affinity(pools=frozenset({"cpus"})), "c1"),
+        (Affinity(labels=frozenset({"slow"})), "c1"),
+        (Affinity(avoid=frozenset({"slow"})), "g1"),
+        (Affinity(near=frozenset({"web"})), "g1"),
+        (Affinity(apart=frozenset({"web"})), "c1"),
+    ],
+)
+def test_a_job_goes_where_its_affinity_wants_it(affinity: Affinity, where: str) -> None:
+    web = job("web", gpus=1, group="web")
+    busy = started(world(*POOLS, pending=[web]))
+
+    assert nodes_of(with_pending(busy, job("job", affinity=affinity))) == {"job": [where]}
+
+
+def test_who_keeps_away_from_a_group_is_kept_away_from_by_it() -> None:
+    quiet = job("quiet", cpus=1, affinity=Affinity(apart=frozenset({"loud"})))
+    busy = started(world(node("n1"), pending=[quiet]))
+
+    assert reason(with_pending(busy, job("job", group="loud"))) is Reason.AFFINITY
+
+
+def test_wishes_that_no_node_fulfils_are_told() -> None:
+    told = explain(world(*POOLS, pending=[job("job", affinity=Affinity(pools=frozenset({"tpus"})))]), "job")
+
+    assert told.reason is Reason.AFFINITY
+    assert told.words == "asks 1 CPU in tpus; 0 nodes of 2 will do"
+    assert told.would_start == ("no wishes about its nodes",)
+
+
+# ---------------------------------------------------------------------------------------- slices and parts
+
+
+def test_slices_go_to_those_that_ask_for_their_profile_and_to_nobody_else() -> None:
+    mixed = node("n1", gpus=1, slices=2)
+    pending = [
+        job("slice-a", gpus=1, gpu={"gpu_profile": "1g.18gb"}, age=5),
+        job("whole", gpus=1, age=4),
+        job("whole-too", gpus=1, age=3),
+        job("half", gpus=1, gpu={"gpu_profile": "3g.71gb"}, age=2),
+    ]
+    snapshot = world(mixed, pending=pending)
+
+    assert gpus_of(snapshot) == {"slice-a": ["MIG-n1-0"], "whole": ["GPU-n1-0"]}
+    assert reason(snapshot, "whole-too") is Reason.CAPACITY
+    assert reason(snapshot, "half") is Reason.TOO_LARGE
+
+
+def sharing(*pending: Request, machine: Node | None = None) -> Snapshot:
+    return world(machine or node("n1", gpus=2, cpus=16, shares=True), pending=pending)
+
+
+def test_parts_share_a_gpu_within_its_thousandths() -> None:
+    parts = [job(f"p{i}", gpus=1, gpu={"gpu_milli": 400}, age=9 - i) for i in range(5)]
+
+    found = gpus_of(sharing(*parts))
+
+    assert sorted(gpu for gpus in found.values() for gpu in gpus) == ["GPU-n1-0"] * 2 + ["GPU-n1-1"] * 2
+
+
+def test_parts_share_a_gpu_within_its_memory() -> None:
+    parts = [
+        job(f"p{i}", gpus=1, gpu={"gpu_milli": 100, "gpu_memory_bytes": 80 * GIB}, age=9 - i)
+        for i in range(3)
+    ]
+
+    assert len(gpus_of(sharing(*parts))) == 2
+
+
+def test_a_part_is_not_had_where_gpus_are_not_shared() -> None:
+    snapshot = sharing(job("job", gpus=1, gpu={"gpu_milli": 500}), machine=node("n1", gpus=2))
+
+    assert reason(snapshot) is Reason.TOO_LARGE
+    assert explain(snapshot, "job").words.endswith("more than there is: no node shares its GPUs")
+
+
+def test_a_gpu_of_which_a_part_is_in_use_is_not_given_away_whole() -> None:
+    busy = started(sharing(job("part", gpus=1, gpu={"gpu_milli": 100})))
+
+    assert len(gpus_of(with_pending(busy, job("a", gpus=1), job("b", gpus=1)))) == 1
+
+
+def test_only_models_that_will_do_are_given() -> None:
+    cluster = [node("a1", gpus=4, model="A100"), node("h1", gpus=4)]
+
+    assert nodes_of(
+        world(*cluster, pending=[job("job", gpus=1, gpu={"gpu_models": frozenset({"H200"})})])
+    ) == {"job": ["h1"]}
+
+
+def test_a_job_goes_where_it_leaves_most_to_the_others() -> None:
+    """Best fit would break up the node on which alone the large job can run."""
+    cluster = [node("n1", gpus=4, cpus=64), node("n2", gpus=5, cpus=4)]
+    waiting = [job("small", gpus=1, age=9), job("large", gpus=4, cpus=32, age=1)]
+
+    assert nodes_of(world(*cluster, pending=waiting)) == {"small": ["n2"], "large": ["n1"]}
+
+
+def test_numpy_is_loaded_with_the_first_job_on_a_gpu_and_not_before() -> None:
+    code = "import sys, falaj.scheduling; assert 'numpy' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,289 @@
+"""Who makes room for whom, that it never goes round in a circle, and that nobody leaves for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import strategies as st
+
+from falaj.records.scheduling import Evict, Queue, Quota, Reason, Request, Running, Snapshot, Start, Wait
+from falaj.scheduling import decide
+from falaj.scheduling.deciding.ledger import total
+from workloads import (
+    GIB,
+    QUEUES,
+    carry_out,
+    contests,
+    for_any,
+    job,
+    let_go,
+    node,
+    started,
+    tangles,
+    with_pending,
+    world,
+    worlds,
+)
+
+Keys = list[tuple[int, int]]
+TEAMS = [
+    Queue(name="org", quota=Quota(cpus=8)),
+    Queue(name="risk", quota=Quota(cpus=4), limit=Quota(cpus=8), parent="org"),
+    Queue(name="fraud", quota=Quota(cpus=4), limit=Quota(cpus=8), parent="org"),
+]
+
+
+def evictions(snapshot: Snapshot) -> dict[str, tuple[str, str]]:
+    found = [decision for decision in decide(snapshot) if isinstance(decision, Evict)]
+    return {decision.job: (decision.by, decision.why) for decision in found}
+
+
+def starts(snapshot: Snapshot) -> list[str]:
+    return [decision.job for decision in decide(snapshot) if isinstance(decision, Start)]
+
+
+# ---------------------------------------------------------------------------------------------- by example
+
+
+def lent(*pending: Request, borrowers: int = 4) -> Snapshot:
+    """All 8 CPUs are held by fraud, two by each job: half of them belong to risk."""
+    full = [job(f"fraud-{i}", cpus=2, queue="fraud", age=9 - i) for i in range(borrowers)]
+    return with_pending(started(world(node("n1", cpus=8), queues=TEAMS, pending=full)), *pending)
+
+
+def test_a_queue_gets_back_its_quota_from_those_that_borrow_it() -> None:
+    snapshot = lent(job("ours", cpus=2, queue="risk"))
+
+    assert [each.borrows for each in snapshot.running] == [False, False, True, True]
+    assert evictions(snapshot) == {"fraud-3": ("ours", "reclaim")}
+    waits = [decision for decision in decide(snapshot) if isinstance(decision, Wait)]
+    assert waits == [Wait(job="ours", reason=Reason.PREEMPTING)]
+
+
+def test_nobody_is_evicted_for_a_job_that_would_borrow() -> None:
+    assert evictions(lent(job("ours", cpus=6, queue="risk"))) == {}
+
+
+def test_nobody_within_its_quota_is_evicted_for_another_queue() -> None:
+    snapshot = lent(job("first", cpus=2, queue="risk", age=2), job("second", cpus=2, queue="risk", age=1))
+    third = with_pending(let_go(carry_out(snapshot, decide(snapshot))), job("third", cpus=2, queue="risk"))
+
+    assert evictions(snapshot) == {"fraud-3": ("first", "reclaim"), "fraud-2": ("second", "reclaim")}
+    assert starts(third) == ["first", "second"]
+    assert evictions(started(third)) == {}
+
+
+def test_what_somebody_leaves_is_promised() -> None:
+    told = lent(job("ours", cpus=2, queue="risk"))
+    told = carry_out(told, decide(told))
+    left = let_go(with_pending(told, job("urgent", cpus=2, queue="fraud", priority=9, age=99)))
+
+    assert starts(left) == ["ours"]
+
+
+def test_nobody_takes_what_is_free_already_of_a_promised_place() -> None:
+    busy = started(world(node("n1", cpus=4), pending=[job("runs", cpus=2)]))
+    told = with_pending(busy, job("urgent", cpus=4, priority=1), job("small", cpus=2, limit=1))
+    waits = {"urgent": Reason.PREEMPTING, "small": Reason.RESERVED}
+
+    for snapshot in (told, carry_out(told, decide(told))):
+        answers = [decision for decision in decide(snapshot) if isinstance(decision, Wait)]
+        assert {answer.job: answer.reason for answer in answers} == waits
+
+
+def test_a_higher_priority_evicts_a_lower_one_of_its_own_queue_the_youngest_first() -> None:
+    busy = started(world(node("n1", cpus=4), pending=[job("old", cpus=2, age=9)]))
+    later = busy.model_copy(update={"now": busy.now.replace(hour=13)})
+    busy = started(with_pending(later, job("young", cpus=2, age=1)))
+
+    assert evictions(with_pending(busy, job("urgent", cpus=2, priority=1))) == {
+        "young": ("urgent", "priority")
+    }
+    assert evictions(with_pending(busy, job("alike", cpus=2))) == {}
+
+
+def test_a_job_of_another_queue_is_not_evicted_for_its_priority() -> None:
+    queues = [Queue(name="default"), Queue(name="risk")]
+    busy = started(world(node("n1", cpus=4), queues=queues, pending=[job("runs", cpus=4)]))
+
+    assert evictions(with_pending(busy, job("urgent", cpus=2, queue="risk", priority=9))) == {}
+
+
+def test_nobody_leaves_in_vain() -> None:
+    running = [job("small", cpus=1, age=1), job("large", cpus=3, age=2), job("other", cpus=4, age=3)]
+    nodes = node("n1", cpus=4), node("n2", cpus=4, jurisdiction="DE")
+    busy = started(world(*nodes, pending=running))
+
+    there = {each.request.job: each.placements[0].node for each in busy.running}
+    snapshot = with_pending(busy, job("urgent", cpus=3, priority=1, only=["DE"]))
+
+    assert evictions(snapshot).keys() <= {name for name, where in there.items() if where == "n2"}
+    assert len(evictions(snapshot)) == 1
+    assert evictions(with_pending(busy, job("huge", cpus=5, priority=1))) == {}
+
+
+def test_what_is_not_preemptible_stays() -> None:
+    busy = started(world(node("n1", cpus=4), pending=[job("stays", cpus=4, preemptible=False)]))
+
+    assert evictions(with_pending(busy, job("urgent", cpus=4, priority=9))) == {}
+
+
+def test_equals_that_borrow_do_not_chase_each_other() -> None:
+    """Either queue is over in what the other asks for, and within its quota in what it asks for itself."""
+    memory, gpus = Quota(cpus=9, gpus=0, memory_bytes=9 * GIB), Quota(cpus=9, gpus=9, memory_bytes=0)
+    queues = [
+        Queue(name="org", quota=Quota(cpus=0), limit=Quota()),
+        Queue(name="risk", quota=memory, limit=Quota(), parent="org"),
+        Queue(name="fraud", quota=gpus, limit=Quota(), parent="org"),
+    ]
+    holders = [job("risk-gpus", gpus=1, queue="risk"), job("fraud-memory", memory=1, queue="fraud")]
+    first = started(world(node("n1", cpus=3, gpus=2), queues=queues, pending=holders))
+    full = started(with_pending(first, job("with-gpus", gpus=1, queue="fraud")))
+
+    snapshot = with_pending(full, job("with-memory", memory=1, queue="risk"))
+
+    assert [each.borrows for each in full.running] == [True, True, True]
+    assert evictions(snapshot) == {}
+
+
+def test_a_claim_that_can_no_longer_be_honoured_evicts_nobody_again() -> None:
+    busy = started(world(node("n1", cpus=4), node("n2", cpus=2), pending=[job("runs", cpus=2)]))
+    claim = job("claim", cpus=4, priority=9, claim=True)
+    lost = with_pending(busy.model_copy(update={"nodes": (node("n2", cpus=2),)}), claim)
+
+    assert decide(lost) == (Wait(job="claim", reason=Reason.TOO_LARGE),)
+
+
+# ---------------------------------------------------------------------------------------------- in general
+
+
+def key(request: Request, borrows: bool) -> tuple[int, int]:
+    return (0 if borrows else 1), request.priority
+
+
+def keys_of(running: Iterable[Running]) -> Keys:
+    return sorted((key(each.request, each.borrows) for each in running), reverse=True)
+
+
+@for_any(worlds() | contests() | tangles(), st.data())
+def test_evictions_come_to_an_end_and_what_runs_weighs_more_each_time(
+    snapshot: Snapshot, data: st.DataObject
+) -> None:
+    """Nothing ends by itself: the set is static. Compared in the order of Dershowitz and Manna, largest first."""
+    weights = [keys_of(snapshot.running)]
+    for _ in range(100):
+        decisions = decide(snapshot)
+        snapshot = carry_out(snapshot, decisions)
+        if any(each.leaving for each in snapshot.running):
+            if data.draw(st.booleans()):
+                snapshot = let_go(snapshot)
+            continue
+        if any(request.claim for request in snapshot.pending):
+            continue
+        if keys_of(snapshot.running) != weights[-1]:
+            weights.append(keys_of(snapshot.running))
+        if not any(isinstance(decision, Start | Evict) for decision in decisions):
+            break
+    else:
+        raise AssertionError("it goes on and on")
+
+    assert all(before < later for before, later in pairwise(weights))
+
+
+@for_any(worlds() | contests() | tangles())
+def test_an_eviction_weighs_more_than_each_of_its_victims(snapshot: Snapshot) -> None:
+    running = {each.request.job: each for each in snapshot.running}
+    told = [decision for decision in decide(snapshot) if isinstance(decision, Evict)]
+
+    after = let_go(carry_out(snapshot, decide(snapshot)))
+    begun = {each.request.job: each for each in carry_out(after, decide(after)).running}
+
+    for decision in told:
+        victim, winner = running[decision.job], begun[decision.by]
+        assert key(winner.request, winner.borrows) > key(victim.request, victim.borrows)
+
+
+@for_any(worlds() | contests() | tangles(), st.data())
+def test_every_claim_is_honoured_whoever_comes_while_the_others_leave(
+    snapshot: Snapshot, data: st.DataObject
+) -> None:
+    """They leave one by one, and small jobs come that would like what is free already."""
+    for _ in range(2):
+        snapshot = carry_out(snapshot, decide(snapshot))
+    claims = {request.job for request in snapshot.pending if request.claim}
+
+    for step in range(100):
+        leaving = sorted(each.request.job for each in snapshot.running if each.leaving)
+        if not leaving:
+            break
+        one = one_gone(snapshot, data.draw(st.sampled_from(leaving)))
+        comes = [
+            job(f"new-{step}-{i}", queue=queue, priority=priority, age=9)
+            for i, (queue, priority) in enumerate(data.draw(arrivals))
+        ]
+        claims |= {request.job for request in one.pending if request.claim}
+        after = carry_out(with_pending(one, *comes), decide(with_pending(one, *comes)))
+        snapshot = after
+
+    assert claims <= {each.request.job for each in snapshot.running}
+
+
+arrivals = st.lists(st.tuples(st.sampled_from(QUEUES), st.sampled_from([0, 0, 1])), max_size=2)
+
+
+def one_gone(snapshot: Snapshot, name: str) -> Snapshot:
+    gone = tuple(each.request for each in snapshot.running if each.request.job == name)
+    left = tuple(each for each in snapshot.running if each.request.job != name)
+    update: dict[str, Any] = {"running": left, "pending": (*snapshot.pending, *gone)}
+    return snapshot.model_copy(update=update)
+
+
+@for_any(st.lists(st.integers(1, 3), min_size=2, max_size=6), st.integers(2, 12), st.randoms())
+def test_nobody_takes_a_piece_of_what_is_promised(
+    sizes: list[int], wish: int, random: st.random.Random
+) -> None:
+    """Several leave for one job, in any order, and after each of them jobs come that would fit in what it left."""
+    running = [job(f"runs-{i}", cpus=size, age=9) for i, size in enumerate(sizes)]
+    queues = [Queue(name="default"), Queue(name="risk")]
+    full = started(world(node("n1", cpus=sum(sizes)), queues=queues, pending=running))
+    snapshot = with_pending(full, job("urgent", cpus=min(wish, sum(sizes)), priority=1))
+    snapshot = carry_out(snapshot, decide(snapshot))
+    leaving = [each.request.job for each in snapshot.running if each.leaving]
+    random.shuffle(leaving)
+
+    for step, name in enumerate(leaving):
+        comes = [
+            job(f"{queue}-{step}", queue=queue, age=99, limit=limit)
+            for queue, limit in (("default", 1), ("risk", None))
+        ]
+        snapshot = with_pending(one_gone(snapshot, name), *comes)
+        snapshot = carry_out(snapshot, decide(snapshot))
+
+    assert "urgent" in {each.request.job for each in snapshot.running}
+
+
+@for_any(worlds() | contests() | tangles())
+def test_only_what_borrows_from_a_branch_over_its_quota_is_reclaimed(snapshot: Snapshot) -> None:
+    queues = {queue.name: queue for queue in snapshot.queues}
+    running = {each.request.job: each for each in snapshot.running}
+
+    for decision in decide(snapshot):
+        if isinstance(decision, Evict) and decision.why == "reclaim":
+            victim = running[decision.job]
+            assert victim.borrows
+            assert any(over_quota(snapshot, name) for name in path(queues, victim.request.queue))
+
+
+def path(queues: dict[str, Queue], name: str | None) -> list[str]:
+    return [] if name is None else [name, *path(queues, queues[name].parent)]
+
+
+def over_quota(snapshot: Snapshot, name: str) -> bool:
+    queues = {queue.name: queue for queue in snapshot.queues}
+    held = [total(each.request) for each in snapshot.running if name in path(queues, each.request.queue)]
+    quota = queues[name].quota
+    bounds = (quota.cpus, None if quota.gpus is None else quota.gpus * 1000, quota.memory_bytes)
+    sums = [sum(column) for column in zip(*held, strict=True)]
+    return any(bound is not None and has > bound for has, bound in zip(sums, bounds, strict=True))
