@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from falaj.control import lease
-from falaj.control.attempts import Yard
 from falaj.control.jobs import JobKeeper
-from falaj.errors import IsolationRefused
+from falaj.control.office import Yard
+from falaj.errors import InvalidInput, IsolationRefused
 from falaj.governance.caller import acting_as, on_terms
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.records.scheduling import Gpu, Node, Placement
@@ -27,6 +27,7 @@ GPU_NODE = NODE.model_copy(update={"gpus": (Gpu(id="GPU-0", model="pretended", m
 Program = Callable[[Launch], AttemptState]
 
 DONE = AttemptState("ended", exit_code=0)
+STOPPED = AttemptState("ended", signal=15, reason="It was stopped on request")
 FAILED = AttemptState("ended", exit_code=1, reason="Exit code 1: ValueError: no")
 
 
@@ -38,6 +39,8 @@ class PretendedLauncher:
         self.runs: dict[str, int] = {}
         self.known: dict[str, AttemptState] = {}
         self.stopped: list[str] = []
+        self.graces: list[float] = []
+        self.ends_with: AttemptState | None = STOPPED
         self.output = b"what it printed\n"
 
     def start(self, launch: Launch) -> None:
@@ -51,8 +54,9 @@ class PretendedLauncher:
 
     def stop(self, attempt: str, *, grace_s: float) -> None:
         self.stopped.append(attempt)
-        if attempt in self.known and self.known[attempt].phase == "running":
-            self.known[attempt] = AttemptState("ended", signal=15, reason="It was stopped on request")
+        self.graces.append(grace_s)
+        if self.ends_with is not None and attempt in self.known and self.known[attempt].phase == "running":
+            self.known[attempt] = self.ends_with
 
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
         return self.output[offset : offset + limit] if attempt in self.known else b""
@@ -76,6 +80,9 @@ class PretendedMachine:
         if self.refuses and users > 1:
             raise IsolationRefused(f"nothing keeps user code apart, and this home has {users} users")
 
+    def require_environment(self, name: str) -> None:
+        raise InvalidInput.at("environment", given=name, allowed="none")
+
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
         return self.launcher.log(attempt, offset=offset, limit=limit)
 
@@ -95,6 +102,7 @@ class JobGround:
             scheduler=real._scheduler,
             workbench=self.machine,
             blobs=real._blobs,
+            accounts=real._accounts,
             wanted=self._want,
         )
         self.rooms = replace(platform.parts.rooms, jobs=self.jobs)

@@ -78,6 +78,15 @@ VALUES: list[Any] = [
         "views": ["sample"],
         "job": {"name": "sample", "script": "train.py"},
     },
+    {
+        **dict.fromkeys(("since", "until"), "2026-01-01T00:00Z"),
+        **dict.fromkeys(("changes", "teams"), ()),
+        "jobs": 1,
+        "before": {"jobs": 1, "ended": 1},
+        "after": {"jobs": 1, "ended": 1},
+        "fairness_before": {},
+        "fairness_after": {},
+    },
 ]
 """Something for every type of parameter; an operation with a new type adds its own."""
 

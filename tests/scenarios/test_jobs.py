@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,17 +13,11 @@ import pytest
 import falaj as fj
 from command_line import restored_log
 from falaj.apps.cli.app import run
-from falaj.records.training import Job, JobState
+from falaj.records.training import JobState
 from falaj.training.tables import attempts
-from platforms import OwnPlatform, make_platform
+from platforms import make_platform
 from polling import eventually
-
-CONTROLLER = """
-from datetime import timedelta
-from falaj.apps.controller.process import main
-from falaj.control.controller import Pace
-main(pace=Pace(lease=timedelta(seconds=1), every_s=0.03))
-"""
+from stages import Stage, staged
 
 STEPS = 12
 SLOW = f"""
@@ -86,52 +75,10 @@ def falaj(words: list[str]) -> int:
         return run(words)
 
 
-@dataclass
-class Stage:
-    """A platform, and the controllers that run on it."""
-
-    platform: OwnPlatform
-    folder: Path
-    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def start_controller(self) -> subprocess.Popen[bytes]:
-        home = self.platform.home
-        places = {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", CONTROLLER], env=os.environ | places, stdin=subprocess.PIPE
-        )
-        self.running.append(process)
-        return process
-
-    def submit(self, script: str, **options: object) -> Job:
-        folder = self.folder / "code"
-        folder.mkdir(exist_ok=True)
-        (folder / "train.py").write_text(textwrap.dedent(script))
-        return self.platform.train(folder / "train.py", **options)
-
-    def state(self, job: Job) -> JobState:
-        return self.platform.jobs.show(job.id).state
-
-    def ends(self, job: Job) -> Job:
-        eventually(lambda: self.state(job).ended, within=40, every=0.05)
-        return self.platform.jobs.show(job.id)
-
-    def is_led_by_the_newest(self) -> bool:
-        """Whether the controller that was started last holds the lease."""
-        return self.platform.rows_of("SELECT fence FROM control_leases") == [len(self.running)]
-
-    def points(self, job: Job) -> dict[str, int]:
-        return {each.key: each.points for each in self.platform.runs.show(job.run).metrics}
-
-
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with make_platform(tmp_path) as platform:
-        staged = Stage(platform, tmp_path)
-        yield staged
-        for process in staged.running:
-            process.send_signal(signal.SIGTERM)
-            process.communicate()
+    with make_platform(tmp_path) as platform, staged(platform, tmp_path) as made:
+        yield made
 
 
 def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(stage: Stage) -> None:
@@ -167,10 +114,7 @@ def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(stage: Stage) 
     undisturbed: dict[str, object] = {"__name__": "undisturbed"}
     exec(compile(FIT, "fit.py", "exec"), undisturbed)
     expected = undisturbed["train"]().losses  # type: ignore[operator]
-    history = stage.platform.runs.metrics(job.run, "loss").read_all().to_pydict()
-    by_step: dict[int, set[float]] = {}
-    for step, value in zip(history["step"], history["value"], strict=True):
-        by_step.setdefault(step, set()).add(value)
+    by_step = stage.losses(job)
     assert [by_step[step] for step in range(1, 41)] == [{value} for value in expected]
     assert "resuming after step 20" in b"".join(stage.platform.jobs.logs(job.id)).decode()
     assert [each.step for each in stage.platform.jobs.checkpoints(job.id)] == [40, 35, 30]
@@ -251,7 +195,7 @@ def test_a_home_without_a_server_trains_on_its_training_sets(
     ("words", "told"),
     [
         (["nowhere.py"], "a Python script that is there"),
-        (["train.py", "--gpus", "99"], "spec.gpus"),
+        (["train.py", "--gpus", "99"], "--gpus"),
         (["train.py", "--dataset", "x=unknown"], "there is no training set"),
         (["train.py", "--env", "FALAJ_JOB=1"], "FALAJ_"),
         (["train.py", "--timeout", "soon"], "--timeout"),

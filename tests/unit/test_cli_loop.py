@@ -284,7 +284,7 @@ def test_a_detached_job_waits_and_is_cancelled_explained_and_retried(falaj: Comm
     waited = falaj.done("jobs", "wait", job).out.splitlines()
     assert waited[-1].startswith("saves-nothing done")
     assert len(set(waited)) == len(waited)
-    assert "state       done" in falaj.done("jobs", "show", job).out
+    assert "state      done" in falaj.done("jobs", "show", job).out
 
 
 def test_runs_and_models_are_shown_for_people(falaj: CommandLine) -> None:

@@ -13,6 +13,7 @@ from falaj.assembly.deferred import deferred
 from falaj.assembly.home import Home
 from falaj.assembly.serving import LocalModelServer
 from falaj.assembly.workbench import LocalWorkbench
+from falaj.control.machines import Machines
 from falaj.control.overview import Overview
 from falaj.control.pipelines import Pipelines
 from falaj.control.platform import Rooms, all_operations
@@ -31,6 +32,7 @@ from falaj.governance.encryption.values import SealedValues
 from falaj.governance.gate import Gate
 from falaj.governance.lineage import Lineage
 from falaj.governance.policies import Policies
+from falaj.governance.secrets import Secrets
 from falaj.governance.tokens import Tokens
 from falaj.governance.users import Groups, Users
 from falaj.governance.workspaces import Workspaces
@@ -39,9 +41,13 @@ from falaj.optimization.room import Optimizations
 from falaj.ports.keys import KeyService
 from falaj.records.config import Config
 from falaj.registry.models import Models
+from falaj.scheduling.accounting.accounts import QueueAccounts
+from falaj.scheduling.queues import Queues
+from falaj.scheduling.usage import Usage
 from falaj.serving.room import Endpoints
 from falaj.tracking.job_runs import JobRuns
 from falaj.tracking.runs import Runs
+from falaj.training import figures
 from falaj.training.jobs import Jobs
 
 
@@ -66,6 +72,7 @@ def build_rooms(walls: Walls) -> tuple[Rooms, Callable[[], None]]:
     features = _features(walls, stores, held)
     runs = Runs(gate)
     models = Models(gate, BlobBytes(gate.database, stores), walls.keys)
+    accounts = _accounts(walls)
     rooms = Rooms(
         workspace=Workspaces(gate, walls.keyring),
         user=Users(gate),
@@ -75,22 +82,20 @@ def build_rooms(walls: Walls) -> tuple[Rooms, Callable[[], None]]:
         object=Objects(gate),
         zone=ZoneList(gate),
         keys=Keys(gate, walls.keyring),
+        secret=Secrets(gate, SealedValues(walls.keyring, "secrets")),
         blob=Blobs(gate, stores, walls.intents, platform=gate.audit.log_id),
         lineage=Lineage(gate),
         audit=walls.audit,
         work=Works(gate),
         platform=Overview(gate),
         runs=runs,
-        jobs=_jobs(walls, runs, stores),
+        node=Machines(gate, walls.workbench),
+        jobs=_jobs(walls, runs, stores, accounts),
+        queue=_queues(walls, accounts),
+        usage=Usage(gate, accounts=accounts, jobs=figures),
         features=features,
         models=models,
-        endpoints=Endpoints(
-            gate,
-            stores=stores,
-            versions=models._opened,
-            views=feature_store.view,
-            server=LocalModelServer(walls.home),
-        ),
+        endpoints=_endpoints(walls, models, stores),
         monitoring=Monitoring(
             gate,
             training_set=partial(training_sets.stream, features._backing),
@@ -114,14 +119,42 @@ def _stores(walls: Walls) -> dict[str, EncryptedBlobs]:
     }
 
 
-def _jobs(walls: Walls, runs: Runs, stores: dict[str, EncryptedBlobs]) -> Jobs:
+def _endpoints(walls: Walls, models: Models, stores: dict[str, EncryptedBlobs]) -> Endpoints:
+    return Endpoints(
+        walls.gate,
+        stores=stores,
+        versions=models._opened,
+        views=feature_store.view,
+        server=LocalModelServer(walls.home),
+    )
+
+
+def _accounts(walls: Walls) -> QueueAccounts:
+    config = walls.config
+    return QueueAccounts(nodes=walls.workbench.nodes, prices=config.prices, half_life=config.queue.half_life)
+
+
+def _queues(walls: Walls, accounts: QueueAccounts) -> Queues:
+    return Queues(
+        walls.gate,
+        walls.intents,
+        accounts=accounts,
+        jobs=figures,
+        sealed=SealedValues(walls.keyring, "comparisons"),
+        wanted=walls.intents.wanted.set,
+    )
+
+
+def _jobs(walls: Walls, runs: Runs, stores: dict[str, EncryptedBlobs], accounts: QueueAccounts) -> Jobs:
     return Jobs(
         walls.gate,
         runs=JobRuns(runs),
         scheduler=scheduling,
         workbench=walls.workbench,
         blobs=BlobBytes(walls.gate.database, stores),
+        accounts=accounts,
         wanted=walls.intents.wanted.set,
+        unfinished_limit=walls.config.jobs.unfinished_limit,
     )
 
 

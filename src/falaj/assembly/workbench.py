@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from falaj.assembly.home import Home
-from falaj.control.attempts import Yard
+from falaj.control.environments import python_for
 from falaj.control.jobs import JobKeeper
+from falaj.control.office import Yard
 from falaj.governance import isolation
 from falaj.governance.founding import count_users
+from falaj.ports.hardware import NodeFacts
 from falaj.ports.launcher import Launcher
 from falaj.ports.metadata import Database
 from falaj.ports.sandbox import MachineFacts
@@ -36,20 +38,32 @@ class LocalWorkbench:
     def __init__(self, home: Home, config: Config, database: Database, zone: Zone) -> None:
         self._home, self._config, self._database, self._zone = home, config, database, zone
         self._lock = threading.Lock()
-        self._seen: tuple[Node, ...] = ()
+        self._seen: tuple[tuple[NodeFacts, Node], ...] = ()
         self._seen_at = float("-inf")
 
     def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for _, node in self.machines())
+
+    def machines(self) -> tuple[tuple[NodeFacts, Node], ...]:
+        """The machines as they were seen a few seconds ago at most, and as nodes."""
         from falaj.drivers.machine.hardware import ThisMachine
 
         with self._lock:
             if time.monotonic() - self._seen_at > LOOK_AGAIN_S:
-                self._seen = tuple(node_from(facts, zone=self._zone) for facts in ThisMachine().nodes())
+                here = self._config.node
+                found = ThisMachine(mps_directory=here.mps).nodes()
+                self._seen = tuple(
+                    (facts, node_from(facts, zone=self._zone, pool=here.pool, labels=here.labels))
+                    for facts in found
+                )
                 self._seen_at = time.monotonic()
             return self._seen
 
     def require_isolation(self, *, users: int) -> None:
         isolation.decide(self._facts, users=users, prefer=self._config.isolation)
+
+    def require_environment(self, name: str) -> None:
+        python_for(self._config.jobs.environments, name)
 
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
         return self.launcher.log(attempt, offset=offset, limit=limit)
@@ -58,12 +72,22 @@ class LocalWorkbench:
     def launcher(self) -> Launcher:
         from falaj.drivers.processes.launcher import ProcessLauncher
 
-        return ProcessLauncher(self._home.path / "launches", walls=self._walls)
+        root, cgroup = self._home.path / "launches", self._config.node.cgroup
+        return ProcessLauncher(root, walls=self._walls, cgroup=cgroup)
 
     @property
     def yard(self) -> Yard:
         hidden = (self._home.path, self._home.config_dir, *secret_files(self._config))
-        return Yard(self._folder, self.launcher, self.nodes, hidden=hidden)
+        grace_s = self._config.jobs.preemption_grace.total_seconds()
+        return Yard(
+            self._folder,
+            self.launcher,
+            self.nodes,
+            hidden=hidden,
+            preemption_grace_s=grace_s,
+            mps=self._config.node.mps,
+            environments=self._config.jobs.environments,
+        )
 
     @property
     def _folder(self) -> Path:

@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,12 @@ class PlatformAgent:
         fence: int,
         wanted: Callable[[], bool],
         progress: Callable[[int, int], None],
+        measured: Callable[[Sequence[MetricPoint]], None] = lambda _points: None,
     ) -> None:
-        """`owner` is asked each time, and raises where they may no longer act."""
+        """`owner` is asked each time, and raises where they may no longer act. `measured` is told of metrics."""
         self._rooms, self._row, self._workspace = rooms, row, workspace
         self._owner, self._service, self._fence = owner, service, fence
-        self._wanted, self._progress = wanted, progress
+        self._wanted, self._progress, self._measured = wanted, progress, measured
 
     def answer(self, head: dict[str, Any], body: Iterator[bytes]) -> tuple[Any, int, Iterator[bytes]]:
         """The result of a call, and the bytes that go with it."""
@@ -96,6 +97,7 @@ class PlatformAgent:
             named = f"{self._row['id']}.{batch}"[:100] if isinstance(batch, str) else None
             with acting(self._owner(), fence=self._fence):
                 self._rooms.runs.log_metrics(self._row["run"], points, batch=named)
+            self._measured(points)
 
     def _log_params(self, params: dict[str, Any]) -> None:
         with acting(self._owner(), fence=self._fence):

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Literal
 
-from falaj.control import lease
 from falaj.control.agents import SOCKET, AgentDoor, PlatformAgent
 from falaj.control.behalf import acting, asker
-from falaj.control.collecting import environment, upload_log, upload_outputs
-from falaj.control.platform import Rooms
+from falaj.control.collecting import upload_log, upload_outputs
+from falaj.control.environments import JobPython, packages_of, python_for
+from falaj.control.office import Office, Yard, clear_attempt, printable
+from falaj.control.pace import Pace
 from falaj.control.staging import stage
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
 from falaj.governance import objects
 from falaj.governance.caller import Caller
-from falaj.governance.gate import Gate
-from falaj.governance.idempotency import hold_fence
-from falaj.ports.launcher import AttemptState, Launch, Launcher
+from falaj.governance.secrets import open_secrets
+from falaj.ports.launcher import AttemptState, Launch
+from falaj.records.accounting import UsedUp
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Node
+from falaj.records.tracking import MetricPoint
 from falaj.records.training import JobOutput, JobSpec, Verdict
 from falaj.training import store
 from falaj.training.logs import attempt_name
@@ -35,44 +33,12 @@ log = logging.getLogger("falaj.controller")
 
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 1.0
-GRACE_S = {"cancelled": 10.0, "interrupted": 4.0}
+GRACE_S = {"cancelled": 10.0, "interrupted": 4.0, "lost": 0.0}
 """How long a job may take to end when it is asked to. The platform itself is given ten seconds to stop."""
+LOST_S = 10.0
+"""After so long, an attempt on a lost node that does not end is forgotten."""
 
-PACKAGE = Path(__file__).parents[1]
-"""Falaj itself: jobs import the runtime from it."""
-
-Asked = Literal["cancelled", "interrupted"]
-
-
-@dataclass(frozen=True)
-class Yard:
-    """Where jobs run: `folder` has the directories of attempts; `hidden` is kept from them."""
-
-    folder: Path
-    launcher: Launcher
-    nodes: Callable[[], tuple[Node, ...]]
-    hidden: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class Office:
-    """In whose name attempts are kept: the controller's, as long as its lease holds."""
-
-    gate: Gate
-    rooms: Rooms
-    service: Caller
-    fence: int
-    on_lost: Callable[[], NoReturn]
-
-    def note(self, job: str, **values: Any) -> None:
-        """Write down something about a job, unless another controller has taken over."""
-        with self.gate.database.write() as tx:
-            hold_fence(self.fence, lease.current_fence(tx))
-            store.change(tx, job, **values)
-
-    def require_lease(self) -> None:
-        with self.gate.database.read() as tx:
-            hold_fence(self.fence, lease.current_fence(tx))
+Asked = Literal["cancelled", "interrupted", "preempted", "lost"]
 
 
 class Attempt:
@@ -86,15 +52,28 @@ class Attempt:
         self._spec = JobSpec.model_validate(row["spec"])
         self._directory = yard.folder / self.job / str(self.number)
         self._agent_folder = yard.folder / self.job / f"{self.number}.agent"
-        self._asked: Asked | None = "interrupted" if row["interrupting"] else None
-        self._progress_at, self._was_last = 0.0, False
+        self._asked: Asked | None = "interrupted" if row["interrupting"] and not row["leaving"] else None
+        self._told: Asked | None = None
+        self._lost_node: str | None = None
+        self.trouble: str | None = None
+        self._pace, self._progress_at = Pace(), 0.0
+        self._has_total = self._was_last = False
         with office.gate.database.read() as tx:
             found = objects.by_id(tx, self.job)
         self._workspace = ObjectId("") if found is None else found.workspace
 
     def ask(self, why: Asked) -> None:
-        """Have it end soon; what was asked first counts."""
-        self._asked = self._asked or why
+        """Have it end soon; of two wishes, the more urgent one counts."""
+        if self._asked is None or self._grace_s(why) < self._grace_s(self._asked):
+            self._asked = why
+
+    def lose(self, node: str) -> None:
+        """The node that it runs on is lost."""
+        self._lost_node = node
+        self.ask("lost")
+
+    def _grace_s(self, why: Asked) -> float:
+        return self._yard.preemption_grace_s if why == "preempted" else GRACE_S[why]
 
     def live(self) -> None:
         """Bring the attempt to its end, from wherever it stands. Whatever happens, nothing is started twice."""
@@ -103,8 +82,10 @@ class Attempt:
         except Fenced:
             self._office.on_lost()
         except (Unavailable, Conflict) as error:
+            self.trouble = error.message
             log.warning("an attempt is taken up again", extra={"attempt": self.name, "reason": error.message})
-        except Exception:
+        except Exception as error:
+            self.trouble = f"{type(error).__name__}; the controller's log says more"
             log.exception("an attempt broke; it is taken up again", extra={"attempt": self.name})
 
     def _outcome(self) -> tuple[Verdict, AttemptState]:
@@ -113,7 +94,7 @@ class Attempt:
         except (Fenced, Unavailable):
             raise
         except _GivenUp:
-            return self._asked or "interrupted", AttemptState("unknown")
+            return self._verdict_asked(), AttemptState("unknown")
         except FalajError as error:  # it cannot be started: refused, or something that it needs is gone
             return "failed", AttemptState("ended", reason=printable(str(error)))
         except Exception as error:
@@ -146,28 +127,45 @@ class Attempt:
             return self._wait()
 
     def _wait(self) -> AttemptState:
-        told = False
+        told_at = time.monotonic()
         while True:
             state = self._yard.launcher.state(self.name)
             if state.phase == "unknown":
                 raise Unavailable(f"{self.name} was started, and did not begin")
             if state.phase in ("ended", "lost"):
                 return state
-            if self._asked is not None and not told:
-                if self._asked == "interrupted":
-                    self._office.note(self.job, interrupting=True)
-                self._yard.launcher.stop(self.name, grace_s=GRACE_S[self._asked])
-                told = True
+            if self._told == "lost" and time.monotonic() - told_at >= LOST_S:
+                self._yard.launcher.forget(self.name)
+                return AttemptState("lost")
+            if self._asked is not None and self._asked != self._told:
+                self._tell(self._asked)
+                told_at = time.monotonic()
             time.sleep(LOOK_EVERY_S)
 
+    def _tell(self, why: Asked) -> None:
+        """Have it end. That it did not fail, and is not done, is written down before anybody hears of it."""
+        if why != "cancelled":
+            self._office.note(self.job, interrupting=True)
+        self._told = why
+        self._yard.launcher.stop(self.name, grace_s=self._grace_s(why))
+
     def _verdict(self, state: AttemptState) -> Verdict:
+        """What it was asked counts only if it was told: it may have come to its end before."""
         with self._office.gate.database.read() as tx:
             row = store.row(tx, self.job)
         if row["cancelling"]:
             return "cancelled"
         if row["interrupting"]:
-            return "interrupted"
+            return "preempted" if row["leaving"] else "interrupted"
         return "done" if state.phase == "ended" and state.exit_code == 0 else "failed"
+
+    def _verdict_asked(self) -> Verdict:
+        """Of an attempt that was given up before it started."""
+        match self._asked:
+            case "cancelled" | "preempted":
+                return self._asked
+            case _:
+                return "interrupted"
 
     # -------------------------------------------------------------------------------------------- its end
 
@@ -193,6 +191,7 @@ class Attempt:
                 reason=reason and printable(reason)[:2000],
                 exit_code=state.exit_code,
                 outputs=outputs,
+                used=UsedUp(**asdict(state.used)),
                 **kept,
             )
         self.clear()
@@ -205,10 +204,17 @@ class Attempt:
         if verdict == "done":
             return None
         if verdict == "interrupted":
-            return "interrupted: the platform stopped"
+            lost = self._lost_node
+            return f"interrupted: node {lost} is lost" if lost else "interrupted: the platform stopped"
+        if verdict == "preempted":
+            return f"preempted: it made room for job {self._evicted_for()}"
         if verdict == "cancelled":
             return "cancelled" + (f": {state.reason}" if state.reason else "")
         return state.reason or f"it ended with exit code {state.exit_code}"
+
+    def _evicted_for(self) -> str:
+        with self._office.gate.database.read() as tx:
+            return str(store.row(tx, self.job)["evicted_for"])
 
     def _upload_outputs(self) -> tuple[JobOutput, ...]:
         sources = (self.job, self._row["run"])
@@ -221,7 +227,8 @@ class Attempt:
             {"workspace": self._workspace, "sources": (self.job, self._row["run"])},
         )
         log_blob = upload_log(rooms, self._yard.launcher, self.name, **where)  # type: ignore[arg-type]
-        packages = rooms.blob.upload(iter([environment().encode()]), **where)  # type: ignore[arg-type]
+        known = packages_of(self._yard.environments, self._spec.environment)
+        packages = rooms.blob.upload(iter([known]), **where)  # type: ignore[arg-type]
         return {"log": log_blob, "environment": packages.id}
 
     # -------------------------------------------------------------------------------------------- its start
@@ -229,20 +236,29 @@ class Attempt:
     def _launch(self) -> Launch:
         spec, directory = self._spec, self._directory
         target = [spec.script] if spec.script is not None else ["-m", str(spec.module)]
+        python = self._python
         return Launch(
             attempt=self.name,
             directory=directory,
-            command=[sys.executable, "-u", *target, *spec.args],
+            command=[python.executable, "-u", *target, *spec.args],
             environment=self._environment(),
             framework=spec.framework,
             processes=spec.processes,
+            processes_min=spec.processes_min,
+            roles=spec.roles,
             cpus=spec.cpus,
-            gpus=self._gpu_numbers(),
+            gpus=self._gpus(),
+            gpu_milli=spec.gpu_milli,
+            gpu_memory_bytes=spec.gpu_memory_bytes or 0,
+            mps_directory=str(self._yard.mps),
             memory_bytes=spec.memory_bytes,
+            disk_bytes=spec.disk_bytes,
+            secrets=self._secrets(),
             network=spec.network,
-            readable=(self._agent_folder, PACKAGE),
+            readable=(self._agent_folder, *python.readable),
             hidden=self._yard.hidden,
             timeout_s=None if spec.timeout is None else spec.timeout.total_seconds(),
+            hang_s=None if spec.hang_after is None else spec.hang_after.total_seconds(),
             grace_s=GRACE_S["cancelled"],
         )
 
@@ -255,17 +271,24 @@ class Attempt:
             "FALAJ_OUTPUTS": str(directory / "outputs"),
             "FALAJ_AGENT": str(self._agent_folder / SOCKET),
         }
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
+        path = os.pathsep.join([self._python.programs, os.defpath])
         usual = {"HOME": str(directory), "PATH": path, "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
-        return usual | self._spec.env | own
+        return usual | self._spec.env | own | self._python.variables(self._agent_folder, self._spec.env)
 
-    def _gpu_numbers(self) -> tuple[int, ...]:
-        """The cards that were handed out, by their numbers on this machine."""
-        wanted = {gpu for placed in self._row["placements"] for gpu in placed["gpus"]}
-        if not wanted:
-            return ()
-        cards = [gpu.id for node in self._yard.nodes() for gpu in node.gpus]
-        return tuple(number for number, card in enumerate(cards) if card in wanted)
+    @property
+    def _python(self) -> JobPython:
+        return python_for(self._yard.environments, self._spec.environment)
+
+    def _secrets(self) -> dict[str, str]:
+        """The values that the job's owner may use now; they are asked for at each start."""
+        if not self._spec.secrets:
+            return {}
+        with acting(self._owner(), fence=self._office.fence):
+            return open_secrets(self._office.rooms.secret, self._spec.secrets, workspace=self._workspace)
+
+    def _gpus(self) -> tuple[str, ...]:
+        """The UUIDs of the cards or slices that were handed out."""
+        return tuple(gpu for placed in self._row["placements"] for gpu in placed["gpus"])
 
     @contextmanager
     def _agent(self) -> Iterator[None]:
@@ -277,8 +300,9 @@ class Attempt:
             owner=self._owner,
             service=office.service,
             fence=office.fence,
-            wanted=lambda: self._asked is None,
+            wanted=lambda: self._told is None,
             progress=self._note_progress,
+            measured=self._note_metrics,
         )
         door = AgentDoor(self._agent_folder, agent, home=self._directory, on_fenced=office.on_lost)
         try:
@@ -287,10 +311,21 @@ class Attempt:
             door.close()
 
     def _note_progress(self, step: int, total: int) -> None:
-        now, is_last = time.monotonic(), step >= total
-        if now - self._progress_at >= PROGRESS_EVERY_S or (is_last and not self._was_last):
-            self._progress_at, self._was_last = now, is_last
-            self._office.note(self.job, progress={"step": step, "total": total})
+        self._pace.advance(step, total)
+        is_last = step >= total > 0
+        self._note_pace(is_due=not self._has_total or (is_last and not self._was_last))
+        self._has_total, self._was_last = True, is_last
+
+    def _note_metrics(self, points: Sequence[MetricPoint]) -> None:
+        self._pace.measure(points)
+        self._note_pace(is_due=False)
+
+    def _note_pace(self, *, is_due: bool) -> None:
+        """Write down how far it is, now and then, or because it is due."""
+        far, now = self._pace.progress(), time.monotonic()
+        if far is not None and (is_due or now - self._progress_at >= PROGRESS_EVERY_S):
+            self._progress_at = now
+            self._office.note(self.job, progress=far.model_dump(mode="json"))
 
     def _owner(self) -> Caller:
         """Whoever the job is for, as they stand now."""
@@ -300,21 +335,6 @@ class Attempt:
     def _go_on(self) -> None:
         if self._asked is not None:
             raise _GivenUp
-
-
-def printable(words: str) -> str:
-    """On one line; what is no text, as in the names of files, is escaped."""
-    return " ".join(words.encode(errors="backslashreplace").decode().split())
-
-
-def clear_attempt(yard: Yard, job: str, number: int) -> None:
-    """Remove all that is left of an attempt that is over; again, if it was interrupted."""
-    home = yard.folder / job
-    yard.launcher.forget(attempt_name(job, number))
-    for left in [home / str(number), home / f"{number}.agent", *home.glob(f".{number}-*")]:
-        shutil.rmtree(left, ignore_errors=True)
-    with suppress(OSError):
-        home.rmdir()
 
 
 class _GivenUp(Exception):

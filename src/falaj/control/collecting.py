@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform as machine
-import sys
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import distributions
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -112,18 +108,3 @@ def upload_log(
             yield piece
 
     return rooms.blob.upload(pieces(), workspace=workspace, sources=sources).id
-
-
-@cache
-def environment() -> str:
-    """The interpreter and the packages that jobs run with, one a line."""
-    packages = sorted({f"{each.name}=={each.version}" for each in distributions()}, key=str.lower)
-    return "\n".join(
-        [
-            f"# Python {machine.python_version()}",
-            f"# {machine.platform()}",
-            f"# {sys.executable}",
-            *packages,
-            "",
-        ]
-    )

@@ -16,6 +16,7 @@ from falaj.control import lease, triggers, work
 from falaj.control.behalf import controller_itself
 from falaj.control.jobs import JobKeeper
 from falaj.control.platform import Rooms
+from falaj.control.walk import LONGEST_PAUSE_S
 from falaj.control.workflows import PUTTING_BACK, WORKFLOWS, Workflow
 from falaj.errors import Conflict, Denied, FalajError, Fenced, Unavailable
 from falaj.governance import objects
@@ -39,13 +40,9 @@ class Pace:
     judged with what it starts."""
 
     lease: timedelta = timedelta(seconds=10)
-    every_s: float = 0.25
+    every_s: float = 0.1
     sweep: timedelta = timedelta(hours=1)
     judge: timedelta = timedelta(seconds=1)
-
-
-LONGEST_PAUSE_S = 10.0
-"""A workflow that waits looks at least this often."""
 
 
 def die() -> NoReturn:
@@ -67,7 +64,9 @@ class Controller:
         workflows: Mapping[str, Workflow] = WORKFLOWS,
         on_lost: Callable[[], NoReturn] = die,
         jobs: Callable[[int, Callable[[], NoReturn]], JobKeeper] | None = None,
+        wanted: threading.Event | None = None,
     ) -> None:
+        """`wanted` is set by whoever has something to do, in this process, and does not want to wait for our look."""
         self._gate = gate
         self._rooms = rooms
         self._make_engine = engine
@@ -76,6 +75,8 @@ class Controller:
         self._workflows = dict(workflows)
         self._on_lost = on_lost
         self._make_jobs = jobs
+        self._wanted = wanted
+        self._engine: Workflows | None = None
         self._fence = 0
         self._started: set[str] = set()
         self._refusals: set[str] = set()
@@ -106,15 +107,13 @@ class Controller:
         lease.release(self._gate.database, fence, now=self._gate.clock())
 
     def _look_after_all(self, fence: int, stop: threading.Event) -> None:
-        engine = self._make_engine()
-        engine.launch({name: self._body(workflow) for name, workflow in self._workflows.items()})
         jobs = None if self._make_jobs is None else self._make_jobs(fence, self._on_lost)
         sweep_at = judge_at = self._gate.clock()
         while not stop.is_set():
             try:
-                self._look_after_work(engine)
                 if jobs is not None:
                     jobs.tick()
+                self._look_after_work()
                 if _is_due(judge_at, self._pace.judge, now=self._gate.clock()):
                     judge_at = self._gate.clock() + self._pace.judge
                     self._attempt(self._judge)
@@ -125,10 +124,18 @@ class Controller:
                 self._on_lost()
             except Unavailable as error:
                 log.warning("the controller waits for a backing service", extra={"reason": error.message})
-            stop.wait(self._pace.every_s)
+            self._rest(stop)
         if jobs is not None:
             jobs.stop()
-        engine.close()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _rest(self, stop: threading.Event) -> None:
+        """Until it is time to look again, or somebody wants it; whoever stops us sets both."""
+        if self._wanted is None:
+            stop.wait(self._pace.every_s)
+        elif self._wanted.wait(self._pace.every_s) and not stop.is_set():
+            self._wanted.clear()
 
     def _keep_lease(self, stop: threading.Event) -> None:
         """Renew well before the lease ends; a lease that could not be renewed in time is lost."""
@@ -144,9 +151,12 @@ class Controller:
                 log.error("the lease could not be renewed in time")
                 self._on_lost()
 
-    def _look_after_work(self, engine: Workflows) -> None:
+    def _look_after_work(self) -> None:
         with self._gate.database.read() as tx:
             rows = work.unfinished(tx)
+        if not rows:
+            return
+        engine = self._launched()
         for row in rows:
             ended = engine.ended(row["id"])
             if ended is not None:
@@ -158,6 +168,14 @@ class Controller:
                 self._note(row["id"], state=WorkState.RUNNING)
                 engine.start(row["id"], row["workflow"], row["input"])
                 self._started.add(row["id"])
+
+    def _launched(self) -> Workflows:
+        """The engine, made when there is work for the first time: it is large, and jobs do not need it."""
+        if self._engine is None:
+            engine = self._make_engine()
+            engine.launch({name: self._body(workflow) for name, workflow in self._workflows.items()})
+            self._engine = engine
+        return self._engine
 
     def _cancel(self, engine: Workflows, row: Any) -> None:
         if row["id"] in self._started or row["state"] == WorkState.RUNNING:
@@ -231,9 +249,9 @@ def _puts_back(row: Any) -> bool:
     return row["workflow"] in PUTTING_BACK and row["state"] == WorkState.RUNNING
 
 
-def pause_s(every_s: float, *, waited_s: float) -> float:
+def pause_s(every_s: float, *, waited_s: float, longest_s: float = LONGEST_PAUSE_S) -> float:
     """How long a wait rests before its next look: longer the longer it lasts, since every look is an audited read."""
-    return max(every_s, min(every_s + waited_s / 20, LONGEST_PAUSE_S))
+    return max(every_s, min(every_s + waited_s / 20, longest_s))
 
 
 class Suspended(BaseException):
@@ -257,12 +275,20 @@ class _AuthorizedSteps:
         self._done += 1
         return self._steps.run(name, lambda: self._perform(name, body))
 
-    def wait(self, name: str, look: Callable[[], Json | None], *, every_s: float = 1.0) -> Json:
+    def wait(
+        self,
+        name: str,
+        look: Callable[[], Json | None],
+        *,
+        every_s: float = 1.0,
+        longest_s: float = LONGEST_PAUSE_S,
+    ) -> Json:
         self._done += 1
-        return self._steps.run(name, lambda: self._look(name, look, every_s))
+        return self._steps.run(name, lambda: self._look(name, look, every_s, longest_s))
 
-    def say(self, words: str) -> None:
-        self._controller._note(self.workflow, doing=words)
+    def say(self, words: str, *, done: int = 0, of: int | None = None) -> None:
+        counted = {} if of is None else {"step": done, "steps": of}
+        self._controller._note(self.workflow, doing=words, **counted)
 
     def undo(self, name: str, body: Callable[[], Json]) -> Json:
         self._done += 1
@@ -290,20 +316,28 @@ class _AuthorizedSteps:
         except Fenced:
             keeper._on_lost()
 
-    def _look(self, name: str, look: Callable[[], Json | None], every_s: float) -> Json:
+    def _look(self, name: str, look: Callable[[], Json | None], every_s: float, longest_s: float) -> Json:
         keeper = self._controller
         try:
             keeper._note(self.workflow, step=self._done - 1, doing=name)
             began = time.monotonic()
             while True:
-                with acting_as(self._caller()), on_terms(fence=keeper._fence):
-                    found = look()
+                found = self._look_once(look)
                 if found is not None:
                     return found
-                if keeper._stopping.wait(pause_s(every_s, waited_s=time.monotonic() - began)):
+                waited_s = time.monotonic() - began
+                if keeper._stopping.wait(pause_s(every_s, waited_s=waited_s, longest_s=longest_s)):
                     raise Suspended
         except Fenced:
             keeper._on_lost()
+
+    def _look_once(self, look: Callable[[], Json | None]) -> Json | None:
+        try:
+            caller = self._caller()
+        except Unavailable:  # the database is away for a moment, or for so long that the lease is lost
+            return None
+        with acting_as(caller), on_terms(fence=self._controller._fence):
+            return look()
 
     def _caller(self) -> Caller:
         """Who asked for the work, as they stand now."""

@@ -1,7 +1,8 @@
 """The keeper of the queue: admits jobs as the scheduler decides, and looks after every attempt until it is settled.
 
 An attempt is written down before it starts, starting is idempotent, and it is settled in one transaction: so a keeper
-that is killed at any moment leaves enough for the next one to go on, and nothing runs twice.
+that is killed at any moment leaves enough for the next one to go on, and nothing runs twice. In the same way it is
+written down who makes room for whom before anybody is told to leave.
 """
 
 from __future__ import annotations
@@ -9,27 +10,43 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from falaj.control.attempts import Attempt, Office, Yard, clear_attempt
+from falaj.control.attempts import Attempt
 from falaj.control.behalf import acting, controller_itself
+from falaj.control.occasions import Occasions
+from falaj.control.office import Office, Yard, clear_attempt
 from falaj.control.platform import Rooms
+from falaj.control.resting import Rests
 from falaj.control.staging import open_to_pass
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
 from falaj.governance.caller import start_thread
 from falaj.governance.gate import Gate
-from falaj.records.scheduling import Start
+from falaj.records.names import ObjectId
+from falaj.records.scheduling import Decision, Evict, Node, Start
 from falaj.records.training import JobState
-from falaj.scheduling import decide
+from falaj.scheduling import Backlog, decide_from
 from falaj.training import store
-from falaj.training.queue import snapshot_of
 
 log = logging.getLogger("falaj.controller")
 
 STOP_S = 8.0
 AGAIN_S = 1.0
-"""So long after an attempt broke off it is taken up again."""
+"""So long after an attempt broke off for the first time it is taken up again."""
+LOST_AFTER_S = 30.0
+"""A node that was not there for so long is lost, and what ran on it goes back to the queue."""
+
+
+@dataclass
+class Kept:
+    """An attempt that is looked after, and when it is taken up again, should it have broken off."""
+
+    attempt: Attempt
+    thread: threading.Thread
+    again_at: float | None = None
 
 
 class JobKeeper:
@@ -41,20 +58,39 @@ class JobKeeper:
         service = controller_itself(gate.database)
         self._office = Office(gate, rooms, service, fence, on_lost)
         self._yard = yard
-        self._attempts: dict[str, tuple[Attempt, threading.Thread]] = {}
-        self._again_at: dict[str, float] = {}
+        self._attempts: dict[str, Kept] = {}
+        self._broken, self._refused = Rests(first_s=AGAIN_S), Rests(first_s=AGAIN_S)
+        self._missing: dict[str, float] = {}
+        self._occasions = Occasions()
         open_to_pass(yard.folder)
         self._clear_leftovers()
 
     def tick(self) -> None:
         """Look after the attempts that there are, and start those that are due."""
+        nodes = self._yard.nodes()
         with self._office.gate.database.read() as tx:
-            rows = store.unfinished(tx)
-        running = [row for row in rows if row["state"] == JobState.RUNNING]
+            changes, running = store.changes(tx), store.running(tx)
+        self._look_after_all(running, nodes)
+        if self._occasions.has_come(changes, nodes, now=self._office.gate.clock()):
+            self._decide(changes, nodes)
+
+    def stop(self) -> None:
+        """Have every attempt end and its job go back to the queue; what takes too long is left to the next keeper."""
+        for kept in self._attempts.values():
+            kept.attempt.ask("interrupted")
+        deadline = time.monotonic() + STOP_S
+        for kept in self._attempts.values():
+            kept.thread.join(max(0.0, deadline - time.monotonic()))
+
+    # ------------------------------------------------------------------------------------------ what runs
+
+    def _look_after_all(self, running: Sequence[Any], nodes: Sequence[Node]) -> None:
         here = {row["id"] for row in running}
         self._attempts = {
-            job: kept for job, kept in self._attempts.items() if job in here or kept[1].is_alive()
+            job: kept for job, kept in self._attempts.items() if job in here or kept.thread.is_alive()
         }
+        self._broken.keep_only(self._attempts)
+        self._note_missing(running, nodes)
         for row in running:
             try:
                 self._look_after(row)
@@ -62,66 +98,120 @@ class JobKeeper:
                 raise
             except Exception:  # one job must not hold up the others
                 log.exception("a job cannot be looked after", extra={"job": row["id"]})
-        if any(row["state"] == JobState.QUEUED for row in rows):
-            self._admit(rows)
-
-    def stop(self) -> None:
-        """Have every attempt end and its job go back to the queue; what takes too long is left to the next keeper."""
-        for attempt, _ in self._attempts.values():
-            attempt.ask("interrupted")
-        deadline = time.monotonic() + STOP_S
-        for _, thread in self._attempts.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _look_after(self, row: Any) -> None:
-        attempt, thread = self._attempts.get(row["id"], (None, None))
-        if attempt is not None and thread is not None and attempt.number == row["attempt"]:
-            if thread.is_alive():
-                if row["cancelling"]:
-                    attempt.ask("cancelled")
-                return
-            due = self._again_at.setdefault(row["id"], time.monotonic() + AGAIN_S)
-            if time.monotonic() < due:
-                return
-        self._take_up(row)
+        kept = self._attempts.get(row["id"])
+        if kept is None or kept.attempt.number != row["attempt"]:
+            self._take_up(row["id"])
+        elif kept.thread.is_alive():
+            self._pass_on(kept.attempt, row)
+        elif kept.again_at is None:
+            self._let_rest(kept)
+        elif time.monotonic() >= kept.again_at:
+            self._take_up(row["id"])
 
-    def _take_up(self, row: Any) -> None:
+    def _take_up(self, job: str) -> None:
+        with self._office.gate.database.read() as tx:
+            row = store.row(tx, job)
+        if row["state"] != JobState.RUNNING:
+            return
         attempt = Attempt(self._office, self._yard, row)
+        self._pass_on(attempt, row)
+        thread = start_thread(attempt.live, name=f"attempt {attempt.name}")
+        self._attempts[job] = Kept(attempt, thread)
+
+    def _pass_on(self, attempt: Attempt, row: Any) -> None:
+        """Tell an attempt what was asked of its job."""
         if row["cancelling"]:
             attempt.ask("cancelled")
-        self._again_at.pop(row["id"], None)
-        self._attempts[row["id"]] = attempt, start_thread(attempt.live, name=f"attempt {attempt.name}")
+        if row["leaving"]:
+            attempt.ask("preempted")
+        if lost := self._lost_node(row):
+            attempt.lose(lost)
 
-    def _admit(self, rows: list[Any]) -> None:
-        now = self._office.gate.clock()
-        by_id = {row["id"]: row for row in rows}
-        for decision in decide(snapshot_of(rows, self._yard.nodes(), now=now)):
+    def _let_rest(self, kept: Kept) -> None:
+        """An attempt broke off and is not settled: it is taken up again, later each time, and its job says so."""
+        job, pause_s = kept.attempt.job, self._broken.begin(kept.attempt.job)
+        kept.again_at = time.monotonic() + pause_s
+        if kept.attempt.trouble is not None:
+            words = (
+                f"attempt {kept.attempt.number} is taken up again in {pause_s:.0f} s: {kept.attempt.trouble}"
+            )
+            with suppress(Unavailable):
+                self._office.note(job, reason=words[:2000])
+
+    def _note_missing(self, running: Sequence[Any], nodes: Sequence[Node]) -> None:
+        """Remember since when a node with attempts on it has not been there."""
+        there = {node.name for node in nodes}
+        used = {placed["node"] for row in running for placed in row["placements"] or ()}
+        now = time.monotonic()
+        self._missing = {name: self._missing.get(name, now) for name in used - there}
+
+    def _lost_node(self, row: Any) -> str | None:
+        now = time.monotonic()
+        gone = {name for name, since in self._missing.items() if now - since >= LOST_AFTER_S}
+        return next((placed["node"] for placed in row["placements"] or () if placed["node"] in gone), None)
+
+    # ---------------------------------------------------------------------------------------- what waits
+
+    def _decide(self, changes: int, nodes: Sequence[Node]) -> None:
+        gate, queue, began = self._office.gate, self._office.rooms.jobs.queue, time.monotonic()
+        with gate.database.read() as tx:
+            look = queue.look(tx, nodes, now=gate.clock(), without=self._refused.still())
+        self._refused.keep_only(look.attempts)
+        decisions = (
+            decide_from(Backlog(look.snapshot.pending), look.snapshot) if look.snapshot.pending else ()
+        )
+        self._occasions.decided(changes, nodes, look, took_s=time.monotonic() - began)
+        self._carry_out(decisions, look.attempts)
+
+    def _carry_out(self, decisions: Sequence[Decision], attempts: dict[ObjectId, int]) -> None:
+        leaving: dict[ObjectId, list[ObjectId]] = {}
+        for decision in decisions:
             if isinstance(decision, Start):
-                self._begin(by_id[decision.job], decision)
+                self._begin(decision, attempts[decision.job] + 1)
+            elif isinstance(decision, Evict):
+                leaving.setdefault(decision.by, []).append(decision.job)
+        for job, victims in leaving.items():
+            self._make_room(job, victims)
 
-    def _begin(self, row: Any, start: Start) -> None:
+    def _begin(self, start: Start, number: int) -> None:
         """Write the attempt down, then start it."""
+        begin = self._office.rooms.jobs.begin
+        if self._written(
+            start.job,
+            lambda: begin(start.job, attempt=number, placements=start.placements, borrows=start.borrows),
+        ):
+            self._take_up(start.job)
+
+    def _make_room(self, job: ObjectId, victims: list[ObjectId]) -> None:
+        """Write down who leaves for whom; those that run are told at the next look."""
+        log.info("jobs make room", extra={"job": job, "leaving": victims})
+        self._written(job, lambda: self._office.rooms.jobs.make_room(job, leaving=tuple(victims)))
+
+    def _written(self, job: ObjectId, write: Callable[[], object]) -> bool:
+        """Whether something about a waiting job was written down. One that cannot be waits a while, and says so."""
         try:
             with acting(self._office.service, fence=self._office.fence):
-                self._office.rooms.jobs.begin(
-                    row["id"], attempt=row["attempt"] + 1, placements=start.placements
-                )
+                write()
         except (Fenced, Unavailable):
             raise
         except Conflict:
-            return  # cancelled meanwhile
-        except FalajError:
-            log.exception("a job could not be begun", extra={"job": row["id"]})
-            return
-        with self._office.gate.database.read() as tx:
-            begun = store.row(tx, row["id"])
-        if begun["state"] == JobState.RUNNING:
-            self._take_up(begun)
+            return False  # cancelled meanwhile
+        except FalajError as error:
+            pause_s = self._refused.begin(job)
+            log.exception("a job could not be begun", extra={"job": job})
+            words = f"it could not be begun, and is tried again in {pause_s:.0f} s: {error.message}"
+            self._office.note(job, reason=words[:2000])
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------------- what is left
 
     def _clear_leftovers(self) -> None:
         """Remove what is left of attempts that were settled by a keeper which did not get to it."""
         with self._office.gate.database.read() as tx:
-            running = {row["id"]: row["attempt"] for row in store.unfinished(tx) if row["state"] == "running"}
+            running = {row["id"]: row["attempt"] for row in store.running(tx)}
         for home in sorted(self._yard.folder.iterdir()):
             numbers = {path.name.lstrip(".").split(".")[0].split("-")[0] for path in home.iterdir()}
             for number in sorted(int(each) for each in numbers if each.isdigit()):

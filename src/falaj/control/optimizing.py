@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from falaj.control.awaiting import job_ended
 from falaj.control.behalf import controller_itself
 from falaj.control.platform import Rooms
 from falaj.control.walk import Walk
@@ -31,7 +32,7 @@ LONGEST = timedelta(minutes=30)
 def optimize(rooms: Rooms, walk: Walk, given: Json) -> Json:
     """Measure variants of a version; the result names the new versions, the fastest last."""
     asked = walk.run("submit", lambda: _submit(rooms, given))
-    job = walk.wait("measure variants", lambda: _ended(rooms, asked["id"]))
+    job = job_ended(rooms, walk, "measure variants", asked["id"], lambda: _ended(rooms, asked["id"]))
     said = walk.run("read the report", lambda: _report(rooms, job))
     made: dict[str, Json] = {}
     for variant in _accepted(Report.model_validate(said)):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import get_type_hints
 
+from falaj.control.machines import Machines
 from falaj.control.overview import Overview
 from falaj.control.pipelines import Pipelines
 from falaj.control.work import Works
@@ -17,12 +18,15 @@ from falaj.governance.encryption.room import Keys
 from falaj.governance.lineage import Lineage
 from falaj.governance.operations import Operation, operations_of
 from falaj.governance.policies import Policies
+from falaj.governance.secrets import Secrets
 from falaj.governance.tokens import Tokens
 from falaj.governance.users import Groups, Users
 from falaj.governance.workspaces import Workspaces
 from falaj.monitoring.room import Monitoring
 from falaj.optimization.room import Optimizations
 from falaj.registry.models import Models
+from falaj.scheduling.queues import Queues
+from falaj.scheduling.usage import Usage
 from falaj.serving.room import Endpoints
 from falaj.tracking.runs import Runs
 from falaj.training.jobs import Jobs
@@ -40,13 +44,17 @@ class Rooms:
     object: Objects
     zone: ZoneList
     keys: Keys
+    secret: Secrets
     blob: Blobs
     lineage: Lineage
     audit: Audit
     work: Works
     platform: Overview
     runs: Runs
+    node: Machines
     jobs: Jobs
+    queue: Queues
+    usage: Usage
     features: Features
     models: Models
     endpoints: Endpoints

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from falaj.control.awaiting import job_ended
 from falaj.control.canary import judge, looks_made
 from falaj.control.job_models import described, registered
 from falaj.control.platform import Rooms
@@ -31,7 +32,7 @@ def retrain(rooms: Rooms, walk: Walk, given: Json) -> Json:
     plan, workspace = Pipeline.model_validate(given["pipeline"]), given["workspace"]
     data = walk.run("training set", lambda: _training_set(rooms, plan, workspace, walk.workflow))
     asked = walk.run("submit", lambda: _submit(rooms, plan, given, data["id"]))
-    job = walk.wait("train", lambda: _ended_job(rooms, walk, asked["id"]))
+    job = job_ended(rooms, walk, "train", asked["id"], lambda: _ended_job(rooms, walk, asked["id"]))
     said = walk.run("read the model's description", lambda: described(rooms, Job.model_validate(job)))
     version = walk.run("register", lambda: _register(rooms, plan, workspace, said, job=job, data=data["id"]))
     if plan.optimizing is not None:
@@ -94,7 +95,8 @@ def _submit(rooms: Rooms, plan: Pipeline, given: Json, data: str) -> Json:
 def _ended_job(rooms: Rooms, walk: Walk, ident: str) -> Json | None:
     job = rooms.jobs.show(ident)
     if job.progress is not None:
-        walk.say(f"train: step {job.progress.step} of {job.progress.total}")
+        total = f" of {job.progress.total}" if job.progress.total else ""
+        walk.say(f"train: step {job.progress.step}{total}")
     if not job.state.ended:
         return None
     if job.state is not JobState.DONE:

@@ -7,12 +7,25 @@ from typing import Protocol
 
 from falaj.ports.workflows import Json, Steps
 
+LONGEST_PAUSE_S = 10.0
+"""A workflow that waits looks at least this often."""
+
 
 class Walk(Steps, Protocol):
     """The steps of a workflow, one operation each."""
 
-    def wait(self, name: str, look: Callable[[], Json | None], *, every_s: float = 1.0) -> Json:
-        """A step that lasts until `look`, which only reads, finds something; it is authorized anew at each look."""
+    def wait(
+        self,
+        name: str,
+        look: Callable[[], Json | None],
+        *,
+        every_s: float = 1.0,
+        longest_s: float = LONGEST_PAUSE_S,
+    ) -> Json:
+        """A step that lasts until `look` finds something; it is authorized anew at each look.
+
+        A look only reads, or does what may be done twice. The pauses between looks grow from `every_s` to `longest_s`.
+        """
         ...
 
     def undo(self, name: str, body: Callable[[], Json]) -> Json:
@@ -20,6 +33,6 @@ class Walk(Steps, Protocol):
         the controller does it, because whoever asked may have lost the right to."""
         ...
 
-    def say(self, words: str) -> None:
-        """What the work is doing, for whoever watches it."""
+    def say(self, words: str, *, done: int = 0, of: int | None = None) -> None:
+        """What the work is doing, for whoever watches it, and where that can be counted how much of it is done."""
         ...

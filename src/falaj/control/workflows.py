@@ -7,6 +7,7 @@ from typing import Any
 
 from falaj.control.optimizing import optimize
 from falaj.control.platform import Rooms
+from falaj.control.replaying import replay
 from falaj.control.retraining import canary, retrain
 from falaj.control.walk import Walk
 from falaj.ports.workflows import Json
@@ -36,10 +37,11 @@ WORKFLOWS: dict[str, Workflow] = {
     "optimization.start": optimize,
     "pipelines.retrain": retrain,
     "pipelines.canary": canary,
+    "queue.what_if": replay,
 }
 
-PUTTING_BACK = frozenset({"pipelines.retrain", "pipelines.canary"})
-"""Those that put back what they have begun when they are cancelled."""
+PUTTING_BACK = frozenset({"optimization.start", "pipelines.retrain", "pipelines.canary", "queue.what_if"})
+"""Those that put back what they have begun when they are cancelled, or end it."""
 
 
 def _dump(record: Any) -> Json:

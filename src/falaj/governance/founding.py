@@ -16,7 +16,7 @@ from falaj.governance.users import add_principal
 from falaj.governance.workspaces import give_role
 from falaj.ports.metadata import Transaction
 from falaj.records.identity import Role
-from falaj.records.names import DEFAULT_WORKSPACE, ROOT, ObjectId, PrincipalId, new_id
+from falaj.records.names import DEFAULT_QUEUE, DEFAULT_WORKSPACE, ROOT, ObjectId, PrincipalId, new_id
 from falaj.records.objects import StoredObject
 
 _FIRST = "INSERT INTO governance_epochs (id, epoch) VALUES (1, 1) ON CONFLICT DO NOTHING RETURNING id"
@@ -38,6 +38,7 @@ def found(tx: Transaction, keyring: Keyring, *, administrator: str, now: datetim
     person = add_principal(tx, administrator, kind="user", now=now)
     controller = add_principal(tx, "controller", kind="service", now=now)
     found_service(tx, "model-server", Role.OPERATOR, now=now)
+    objects.create(tx, _default_queue(now))
     default = _workspace(new_id("workspace"), DEFAULT_WORKSPACE, now, owner=person.id)
     objects.create(tx, default)
     keyring.create(tx, default.id, now=now)
@@ -77,6 +78,18 @@ def count_users(tx: Transaction) -> int:
         .where(objects_table.c.kind == "user", principals.c.disabled_at.is_(None))
     )
     return int(tx.execute(query).scalar_one())
+
+
+def _default_queue(now: datetime) -> StoredObject:
+    """The queue of jobs that name none; it cannot be removed."""
+    return StoredObject(
+        id=DEFAULT_QUEUE,
+        workspace=ROOT,
+        kind="queue",
+        name="default",
+        owner=PrincipalId(ROOT),
+        created_at=now,
+    )
 
 
 def _workspace(ident: str, name: str, now: datetime, *, owner: str = ROOT) -> StoredObject:

@@ -291,8 +291,9 @@ class Gate:
             idempotency.hold_fence(call.terms.fence, self._fence(call.tx))
 
     def _input_digest(self, call: Call) -> str:
-        exclude = {call.operation.upload} if call.operation.upload else None
-        return self.audit.digest(call.given.model_dump_json(exclude=exclude).encode())
+        op = call.operation
+        exclude = op.withheld | {op.upload} if op.upload else op.withheld
+        return self.audit.digest(call.given.model_dump_json(exclude=set(exclude) or None).encode())
 
     def _draft(self, call: Call, *, outcome: str = "done", rule: str | None = None) -> Draft:
         """The audit entry of `call`."""

@@ -30,7 +30,7 @@ _BY_NAME = (
     "WHERE workspace = ? AND kind = ? AND name = ? AND deleted_at IS NULL"
 )
 
-PLATFORM_KINDS = frozenset({"workspace", "user", "service", "group", "token"})
+PLATFORM_KINDS = frozenset({"workspace", "user", "service", "group", "token", "queue"})
 """Kinds whose names belong to the platform, not to a workspace."""
 
 KIND_GROUPS = {"user": ("user", "service"), "subject": ("user", "service", "group")}

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create
 from falaj.errors import FalajError, Fault, InvalidInput, shorten
 from falaj.governance.wording import rule
 from falaj.records.identity import Role
-from falaj.records.names import PlacedIn, RefersTo
+from falaj.records.names import PlacedIn, RefersTo, Withheld
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -170,6 +170,11 @@ class Operation:
         return tuple(n for n, p in self.parameters.items() if _marker(p.annotation, PlacedIn))
 
     @functools.cached_property
+    def withheld(self) -> frozenset[str]:
+        """The parameters whose values are recorded nowhere, not even as a digest."""
+        return frozenset(n for n, p in self.parameters.items() if _marker(p.annotation, Withheld))
+
+    @functools.cached_property
     def subject(self) -> str | None:
         """The parameter that names the resource; none where that is the platform itself."""
         return next((n for n, ref in self.references.items() if ref.kind in (self.resource, None)), None)
@@ -191,14 +196,22 @@ class Operation:
         try:
             return self.input.model_validate(given, strict=strict)
         except ValidationError as error:
-            raise invalid(self.name, error) from None
+            raise self._refused(error) from None
 
     def check_json(self, body: bytes) -> BaseModel:
         """A JSON document as the typed input: no coercion between JSON types."""
         try:
             return self.input.model_validate_json(body or b"{}", strict=True)
         except ValidationError as error:
-            raise invalid(self.name, error) from None
+            raise self._refused(error) from None
+
+    def _refused(self, error: ValidationError) -> InvalidInput:
+        """What is wrong. Where a value is withheld none is shown: it may stand under a name that is misspelled."""
+        found = invalid(self.name, error)
+        if not self.withheld:
+            return found
+        faults = [fault.model_copy(update={"given": None}) for fault in found.faults]
+        return InvalidInput(found.message, faults=faults)
 
 
 def operation(

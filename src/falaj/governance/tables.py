@@ -132,6 +132,15 @@ data_keys = Table(
     Column("destroyed_at", UtcTime),
 )
 
+secrets = Table(
+    "governance_secrets",
+    METADATA,
+    object_key(),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("set_by", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("changed_at", UtcTime, nullable=False),
+)
+
 activities = Table(
     "governance_activities",
     METADATA,

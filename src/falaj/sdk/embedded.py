@@ -70,6 +70,7 @@ class EmbeddedController:
             lambda: drivers.open_workflows(home, config),
             holder="embedded",
             jobs=job_keeper(self._platform),
+            wanted=self._platform.intents.wanted,
         )
         try:
             controller.run(self._stop)

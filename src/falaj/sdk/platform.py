@@ -53,11 +53,16 @@ class Platform(Rooms):
 
         return features.training_set(self, name, spine=spine, views=views, **options)
 
-    def train(self, script: str | Path, **options: Any) -> Job:
-        """Submit a script with the code around it as a job; `args`, `inputs`, and the other fields of JobSpec."""
+    def train(
+        self, script: str | Path | None = None, *, file: str | Path | None = None, **options: Any
+    ) -> Job:
+        """Submit a script with the code around it as a job, or the one in a file of YAML.
+
+        `options` are named as those of `falaj train`: args, inputs, queue, gpus, memory="8GiB", timeout="2h" …
+        """
         from falaj.sdk import training
 
-        return training.train(self, script, **options)
+        return training.train(self, script, file=file, **options)
 
     def pipeline(self, script: str | Path, **fields: Any) -> StoredPipeline:
         """Apply the pipeline that trains by `script`, with the code around it; `fields` are those of Pipeline."""

@@ -1,54 +1,78 @@
-"""Train from where the code is: pack it, upload it, submit the job."""
+"""Train from where the code is: say what to run, pack it, upload it, submit the job."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import ValidationError
-
-from falaj.governance.operations import invalid
+from falaj.errors import Fault
 from falaj.records.training import Job, JobSpec
+from falaj.sdk.job_form import JobForm, form_of, spec_of
 from falaj.training.packing import PackedCode, pack_code
 
 if TYPE_CHECKING:
     from falaj.sdk.platform import Platform
 
 
+class Prepared(NamedTuple):
+    """A job that is ready to be submitted."""
+
+    spec: JobSpec
+    packed: PackedCode
+    script: Path
+    workspace: str | None
+
+
 def train(
-    platform: Platform,
-    script: str | Path,
-    *,
-    args: Sequence[str] = (),
-    inputs: Mapping[str, str] | None = None,
-    name: str | None = None,
-    workspace: str | None = None,
-    **options: Any,
+    platform: Platform, script: str | Path | None = None, *, file: str | Path | None = None, **options: Any
 ) -> Job:
-    """Submit `script` with the code around it as a job; `options` are fields of JobSpec."""
-    packed = pack_code(script)
-    spec = spec_for(packed, name=name, args=args, inputs=inputs or {}, **options)
-    return submit(platform, spec, packed, workspace=workspace)
+    """Submit `script` with the code around it as a job, or the job in a `file` of YAML.
+
+    `options` are those of `falaj train`, and the fields of JobSpec; they win over the file.
+    """
+    form = form_of({k: v for k, v in options.items() if v is not None}, place=".".join)
+    ready = prepare(form, script=script, file=file)
+    return submit(platform, ready.spec, ready.packed, workspace=ready.workspace)
+
+
+def prepare(form: JobForm, *, script: str | Path | None = None, file: str | Path | None = None) -> Prepared:
+    """The job that `form` says, over a file if one is given, with its code packed; all that is wrong at once."""
+    if file is not None:
+        from falaj.sdk.job_yaml import read_job
+
+        form = form.over(read_job(file, needs_script=script is None))
+    chosen = script or form.values.get("script")
+    if chosen is None and ("script",) not in form.places:
+        fix = "falaj train SCRIPT" if file is None else "script: train.py"
+        where = "SCRIPT" if file is None else f"{file} script"
+        form = replace(form, faults=(Fault(where=where, allowed="a Python script", fix=fix), *form.faults))
+    if script is not None and not os.path.isfile(script):
+        told = Fault(
+            where="script",
+            given=str(script),
+            allowed="a Python script that is there",
+            fix="falaj train path/to/train.py",
+        )
+        form = replace(form, faults=(told, *form.faults))
+    fixed = {"name": job_name(str(chosen)), "script": "script.py"}
+    spec_of(form, **fixed)  # what is wrong is said before anything is packed
+    assert chosen is not None  # noqa: S101 - or it was refused
+    packed = pack_code(chosen)
+    spec = spec_of(form, **fixed | {"script": packed.script, "origin": packed.origin})
+    return Prepared(spec, packed, Path(chosen), form.values.get("workspace"))
 
 
 def spec_for(
     packed: PackedCode, *, name: str | None, args: Sequence[str], inputs: Mapping[str, str], **options: Any
 ) -> JobSpec:
     """The job that runs packed code; all that is wrong with it at once."""
-    given = {
-        "name": name or job_name(packed.script),
-        "script": packed.script,
-        "args": tuple(str(each) for each in args),
-        "inputs": dict(inputs),
-        "origin": packed.origin,
-        **options,
-    }
-    try:
-        return JobSpec.model_validate(given)
-    except ValidationError as error:
-        raise invalid("train", error) from None
+    named = {} if name is None else {"name": name}
+    form = form_of({"args": args, "inputs": inputs, **named, **options}, place=".".join)
+    return spec_of(form, name=job_name(packed.script), script=packed.script, origin=packed.origin)
 
 
 def submit(platform: Platform, spec: JobSpec, packed: PackedCode, *, workspace: str | None = None) -> Job:
@@ -61,4 +85,4 @@ def submit(platform: Platform, spec: JobSpec, packed: PackedCode, *, workspace: 
 
 def job_name(script: str) -> str:
     """What a job is called unless it is said: as its script, spelled as names are here."""
-    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:128] or "job"
+    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:128].strip("-") or "job"

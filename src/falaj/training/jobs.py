@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,8 +15,10 @@ from falaj.governance.call import Call, current_call
 from falaj.governance.founding import count_users
 from falaj.governance.gate import Gate
 from falaj.governance.operations import ByteStream, Mode, operation
+from falaj.governance.secrets import require_secrets
+from falaj.records.accounting import UsedUp
 from falaj.records.identity import Role
-from falaj.records.names import BlobRef, ObjectId, WorkspaceRef
+from falaj.records.names import BlobRef, ObjectId, WorkspaceRef, new_id
 from falaj.records.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.scheduling import Explanation, Node
 from falaj.records.training import (
@@ -32,15 +34,15 @@ from falaj.records.training import (
     Words,
 )
 from falaj.training import store
+from falaj.training.admission import refuse_impossible, refuse_unfit, require_room
+from falaj.training.bookkeeping import Books
 from falaj.training.inputs import require, require_reach, resolve_inputs
 from falaj.training.logs import LogReader
-from falaj.training.neighbours import BlobSource, Scheduler, TrackedRuns, Workbench
-from falaj.training.queue import refuse_impossible, snapshot_of
-from falaj.training.settling import RUN_STATUS, after_attempt
+from falaj.training.neighbours import Accounts, BlobSource, Scheduler, TrackedRuns, Workbench
+from falaj.training.queue import QueueReader, is_due, request_for
 
 WATCH_EVERY_S = 0.1
 ALIVE_EVERY_S = 2.0
-CHECKPOINTS_KEPT = 3
 
 Offset = Annotated[int, Field(ge=0, le=2**62)]
 Step = Annotated[int, Field(ge=0, le=2**62)]
@@ -58,7 +60,9 @@ class Jobs:
         scheduler: Scheduler,
         workbench: Workbench,
         blobs: BlobSource,
+        accounts: Accounts,
         wanted: Callable[[], None],
+        unfinished_limit: int = 10_000,
     ) -> None:
         """`wanted` is told when there may be a job to start."""
         self.gate = gate
@@ -66,7 +70,11 @@ class Jobs:
         self._scheduler = scheduler
         self._workbench = workbench
         self._blobs = blobs
+        self._accounts = accounts
         self._wanted = wanted
+        self._unfinished_limit = unfinished_limit
+        self._books = Books(runs, blobs, accounts, workbench)
+        self.queue = QueueReader(accounts)
 
     @operation("jobs.submit", resource="workspace", mode=Mode.LATE)
     def submit(
@@ -77,22 +85,25 @@ class Jobs:
         You must be allowed to read every input; their restrictions flow into the job and all that it makes.
         """
         call = current_call()
-        with self.gate.database.read() as tx:
-            users = count_users(tx)
-        self._workbench.require_isolation(users=users)
-        nodes = self._workbench.nodes()
-        refuse_impossible(spec, nodes)
+        nodes = self._fitting_nodes(call, spec)
         _require_code(spec, code)
 
         def publish() -> Job:
             home = call.target
+            require_room(call.tx, home.id, limit=self._unfinished_limit)
             inputs = self._take_inputs(call, home, spec, nodes)
+            require_secrets(self.gate, call, spec.secrets, workspace=home)
             new = call.create("job", workspace=home)
             packed = call.object("code") if code is not None else None
             if packed is not None:
                 self._blobs.keep(call.tx, self._blobs.facts(call.tx, packed.id), now=call.now)
+            request = request_for(
+                new.id, spec, workspace=home.id, submitted_at=new.created_at, label=new.label
+            )
             values = {
                 "spec": spec.model_dump(mode="json"),
+                "request": request.model_dump(mode="json", exclude_defaults=True),
+                "queue": spec.queue,
                 "inputs": {name: found.id for name, found in inputs.items()},
                 "code": None if packed is None else packed.id,
                 "run": self._start_run(call, home, new.id, spec),
@@ -157,12 +168,13 @@ class Jobs:
             raise Conflict(
                 f"job {found.id} has ended: {found.state}" + (f", {found.reason}" if found.reason else "")
             )
-        rows = store.unfinished(call.tx)
-        pause = next((row["not_before"] for row in rows if row["id"] == found.id), None)
-        if pause is not None and pause > now:
+        pause = store.row(call.tx, found.id)["not_before"]
+        look = self.queue.look(call.tx, self._workbench.nodes(), now=now)
+        if not is_due(pause, now=now):
             words = f"pauses until {pause:%Y-%m-%d %H:%M:%S %Z} after a failed attempt; {found.reason}"
-            return Explanation(job=found.id, state="waiting", words=words, of=len(rows), expected_start=pause)
-        return self._scheduler.explain(snapshot_of(rows, self._workbench.nodes(), now=now), found.id)
+            of = len(look.attempts)
+            return Explanation(job=found.id, state="waiting", words=words, of=of, expected_start=pause)
+        return self._scheduler.explain(look.snapshot, found.id)
 
     @operation("jobs.cancel", resource="job", confirm=True)
     def cancel(self, job: JobRef) -> Job:
@@ -176,7 +188,7 @@ class Jobs:
             store.change(call.tx, call.target.id, cancelling=True)
         else:
             reason = f"cancelled by {call.caller.name} before it started"
-            self._end(call, row, JobState.CANCELLED, reason)
+            self._books.end(call, row, JobState.CANCELLED, reason)
         return self._record()
 
     @operation("jobs.retry", resource="job")
@@ -192,11 +204,12 @@ class Jobs:
         home = objects.by_id(call.tx, call.target.workspace)
         if home is None:
             raise Conflict(f"the workspace of job {call.target.id} is gone")
-        resolve_inputs(self.gate, call, row["inputs"])
+        self._require_again(call, home, row)
         run = self._start_run(call, home, call.target.id, spec)
         fresh: dict[str, Any] = dict.fromkeys(("reason", "exit_code", "ended_at", "not_before", "progress"))
         again = {"state": JobState.QUEUED, "failures": 0, "cancelling": False, "outputs": [], "run": run}
         store.change(call.tx, call.target.id, **fresh, **again, **_behalf(call))
+        store.touch(call.tx)
         self._wanted()
         return self._record()
 
@@ -206,13 +219,21 @@ class Jobs:
         return tuple(store.checkpoints_of(current_call().tx, current_call().target.id))
 
     @operation("jobs.begin", resource="job", allow=Role.OPERATOR)
-    def begin(self, job: JobRef, *, attempt: AttemptNumber, placements: Placements) -> Job:
+    def begin(
+        self, job: JobRef, *, attempt: AttemptNumber, placements: Placements, borrows: bool = False
+    ) -> Job:
         """Write down that an attempt begins, before it does; the controller does this."""
+        self._books.begin(current_call(), attempt, placements, borrows=borrows)
+        return self._record()
+
+    @operation("jobs.make_room", resource="job", allow=Role.OPERATOR)
+    def make_room(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
+        """Give a waiting job a claim to what others hold, and have those save themselves and leave.
+
+        They go back to their queues, and later go on. The controller does this, as the scheduler decides.
+        """
         call = current_call()
-        row = store.lock(call.tx, call.target.id)
-        if row["state"] != JobState.QUEUED or row["attempt"] + 1 != attempt:
-            raise Conflict(f"job {call.target.id} is {row['state']} after attempt {row['attempt']}")
-        store.add_attempt(call.tx, call.target.id, attempt, placements=placements, now=call.now)
+        self._books.make_room(call, [found.id for found in call.referred["leaving"]])
         return self._record()
 
     @operation("jobs.settle", resource="job", allow=Role.OPERATOR)
@@ -227,54 +248,58 @@ class Jobs:
         outputs: Outputs = (),
         log: BlobRef | None = None,
         environment: BlobRef | None = None,
+        used: UsedUp | None = None,
     ) -> Job:
         """Write down how an attempt ended, and publish what it made; the controller does this."""
-        call = current_call()
-        row = store.lock(call.tx, call.target.id)
-        if row["state"] != JobState.RUNNING or row["attempt"] != attempt:
-            raise Conflict(
-                f"job {call.target.id} is {row['state']} at attempt {row['attempt']}, not {attempt}"
-            )
-        following = after_attempt(row, verdict, reason)
-        kept = {name: found[0].id for name in ("log", "environment") if (found := call.referred[name])}
-        ended = {"verdict": verdict, "reason": reason, "exit_code": exit_code, "log": kept.get("log")}
-        store.end_attempt(call.tx, call.target.id, attempt, **ended, ended_at=call.now)
-        store.change(call.tx, call.target.id, exit_code=exit_code, failures=following.failures)
-        notes = {"environment.txt": kept.get("environment")}
-        if following.state.ended:
-            self._publish(call, row, outputs, notes | {"log.txt": kept.get("log")})
-            self._end(call, row, following.state, following.reason)
-        else:
-            self._publish(call, row, (), notes | {f"log.{attempt}.txt": kept.get("log")})
-            due = None if following.pause is None else call.now + following.pause
-            back = {"state": following.state, "reason": following.reason, "not_before": due}
-            store.change(call.tx, call.target.id, **back, placements=None)
+        self._books.settle(
+            current_call(),
+            attempt,
+            verdict,
+            reason=reason,
+            exit_code=exit_code,
+            outputs=outputs,
+            used=used or UsedUp(),
+        )
         return self._record()
 
     @operation("jobs.save_checkpoint", resource="job", allow=Role.OPERATOR)
     def save_checkpoint(self, job: JobRef, *, step: Step, blob: BlobRef) -> Checkpoint:
         """Keep uploaded bytes as the checkpoint of a step; the newest three stay. The controller does this."""
-        call = current_call()
-        if store.lock(call.tx, call.target.id)["state"] != JobState.RUNNING:
-            raise Conflict(f"job {call.target.id} does not run")
-        bytes_ = self._blobs.facts(call.tx, call.object("blob").id)
-        self._blobs.keep(call.tx, bytes_, now=call.now)
-        new = Checkpoint(job=call.target.id, step=step, blob=bytes_.id, size_bytes=bytes_.size_bytes)
-        earlier = store.checkpoints_of(call.tx, new.job)
-        older = sorted((each for each in earlier if each.step < step), key=lambda each: -each.step)
-        beyond = [each for each in earlier if each.step > step]  # of an attempt that began anew
-        same = [each for each in earlier if each.step == step and each.blob != new.blob]
-        for each in [*older[CHECKPOINTS_KEPT - 1 :], *beyond, *same]:
-            store.drop_checkpoint(call.tx, new.job, each.step)
-            objects.delete(call.tx, each.blob, at=call.now)
-        store.put_checkpoint(call.tx, new)
-        return new
+        return self._books.save_checkpoint(current_call(), step)
 
     # ------------------------------------------------------------------------------------ beneath them
 
     def _record(self) -> Job:
         call = current_call()
         return store.job_record(call.target, store.row(call.tx, call.target.id))
+
+    def _fitting_nodes(self, call: Call, spec: JobSpec) -> tuple[Node, ...]:
+        """The machines, on which the job could run if nothing else did; else it is refused with the figures."""
+        with self.gate.database.read() as tx:
+            users, queues = count_users(tx), self._accounts.queues(tx, now=call.now)
+            self._accounts.require_open(tx, spec.queue, call.target.id)
+        self._workbench.require_isolation(users=users)
+        if spec.environment is not None:
+            self._workbench.require_environment(spec.environment)
+        nodes = self._workbench.nodes()
+        refuse_impossible(spec, nodes)
+        asked = request_for(new_id("job"), spec, workspace=call.target.id, submitted_at=call.now)
+        refuse_unfit(self._scheduler, asked, nodes, queues)
+        return nodes
+
+    def _require_again(self, call: Call, home: StoredObject, row: Any) -> None:
+        """Whoever has a job tried again must be allowed what whoever submitted it was."""
+        require_room(call.tx, home.id, limit=self._unfinished_limit)
+        self._accounts.require_open(call.tx, row["queue"], home.id)
+        resolve_inputs(self.gate, call, row["inputs"])
+        require_secrets(self.gate, call, row["spec"].get("secrets", {}), workspace=home)
+        packed = None if row["code"] is None else objects.by_id(call.tx, row["code"])
+        if row["code"] is not None and packed is None:
+            raise Conflict(f"the code of job {call.target.id} was deleted; submit it anew")
+        if packed is not None:
+            require(self.gate, call, "blob.read", packed)
+        require(self.gate, call, "blob.upload", home)
+        require_reach(call.caller)
 
     def _take_inputs(
         self, call: Call, home: StoredObject, spec: JobSpec, nodes: tuple[Node, ...]
@@ -306,21 +331,6 @@ class Jobs:
             tags["git.commit"] = spec.origin.commit
         experiment = spec.experiment or spec.name
         return self._runs.start(call, home, experiment=experiment, name=spec.name, params=params, tags=tags)
-
-    def _publish(self, call: Call, row: Any, outputs: Outputs, notes: Mapping[str, ObjectId | None]) -> None:
-        """Make what an attempt left behind, and our notes on it, artifacts of the run. Its own names come first."""
-        taken = {each.path for each in outputs}
-        ours = {f"falaj-{name}" if name in taken else name: blob for name, blob in notes.items() if blob}
-        named = {each.path: each.blob for each in outputs} | ours
-        made = [(path, self._blobs.facts(call.tx, blob)) for path, blob in named.items()]
-        for _, blob in made:
-            self._blobs.keep(call.tx, blob, now=call.now)
-        self._runs.attach(call, row["run"], made)
-        store.change(call.tx, row["id"], outputs=[each.model_dump() for each in outputs])
-
-    def _end(self, call: Call, row: Any, state: JobState, reason: str | None) -> None:
-        store.change(call.tx, row["id"], state=state, reason=reason, ended_at=call.now, cancelling=False)
-        self._runs.end(call, row["run"], status=RUN_STATUS[state])
 
     def _changes(self, target: StoredObject) -> Iterator[Job]:
         last, said_at = None, 0.0

@@ -8,10 +8,21 @@ from typing import Protocol
 
 from falaj.governance.call import Call
 from falaj.ports.metadata import Transaction
+from falaj.records.accounting import UsedUp
 from falaj.records.blobs import Blob
 from falaj.records.names import ObjectId
 from falaj.records.objects import StoredObject
-from falaj.records.scheduling import Decision, Explanation, Node, Snapshot
+from falaj.records.scheduling import (
+    Budget,
+    Decision,
+    Explanation,
+    Node,
+    Placement,
+    Price,
+    Queue,
+    Request,
+    Snapshot,
+)
 from falaj.records.tracking import Outcome
 
 
@@ -42,6 +53,38 @@ class Scheduler(Protocol):
     def explain(self, snapshot: Snapshot, job: str) -> Explanation: ...
 
 
+class Accounts(Protocol):
+    """The queues, what workspaces may spend, and the books on what attempts use; in the caller's transaction."""
+
+    def queues(self, tx: Transaction, *, now: datetime) -> tuple[Queue, ...]: ...
+
+    def budgets(self, tx: Transaction, *, now: datetime) -> tuple[Budget, ...]: ...
+
+    def require_open(self, tx: Transaction, queue: str, workspace: ObjectId) -> None:
+        """NotFound for a queue that is not there, Denied for one into which the workspace may not submit."""
+        ...
+
+    @property
+    def price(self) -> Price: ...
+
+    def begin(
+        self,
+        tx: Transaction,
+        request: Request,
+        *,
+        attempt: int,
+        user: ObjectId,
+        placements: Sequence[Placement],
+        gpu_models: tuple[str, ...],
+        borrows: bool,
+        now: datetime,
+    ) -> None: ...
+
+    def end(
+        self, tx: Transaction, job: ObjectId, *, attempt: int, verdict: str, used: UsedUp, now: datetime
+    ) -> None: ...
+
+
 class Workbench(Protocol):
     """The machines that jobs run on."""
 
@@ -49,6 +92,10 @@ class Workbench(Protocol):
 
     def require_isolation(self, *, users: int) -> None:
         """IsolationRefused where the code of one of `users` cannot be kept apart from the platform."""
+        ...
+
+    def require_environment(self, name: str) -> None:
+        """InvalidInput where the machines have no environment of that name."""
         ...
 
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:

@@ -2,84 +2,122 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from falaj.errors import Fault, InvalidInput
+from falaj.ports.metadata import Transaction, from_micros
 from falaj.records.names import ObjectId
 from falaj.records.residency import UNRESTRICTED, Label
-from falaj.records.scheduling import (
-    Node,
-    Placement,
-    Queue,
-    Request,
-    Resources,
-    Running,
-    Snapshot,
-)
+from falaj.records.scheduling import Node, Placement, Request, Resources, Running, Snapshot
 from falaj.records.training import JobSpec, JobState
+from falaj.training import store
+from falaj.training.neighbours import Accounts
+from falaj.training.settling import LONGEST_PAUSE_S
+from falaj.training.store import Queued
 
-QUEUE = Queue(name="default")
+LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_S)
 
 
-def request_for(job: ObjectId, spec: JobSpec, *, submitted_at: datetime, label: Label) -> Request:
+class Look(NamedTuple):
+    """The queue at one moment; `attempts` counts those that each job has had, and the first of those that pause after
+    a failure is due at `next_due`."""
+
+    snapshot: Snapshot
+    attempts: dict[ObjectId, int]
+    next_due: datetime | None
+
+
+class QueueReader:
+    """Reads the queue again and again; what a job asks for is parsed once, for it does not change."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._known: dict[ObjectId, tuple[object, Request]] = {}
+
+    def look(
+        self, tx: Transaction, nodes: Sequence[Node], *, now: datetime, without: Iterable[str] = ()
+    ) -> Look:
+        """All that a decision depends on. Jobs that pause, and those in `without`, are left out."""
+        rows, aside = store.queue(tx), frozenset(without)
+        self._known = {row.id: self._parsed(row) for row in rows}
+        running = [row for row in rows if row.state == JobState.RUNNING]
+        waiting = [row for row in rows if row.state != JobState.RUNNING and row.id not in aside]
+        pausing = [due for row in waiting if not is_due(due := paused_until(row), now=now)]
+        snapshot = Snapshot(
+            now=now,
+            nodes=tuple(nodes),
+            queues=self._accounts.queues(tx, now=now),
+            pending=tuple(self._known[row.id][1] for row in waiting if is_due(paused_until(row), now=now)),
+            running=tuple(_running(row, self._known[row.id][1]) for row in running),
+            budgets=self._accounts.budgets(tx, now=now),
+            price=self._accounts.price,
+        )
+        attempts = {row.id: row.attempt for row in rows}
+        return Look(snapshot, attempts, min((due for due in pausing if due is not None), default=None))
+
+    def _parsed(self, row: Queued) -> tuple[object, Request]:
+        made_of = (row.request, row.label, row.claim)
+        known = self._known.get(row.id)
+        return known if known is not None and known[0] == made_of else (made_of, _request(row))
+
+
+def request_for(
+    job: ObjectId, spec: JobSpec, *, workspace: ObjectId, submitted_at: datetime, label: Label = UNRESTRICTED
+) -> Request:
     """What a job asks of the machines: one replica, for all its processes run on one."""
-    each = Resources(cpus=spec.cpus, gpus=spec.gpus, memory_bytes=spec.memory_bytes or 0)
     return Request(
         job=job,
-        queue=QUEUE.name,
-        each=each,
+        queue=spec.queue,
+        each=Resources(
+            cpus=spec.cpus,
+            gpus=spec.gpus,
+            memory_bytes=spec.memory_bytes or 0,
+            gpu_milli=spec.gpu_milli,
+            gpu_memory_bytes=spec.gpu_memory_bytes or 0,
+            gpu_models=spec.gpu_models,
+            gpu_profile=spec.gpu_profile,
+        ),
         priority=spec.priority,
         submitted_at=submitted_at,
         label=label,
         time_limit=spec.timeout,
+        workspace=workspace,
+        group=spec.group,
+        affinity=spec.affinity,
+        preemptible=spec.preemptible,
     )
 
 
-def snapshot_of(rows: Iterable[Any], nodes: Sequence[Node], *, now: datetime) -> Snapshot:
-    """What a decision depends on, from the rows of unfinished jobs. Those that pause after a failure are left out."""
-    pending, running = [], []
-    for row in rows:
-        if row["state"] == JobState.RUNNING:
-            running.append(_running(row))
-        elif row["not_before"] is None or row["not_before"] <= now:
-            pending.append(_request(row))
-    known = {node.name for node in nodes}
-    here = [each for each in running if all(place.node in known for place in each.placements)]
-    return Snapshot(now=now, nodes=tuple(nodes), queues=(QUEUE,), pending=tuple(pending), running=tuple(here))
+def is_due(pause: datetime | None, *, now: datetime) -> bool:
+    """Whether a pause is over; one that ends later than any pause can was begun under a wrong clock."""
+    return pause is None or not now < pause <= now + LONGEST_PAUSE
 
 
-def refuse_impossible(spec: JobSpec, nodes: Sequence[Node]) -> None:
-    """InvalidInput, with the numbers, where no machine could run the job even if it were idle."""
-    most_memory = max((node.memory_bytes for node in nodes), default=0)
-    limits = [
-        ("gpus", spec.gpus, max((len(node.gpus) for node in nodes), default=0), ""),
-        ("cpus", spec.cpus, max((node.cpus for node in nodes), default=0), ""),
-        ("memory_bytes", spec.memory_bytes or 0, most_memory, f" ({most_memory / 2**30:.4g} GiB)"),
-    ]
-    faults = [
-        Fault(where=f"spec.{what}", given=str(asked), allowed=f"at most {most} on one machine here{words}")
-        for what, asked, most, words in limits
-        if asked > most
-    ]
-    if faults:
-        raise InvalidInput("no machine here can ever run this job", faults=faults)
+def paused_until(row: Queued) -> datetime | None:
+    return None if row.not_before is None else from_micros(row.not_before)
 
 
-def _request(row: Any) -> Request:
-    label = UNRESTRICTED if row["label"] is None else Label.model_validate(row["label"])
+def _request(row: Queued) -> Request:
+    label = UNRESTRICTED if row.label is None else Label.model_validate_json(row.label)
+    if row.request is not None:
+        kept = Request.model_validate_json(row.request)
+        return kept.model_copy(update={"label": label, "claim": bool(row.claim)})
+    spec = JobSpec.model_validate_json(row.spec or "")
+    submitted_at = from_micros(row.created_at)
     return request_for(
-        row["id"], JobSpec.model_validate(row["spec"]), submitted_at=row["created_at"], label=label
-    )
+        row.id, spec, workspace=row.workspace, submitted_at=submitted_at, label=label
+    ).model_copy(update={"claim": bool(row.claim)})
 
 
-def _running(row: Any) -> Running:
-    request = _request(row)
-    limit = request.time_limit
+def _running(row: Queued, request: Request) -> Running:
+    limit, started_at = request.time_limit, from_micros(row.started_at or row.created_at)
     return Running(
         request=request,
-        placements=tuple(Placement.model_validate(each) for each in row["placements"]),
-        started_at=row["started_at"],
-        ends_by=None if limit is None else row["started_at"] + limit,
+        placements=tuple(Placement.model_validate(each) for each in json.loads(row.placements or "[]")),
+        started_at=started_at,
+        ends_by=None if limit is None else started_at + limit,
+        borrows=bool(row.borrows),
+        leaving=bool(row.leaving),
     )

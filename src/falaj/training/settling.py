@@ -34,8 +34,8 @@ def after_attempt(row: Any, verdict: Verdict, reason: str | None) -> Next:
         return Next(JobState.DONE, reason, failures)
     if verdict == "cancelled" or row["cancelling"]:
         return Next(JobState.CANCELLED, reason or "cancelled", failures)
-    if verdict == "interrupted":
-        return Next(JobState.QUEUED, reason or "interrupted", failures)
+    if verdict in ("interrupted", "preempted"):
+        return Next(JobState.QUEUED, reason or verdict, failures)
     if failures > row["spec"]["retries"]:
         return Next(JobState.FAILED, reason, failures)
     seconds = min(FIRST_PAUSE_S * 2 ** (failures - 1), LONGEST_PAUSE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
@@ -18,12 +18,43 @@ from falaj.records.training import Checkpoint, Job, JobOutput, JobSpec, JobState
 from falaj.training.tables import attempts, checkpoints, jobs
 
 _row = select(jobs).where(jobs.c.id == bindparam("id"))
-_unfinished = (
-    select(jobs, objects.c.label, objects.c.created_at)
-    .join(objects, objects.c.id == jobs.c.id)
-    .where(jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING]))
-    .order_by(jobs.c.id)
+_running = select(
+    jobs.c.id, jobs.c.attempt, jobs.c.cancelling, jobs.c.leaving, jobs.c.interrupting, jobs.c.placements
+).where(jobs.c.state == JobState.RUNNING)
+_QUEUE = (
+    "SELECT j.id, j.state, j.request, CASE WHEN j.request IS NULL THEN j.spec END, o.label, o.workspace, o.created_at, "
+    "j.attempt, j.not_before, j.claim, j.leaving, j.borrows, j.placements, j.started_at FROM training_jobs j "
+    "JOIN governance_objects o ON o.id = j.id WHERE j.state IN ('queued', 'running') ORDER BY j.id"
 )
+_COUNT_ALL = "SELECT COUNT(*) FROM training_jobs WHERE state IN ('queued', 'running')"
+_COUNT = (
+    "SELECT COUNT(*) FROM training_jobs j JOIN governance_objects o ON o.id = j.id "
+    "WHERE j.state IN ('queued', 'running') AND o.workspace = ?"
+)
+_TOUCH = (
+    "INSERT INTO training_queue_changes (name, count) VALUES ('queue', 1) "
+    "ON CONFLICT (name) DO UPDATE SET count = training_queue_changes.count + 1 RETURNING count"
+)
+_CHANGES = "SELECT count FROM training_queue_changes WHERE name = 'queue'"
+
+
+class Queued(NamedTuple):
+    """What the queue is decided by, of a job that waits or runs, as the database stores it."""
+
+    id: ObjectId
+    state: str
+    request: str | None
+    spec: str | None
+    label: str | None
+    workspace: ObjectId
+    created_at: int
+    attempt: int
+    not_before: int | None
+    claim: bool
+    leaving: bool
+    borrows: bool
+    placements: str | None
+    started_at: int | None
 
 
 def add_job(tx: Transaction, new: StoredObject, values: dict[str, Any]) -> None:
@@ -36,6 +67,7 @@ def add_job(tx: Transaction, new: StoredObject, values: dict[str, Any]) -> None:
         "outputs": [],
     }
     tx.execute(insert(jobs), {"id": new.id, **fresh, **values})
+    touch(tx)
 
 
 def row(tx: Transaction, job: str) -> Any:
@@ -51,9 +83,32 @@ def change(tx: Transaction, job: str, **values: Any) -> None:
     tx.execute(update(jobs).where(jobs.c.id == job).values(**values))
 
 
-def unfinished(tx: Transaction) -> list[Any]:
-    """The rows of jobs that wait or run, oldest first, with their labels and when they were submitted."""
-    return list(tx.execute(_unfinished).mappings())
+def queue(tx: Transaction) -> list[Queued]:
+    """The jobs that wait or run, oldest first; there may be very many, so each is read as it lies."""
+    return [Queued(*row) for row in tx.quick(_QUEUE)]
+
+
+def running(tx: Transaction) -> list[Any]:
+    """What has to be looked after, of each job that runs."""
+    return list(tx.execute(_running).mappings())
+
+
+def touch(tx: Transaction) -> None:
+    """Tell whoever waits for it that the queue has changed."""
+    tx.quick(_TOUCH)
+
+
+def changes(tx: Transaction) -> int:
+    """How often the queue has changed."""
+    found = tx.quick(_CHANGES)
+    return int(found[0][0]) if found else 0
+
+
+def has_unfinished(tx: Transaction, workspace: str, *, at_least: int) -> bool:
+    """Whether so many jobs of a workspace wait or run; quick where there are not so many in all."""
+    if tx.quick(_COUNT_ALL)[0][0] < at_least:
+        return False
+    return int(tx.quick(_COUNT, (workspace,))[0][0]) >= at_least
 
 
 def are_running(tx: Transaction) -> bool:
@@ -91,6 +146,8 @@ def job_record(found: StoredObject, row: Any) -> Job:
         exit_code=row["exit_code"],
         progress=None if row["progress"] is None else Progress.model_validate(row["progress"]),
         cancelling=row["cancelling"],
+        leaving=row["leaving"],
+        preemptions=row["preemptions"],
         outputs=tuple(JobOutput.model_validate(each) for each in row["outputs"]),
         submitted_at=found.created_at,
         started_at=row["started_at"],
@@ -106,7 +163,13 @@ def job_record(found: StoredObject, row: Any) -> Job:
 
 
 def add_attempt(
-    tx: Transaction, job: str, number: int, *, placements: Sequence[Placement], now: datetime
+    tx: Transaction,
+    job: str,
+    number: int,
+    *,
+    placements: Sequence[Placement],
+    borrows: bool,
+    now: datetime,
 ) -> None:
     tx.execute(insert(attempts), {"job": job, "number": number, "started_at": now})
     placed = [each.model_dump(mode="json") for each in placements]
@@ -121,7 +184,12 @@ def add_attempt(
         exit_code=None,
         started_at=now,
         not_before=None,
+        borrows=borrows,
+        claim=False,
+        leaving=False,
+        evicted_for=None,
     )
+    touch(tx)
 
 
 def end_attempt(tx: Transaction, job: str, number: int, **values: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, Table, Text, false, text
 
 from falaj.governance.tables import object_key
 from falaj.ports.metadata import METADATA, JsonText, UtcTime
@@ -32,8 +32,23 @@ jobs = Table(
     Column("not_before", UtcTime),
     Column("started_at", UtcTime),
     Column("ended_at", UtcTime),
+    Column("request", JsonText),  # none: of a job that is older than this column; its spec tells
+    Column("queue", Text, nullable=False, server_default=text("'default'")),
+    Column("leaving", Boolean, nullable=False, server_default=false()),
+    Column("claim", Boolean, nullable=False, server_default=false()),
+    Column("borrows", Boolean, nullable=False, server_default=false()),
+    Column("evicted_for", Text),
+    Column("preemptions", Integer, nullable=False, server_default=text("0")),
     Index("training_jobs_state", "state"),
 )
+
+queue_changes = Table(
+    "training_queue_changes",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("count", BigInteger, nullable=False),
+)
+"""One row, which counts what changed in the queue: who waits for a change asks for this number only."""
 
 attempts = Table(
     "training_attempts",

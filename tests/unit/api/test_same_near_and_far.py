@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -54,6 +54,7 @@ PIPELINE = Pipeline(
     views=("nothing",),
     job=SPEC,
 )
+LONG_AGO = {"since": datetime(2020, 1, 1, tzinfo=UTC), "until": datetime(2020, 2, 1, tzinfo=UTC)}
 PICKLE = b"\x80\x04cos\nsystem\n."
 
 
@@ -187,6 +188,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "who can": ("admin", lambda p: p.policy.who_can("blob.read", "workspace:risk")),
     "schema": ("sam", lambda p: p.policy.schema()),
     "zones": ("sam", lambda p: p.zone.list()),
+    "machines": ("sam", lambda p: p.node.list()),
     "a run": ("admin", lambda p: p.runs.show(p.runs.start("churn", params={"lr": "0.1"}).id).params),
     "a view": ("admin", lambda p: p.features.apply(entities=(DRIVER,), views=(TRIPS,))),
     "rows of a view without any": ("admin", lambda p: list(p.features.scan("trips"))),
@@ -199,6 +201,17 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a job without its code": ("admin", lambda p: p.jobs.submit(SPEC)),
     "a job on data that is not there": ("admin", lambda p: p.jobs.submit(LOST, code=packed(p))),
     "a job": ("admin", lambda p: p.jobs.submit(SPEC, code=packed(p)).spec),
+    "a queue": ("admin", lambda p: p.queue.set("night", quota={"gpus": 2}, limit={"gpus": 4}, weight=2)),
+    "a queue with too low a limit": (
+        "admin",
+        lambda p: p.queue.set("day", quota={"gpus": 2}, limit={"gpus": 1}),
+    ),
+    "queues": ("dana", lambda p: [each.settings for each in p.queue.list().items]),
+    "a queue for a stranger": ("sam", lambda p: p.queue.show("nowhere")),
+    "a budget": ("admin", lambda p: p.queue.set_budget("risk", gpu_hours=5, period="week")),
+    "a budget of one's own": ("dana", lambda p: p.queue.set_budget("risk", gpu_hours=5)),
+    "usage": ("dana", lambda p: p.usage.show(by="user", **LONG_AGO)),
+    "usage as a bill": ("admin", lambda p: b"".join(p.usage.export(**LONG_AGO))),
     "an endpoint": ("admin", lambda p: p.endpoints.deploy("churn", model="churn@1").routes),
     "an endpoint for a stranger": ("sam", lambda p: p.endpoints.show("churn")),
     "a monitor of nothing": ("admin", lambda p: p.monitoring.watch("nothing", reference="nothing")),
@@ -212,6 +225,10 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "label": ("admin", lambda p: p.object.label("risk/blob:put", only=("DE", "AE"), classes=("pii",))),
     "lineage": ("admin", lambda p: [node.kind for node in p.lineage.graph("risk/blob:put")]),
     "long work": ("admin", lambda p: p.blob.copy("risk/put", "local", name="copied")),
+    "a secret": ("admin", lambda p: p.secret.set("password", "hunter2")),
+    "secrets": ("admin", lambda p: p.secret.list()),
+    "a secret that is too long": ("admin", lambda p: p.secret.set("password", "x" * 70_000)),
+    "a secret for a stranger": ("sam", lambda p: p.secret.use("password")),
     "keys": ("admin", lambda p: len(p.keys.list()) > 2),
     "rotate": ("admin", lambda p: p.keys.rotate().rewrapped > 2),
     "audit": ("admin", lambda p: p.audit.list(action="group.create", workspace="platform").items),

@@ -42,7 +42,9 @@ class Walk:
         self.steps.append(name)
         return json.loads(json.dumps(body()))
 
-    def wait(self, name: str, look: Callable[[], Any], *, every_s: float = 1.0) -> Any:
+    def wait(
+        self, name: str, look: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
+    ) -> Any:
         self.steps.append(name)
         for _ in range(3):
             if (found := look()) is not None:
@@ -52,7 +54,7 @@ class Walk:
     def undo(self, name: str, body: Callable[[], Any]) -> Any:
         return self.run(name, body)
 
-    def say(self, words: str) -> None:
+    def say(self, words: str, *, done: int = 0, of: int | None = None) -> None:
         self.said.append(words)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from falaj.control.controller import LONGEST_PAUSE_S, pause_s
+from falaj.control.controller import pause_s
+from falaj.control.walk import LONGEST_PAUSE_S
 
 
 @pytest.mark.parametrize(("waited_s", "pause"), [(0, 0.5), (10, 1.0), (100, 5.5), (86_400, LONGEST_PAUSE_S)])

@@ -25,6 +25,7 @@ from falaj.records.optimization import Verdict
 from falaj.records.registry import FileFormat
 from falaj.records.training import Job, JobOutput, JobSpec, JobState
 from falaj.records.work import WorkState
+from polling import eventually
 
 if TYPE_CHECKING:
     from conftest import Ground  # type: ignore[attr-defined]
@@ -55,7 +56,9 @@ class Walk:
             self.kept[name] = found
         return self.kept[name]
 
-    def wait(self, name: str, look: Callable[[], Any], *, every_s: float = 1.0) -> Any:
+    def wait(
+        self, name: str, look: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
+    ) -> Any:
         def until() -> Any:
             while (found := look()) is None:
                 pass
@@ -63,7 +66,10 @@ class Walk:
 
         return self.run(name, until)
 
-    def say(self, words: str) -> None: ...
+    def undo(self, name: str, body: Callable[[], Any]) -> Any:
+        return self.run(name, body)
+
+    def say(self, words: str, *, done: int = 0, of: int | None = None) -> None: ...
 
 
 class Jobs:
@@ -206,6 +212,22 @@ def test_killed_before_or_after_a_step_nothing_happens_twice(stage: Stage, step:
     assert [each.id for each in stage.ground.platform.optimization.list().items] == [result["id"]]
 
 
+def test_cancelled_work_takes_its_job_with_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = []
+    walk = Walk()
+
+    def broken_off(name: str, look: Callable[[], Any], *, every_s: float = 1.0) -> Any:
+        raise Conflict("cancelled before its next step")
+
+    monkeypatch.setattr(walk, "wait", broken_off)
+    monkeypatch.setattr(stage.jobs, "cancel", cancelled.append, raising=False)
+
+    with pytest.raises(Conflict, match="cancelled"):
+        optimize(stage.rooms, walk, stage.given)
+
+    assert cancelled == [*stage.jobs.submitted]
+
+
 def test_a_job_that_fails_is_the_end_of_it(stage: Stage) -> None:
     stage.jobs.fails = "exit status 1"
 
@@ -249,3 +271,18 @@ def test_a_real_job_measures_under_the_controller(tmp_path: Path, furnished: Cal
             (ground.version.id,)
         ]
         assert "judging by log_loss" in b"".join(platform.jobs.logs(kept.job)).decode()
+
+
+def test_cancelling_it_under_the_controller_cancels_its_job(
+    tmp_path: Path, furnished: Callable[[Any], Ground]
+) -> None:
+    with fj.open(tmp_path / "home") as platform:
+        ground = furnished(platform)
+        work = platform.optimization.start("late@1", data=ground.data, target="late")
+        (job,) = eventually(lambda: platform.jobs.list().items, within=60)
+
+        platform.work.cancel(work.id)
+        *_, ended = platform.work.watch(work.id)
+        *_, stopped = platform.jobs.wait(job.id)
+
+        assert (ended.state, stopped.state) == (WorkState.CANCELLED, JobState.CANCELLED)

@@ -26,12 +26,10 @@ from falaj.records.training import Job, JobState
 from falaj.training.runtime.agent import Metric
 from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining
 from falaj.training.runtime.wire import SocketAgent, receive, send_head
+from falaj.training.tables import attempts
 from job_ground import DONE, FAILED, JobGround
+from kill_traps import Killed, Trap
 from polling import eventually
-
-
-class Killed(BaseException):
-    """The keeper's process is gone."""
 
 
 @pytest.fixture
@@ -248,43 +246,14 @@ def test_a_job_that_was_being_interrupted_when_its_keeper_was_killed_is_not_coun
     ground.platform.sql("UPDATE training_jobs SET interrupting = true")
     ground.launcher.known[f"{job.id}/1"] = AttemptState("ended", signal=15, reason="Killed by SIGTERM")
 
-    keeper = ground.keeper()
-    keeper.tick()
-    assert ground.jobs.show(job.id).state is JobState.QUEUED
-    keeper.tick()
+    ground.keeper().tick()
 
     assert ended(ground, job).state is JobState.DONE
+    assert [row["verdict"] for row in ground.platform.rows(attempts)] == ["interrupted", "done"]
     assert ground.launcher.runs == {f"{job.id}/2": 1}
 
 
 # ------------------------------------------------------------------------------------------ killed anywhere
-
-
-class Trap:
-    """Kills the keeper before or after the n-th thing that it does to the launcher or the database."""
-
-    def __init__(self, ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left: int | None = None
-        gate, launcher = ground.platform.parts.gate, ground.launcher
-        for owner, names in ((launcher, ("start", "state", "forget")), (gate, ("commit",))):
-            for name in names:
-                monkeypatch.setattr(owner, name, self._around(getattr(owner, name)))
-
-    def _around(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            self._step()
-            result = real(*args, **options)
-            self._step()
-            return result
-
-        return call
-
-    def _step(self) -> None:
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                self.left = None
-                raise Killed
 
 
 def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
@@ -437,10 +406,10 @@ def test_a_run_outlives_its_agents_restart(agent: Agency, opened: list[AgentDoor
     near = agent.connect(patience_s=20)
     near.log([Metric(1, "loss", 1.0)])
     opened[0].close()
-    ((attempt, _),) = agent.keeper._attempts.values()
+    (kept,) = agent.keeper._attempts.values()
 
     with ExitStack() as again:
-        late = threading.Timer(0.3, again.enter_context, [attempt._agent()])
+        late = threading.Timer(0.3, again.enter_context, [kept.attempt._agent()])
         late.start()
         near.log([Metric(2, "loss", 0.5)])
         late.join()

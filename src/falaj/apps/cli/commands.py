@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.main
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from falaj.apps.cli.failures import hang_up
 from falaj.apps.cli.options import Globals
@@ -25,9 +25,12 @@ def command(name: str, function: CommandFunction, *, prints: bool = True) -> Any
     return typer.main.get_command(app)
 
 
-def group(name: str, words: str, functions: Mapping[str, CommandFunction]) -> Any:
-    """Commands under one name."""
-    app = typer.Typer(name=name, help=words, rich_markup_mode=None, add_completion=False)
+def group(
+    name: str, words: str, functions: Mapping[str, CommandFunction], *, alone: str | None = None
+) -> Any:
+    """Commands under one name; `alone` is the one that is meant where none of them is named."""
+    kind = type("Group", (HouseGroup,), {"alone": alone})
+    app = typer.Typer(name=name, cls=kind, help=words, rich_markup_mode=None, add_completion=False)
     app.callback(invoke_without_command=True)(_help_alone)
     for verb, function in functions.items():
         first = inspect.getdoc(function) or ""
@@ -35,6 +38,17 @@ def group(name: str, words: str, functions: Mapping[str, CommandFunction]) -> An
             _typed(function, prints=True)
         )
     return typer.main.get_command(app)
+
+
+class HouseGroup(TyperGroup):
+    """Commands under one name, of which one may be meant where none is named."""
+
+    alone: str | None = None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.alone and not {"--help", "-h"}.intersection(args[:1]) and (not args or args[0][:1] == "-"):
+            args = [self.alone, *args]
+        return super().parse_args(ctx, args)
 
 
 class HouseCommand(TyperCommand):

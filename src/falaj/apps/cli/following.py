@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from falaj.apps.cli.job_words import far, state_of
 from falaj.apps.cli.values import printable
-from falaj.errors import Interrupted, Unavailable
+from falaj.errors import FalajError, Interrupted, Unavailable
 from falaj.records.training import Job, JobState
 from falaj.sdk.platform import Platform
 
@@ -28,6 +29,7 @@ def follow_job(platform: Platform, job: Job, *, to: TextIO) -> Job:
     """Print the log of `job` until it ends; the job as it is then."""
     over = threading.Event()
     with _progress(job.name) as tell:
+        tell(job)
         watcher = threading.Thread(target=_watch, args=(platform, job.id, over, tell), daemon=True)
         watcher.start()
         try:
@@ -67,6 +69,8 @@ def _watch(platform: Platform, job: str, over: threading.Event, tell: Tell) -> N
             tell(platform.jobs.show(job))
         except (Interrupted, Unavailable):
             continue
+        except FalajError:
+            return  # whoever prints the log hears of it too, and says so
 
 
 @contextmanager
@@ -76,23 +80,23 @@ def _progress(name: str) -> Iterator[Tell]:
         yield _lines(name)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[far]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"{name} queued", total=None)
+        task, begun = bar.add_task(f"{name} queued", total=None, far=""), time.monotonic()
 
         def tell(job: Job) -> None:
-            far = job.progress
-            words = f"{job.name} {job.state}" + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
-            words += f"; why: falaj jobs explain {job.id}" if job.state is JobState.QUEUED else ""
-            done, total = (far.step, far.total) if far else (0, None)
-            bar.update(task, description=words, completed=done, total=total)
+            words = f"{job.name} {state_of(job)}" + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
+            if job.state is JobState.QUEUED and time.monotonic() - begun >= PUZZLED_S:
+                words += f"; why: falaj jobs explain {job.id}"
+            now = job.progress if job.state is JobState.RUNNING else None
+            done, total, told = (now.step, now.total, far(now)) if now else (0, None, "")
+            bar.update(task, description=words, completed=done, total=total, far=told)
 
         yield tell
 
@@ -108,6 +112,6 @@ def _lines(name: str) -> Tell:
             print(f"{name} waits in the queue; why: falaj jobs explain {job.id}", file=sys.stderr)
         if job.progress is not None and time.monotonic() - last >= LINE_EVERY_S:
             last = time.monotonic()
-            print(f"{name}: step {job.progress.step} of {job.progress.total}", file=sys.stderr)
+            print(f"{name}: {far(job.progress)}", file=sys.stderr)
 
     return tell

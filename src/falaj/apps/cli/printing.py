@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -12,6 +12,8 @@ from pydantic_core import to_json
 from falaj.apps.cli.tables import heading, show_fields, show_table, show_text
 from falaj.apps.cli.values import text_of
 from falaj.records.objects import Page
+
+T = TypeVar("T")
 
 DOCUMENTS = {"InclusionProof", "PolicySchema"}
 """Records that other programs read: they are JSON whether or not it is asked for."""
@@ -35,6 +37,17 @@ def show_lines(records: Iterable[Any]) -> None:
     """A stream of records, one JSON document per line, each as soon as it is there."""
     for record in records:
         print(to_json(record).decode(), flush=True)
+
+
+def show_changes(changes: Iterable[T], describe: Callable[[T], str], *, as_json: bool) -> T | None:
+    """Each change in a line, and none twice: the platform also says now and then that nothing has changed."""
+    last, told = None, ""
+    for last in changes:
+        line = to_json(last).decode() if as_json else describe(last)
+        if line != told:
+            print(line, flush=True)
+        told = line
+    return last
 
 
 def show_records(records: Iterable[Any]) -> None:

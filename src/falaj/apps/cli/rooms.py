@@ -15,24 +15,32 @@ BY_HAND = {
     "blob": "blobs",
     "endpoints": "serving",
     "features": "features",
-    "jobs": "training",
+    "jobs": "jobs",
     "keys": "keys",
     "lineage": "lineage",
     "models": "models",
     "monitoring": "monitoring",
+    "node": "nodes",
     "optimization": "optimization",
     "pipelines": "pipelines",
     "policy": "policies",
+    "queue": "queues",
     "runs": "runs",
+    "secret": "secrets",
     "token": "tokens",
+    "usage": "usage",
     "work": "work",
 }
 """The module here whose `ROOM` has the hand-written commands of a room; they replace generated ones."""
 
 
+ALONE = {"usage": "show"}
+"""The command of a room that is meant where its name stands alone."""
+
+
 def room_group(room: str, words: str) -> Any:
     """The group of the commands of `room`."""
-    return group(room, words, room_commands(room))
+    return group(room, words, room_commands(room), alone=ALONE.get(room))
 
 
 def room_commands(room: str) -> dict[str, CommandFunction]:

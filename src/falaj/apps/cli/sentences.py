@@ -17,6 +17,7 @@ from falaj.records.objects import Labelled
 from falaj.records.pipelines import StoredPipeline
 from falaj.records.policy import Policy
 from falaj.records.registry import Alias, Approval, ModelVersion, Promotion
+from falaj.records.secrets import Secret
 from falaj.records.serving import DeployedEndpoint, Scored
 from falaj.records.training import Job
 from falaj.records.work import Work
@@ -135,6 +136,21 @@ def _destroyed(made: Destruction, given: Given) -> Said:
     return Said(
         f"the keys of {made.workspace} are destroyed: nobody can read its {plural(made.blobs, 'blob')} again"
     )
+
+
+def _secret_set(made: Secret, given: Given) -> Said:
+    place = f"{given['workspace']}/" if given.get("workspace") else ""
+    words = "is set" if made.created_at == made.changed_at else "has a new value"
+    variable = made.name.upper().replace("-", "_").replace(".", "_")
+    use = _of("train SCRIPT --secret", f"{variable}={place}{made.name}")
+    return Said(
+        f"secret {made.name} {words}; jobs get it, nobody is shown it",
+        (("next", use), ("undo", f"secret remove {place}{made.name}")),
+    )
+
+
+def _secret_removed(made: Secret, given: Given) -> Said:
+    return Said(f"secret {made.name} is removed with its value", (("undo", f"secret set {made.name}"),))
 
 
 def _staged(made: Blob, given: Given) -> Said:
@@ -307,6 +323,8 @@ SENTENCES: dict[str, Callable[[Any, Given], Said]] = {
     "object.unlabel": _labelled,
     "keys.rotate": _rotated,
     "keys.destroy": _destroyed,
+    "secret.set": _secret_set,
+    "secret.remove": _secret_removed,
     "blob.upload": _staged,
     "blob.commit": _committed,
     "blob.delete": _deleted,

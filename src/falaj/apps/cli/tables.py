@@ -23,6 +23,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "Optimization": ("id", "model", "data", "target", "job", "created_at"),
     "Policy": ("name", "workspace", "version", "published_at", "id"),
     "Principal": ("name", "kind", "disabled", "created_at", "id"),
+    "Secret": ("name", "set_by", "changed_at", "created_at", "id"),
     "StoredObject": ("name", "kind", "zone", "label", "created_at", "id"),
     "Token": ("id", "principal", "purpose", "workspace", "actions", "expires_at", "revoked_at"),
     "TrainingSet": ("name", "rows", "event_time", "zone", "label", "created_at", "id"),

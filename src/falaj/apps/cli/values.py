@@ -70,6 +70,11 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
 
 
+def exact(value: float) -> str:
+    """A figure that somebody set, with all its digits."""
+    return str(int(value)) if value == int(value) else repr(value)
+
+
 def figures(values: Mapping[str, float]) -> str:
     return ", ".join(f"{printable(name)} {number(value)}" for name, value in values.items()) or "-"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from falaj.assembly.config import read_config
-from falaj.assembly.doctor import machine, state
+from falaj.assembly.doctor import hardware, machine, state
 from falaj.assembly.doctor.findings import Check, Patient, failures, guarded, ok
 from falaj.assembly.home import Home
 from falaj.errors import FalajError
@@ -21,6 +21,8 @@ CHECKS: dict[str, Check] = {
     "policies": state.check_policies,
     "encryption": machine.check_encryption,
     "isolation": machine.check_isolation,
+    "hardware": hardware.check_hardware,
+    "limits": machine.check_limits,
     "platform": machine.check_platform,
     "clock": machine.check_clock,
     "extras": machine.check_extras,

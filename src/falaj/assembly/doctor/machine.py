@@ -25,6 +25,7 @@ EXTRAS = {
     "postgres": "psycopg",
     "hsm": "python-pkcs11",
     "torch": "torch",
+    "gpu": "nvidia-ml-py",
     "redis": "redis",
     "serve": "onnxruntime",
     "console": "nicegui",
@@ -69,6 +70,18 @@ def check_isolation(patient: Patient) -> Iterable[Finding]:
     from falaj.drivers.sandbox import probe
 
     return isolation.report(probe(), users=_count_users(patient), prefer=patient.config.isolation)
+
+
+def check_limits(patient: Patient) -> Iterable[Finding]:
+    """What holds jobs to their share of the machine."""
+    from falaj.drivers.processes.limits import describe
+
+    is_exact, words = describe(patient.config.node.cgroup)
+    if is_exact:
+        yield ok("limits", words)
+    else:
+        fix = "run the platform as a service with Delegate=yes and DelegateSubgroup=platform, or set node.cgroup"
+        yield warn("limits", words, fix=fix)
 
 
 def _count_users(patient: Patient) -> int:

@@ -1,4 +1,4 @@
-"""Small values that are encrypted one by one: what lies in an online store is of no use without the keys."""
+"""Small values that are encrypted one by one: what lies in a store or table is of no use without the keys."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class SealedValues:
     def unseal(self, workspace: str, sealed: bytes, *, context: bytes) -> bytes:
         """Damaged if it is not what was sealed there; KeyUnavailable if its key was destroyed."""
         if len(sealed) < HEADER_BYTES:
-            raise Damaged("an online value is cut off")
+            raise Damaged("a sealed value is cut off")
         (version,) = _VERSION.unpack_from(sealed)
         cipher = self._cipher(self._keys.version(workspace, version))
         try:
             return cipher.decrypt(sealed[_VERSION.size : HEADER_BYTES], sealed[HEADER_BYTES:], context)
         except InvalidTag:
-            raise Damaged("an online value was altered or moved") from None
+            raise Damaged("a sealed value was altered or moved") from None
 
     def _cipher(self, secret: bytes) -> AESGCM:
         cipher = self._ciphers.get(secret)

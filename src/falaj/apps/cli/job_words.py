@@ -1,0 +1,103 @@
+"""What there is to say of a job, in few words: how far it is, what it asks for, what it runs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from falaj.apps.cli.values import number, plural, printable
+from falaj.records.scheduling import WHOLE_GPU, Affinity
+from falaj.records.sizes import spell_size
+from falaj.records.training import Job, JobSpec, JobState, Progress
+
+
+def state_of(job: Job) -> str:
+    """Its state, and what is going on with it."""
+    if job.state is JobState.RUNNING and job.cancelling:
+        return "stopping"
+    if job.state is JobState.RUNNING and job.leaving:
+        return "making room"
+    return job.state.value
+
+
+def far(progress: Progress) -> str:
+    """How far it is, in one line."""
+    parts = [f"step {step_of(progress)}"]
+    parts += [f"loss {number(progress.loss)}"] if progress.loss is not None else []
+    parts += [pace(progress.rate)] if progress.rate else []
+    parts += [f"{time_left(progress.left)} left"] if progress.left else []
+    return ", ".join(parts)
+
+
+def step_of(progress: Progress) -> str:
+    return f"{progress.step} of {progress.total}" if progress.total else str(progress.step)
+
+
+def pace(rate: float | None) -> str:
+    """Steps a second, or seconds a step, whichever is more than one."""
+    if not rate:
+        return "-"
+    if rate >= 1000:
+        return f"{rate:,.0f} steps/s"
+    return f"{rate:.3g} steps/s" if rate >= 1 else f"{1 / rate:.3g} s/step"
+
+
+def time_left(left: timedelta | None) -> str:
+    """A rough length of time: 40s, 12m, 3h 20m, 2d 4h."""
+    if left is None:
+        return "-"
+    seconds = round(left.total_seconds())
+    if seconds < 60:
+        return f"{seconds}s"
+    minutes = seconds // 60
+    if minutes < 60:
+        return f"{minutes}m"
+    hours = minutes // 60
+    return f"{hours}h {minutes % 60}m" if hours < 48 else f"{hours // 24}d {hours % 24}h"
+
+
+def gpus_of(spec: JobSpec) -> str:
+    """Whole GPUs, a part of one, or slices: 2, 0.25, 2 × 1g.18gb."""
+    if not spec.gpus:
+        return "0"
+    if spec.gpu_milli < WHOLE_GPU:
+        return f"{spec.gpu_milli / WHOLE_GPU:g}"
+    return f"{spec.gpus} × {spec.gpu_profile}" if spec.gpu_profile else str(spec.gpus)
+
+
+def asks(spec: JobSpec) -> str:
+    """What it asks of a machine."""
+    parts = [plural(spec.cpus, "CPU")]
+    if spec.gpus:
+        kind = f" ({', '.join(sorted(spec.gpu_models))})" if spec.gpu_models else ""
+        noun = "of a GPU" if spec.gpu_milli < WHOLE_GPU else "GPU" if spec.gpus == 1 else "GPUs"
+        parts.append(f"{gpus_of(spec)} {noun}{printable(kind)}")
+    sizes = (
+        ("of GPU memory", spec.gpu_memory_bytes),
+        ("of memory", spec.memory_bytes),
+        ("of disk", spec.disk_bytes),
+    )
+    parts += [f"{spell_size(count)} {what}" for what, count in sizes if count]
+    return ", ".join(parts)
+
+
+def command_of(spec: JobSpec) -> str:
+    """What it runs, and as what."""
+    line = " ".join([spec.script or f"-m {spec.module}", *spec.args])
+    notes: list[str] = [] if spec.framework == "plain" else [spec.framework]
+    few = f"{spec.processes_min} to " if spec.processes_min else ""
+    notes += [f"{few}{spec.processes} processes"] if spec.processes > 1 else []
+    notes += [f"{count} {role}" for role, count in sorted(spec.roles.items())]
+    notes += [f"environment {spec.environment}"] if spec.environment else []
+    return printable(line) + (f" ({', '.join(notes)})" if notes else "")
+
+
+def wishes(affinity: Affinity) -> str:
+    """Where it wants to run."""
+    parts = [
+        f"{name} {', '.join(sorted(value))}"
+        for name in ("pools", "labels", "avoid", "near", "apart")
+        if (value := getattr(affinity, name))
+    ]
+    parts += ["spread"] if affinity.spread else []
+    parts += [f"one {affinity.island} island"] if affinity.island else []
+    return "; ".join(parts)

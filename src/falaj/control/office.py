@@ -1,0 +1,73 @@
+"""Where attempts at jobs run, and in whose name they are kept."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from falaj.control import lease
+from falaj.control.platform import Rooms
+from falaj.governance.caller import Caller
+from falaj.governance.gate import Gate
+from falaj.governance.idempotency import hold_fence
+from falaj.ports.launcher import Launcher
+from falaj.records.hardware import MPS_DIRECTORY
+from falaj.records.scheduling import Node
+from falaj.training import store
+from falaj.training.logs import attempt_name
+
+
+@dataclass(frozen=True)
+class Yard:
+    """Where jobs run: `folder` has the directories of attempts; `hidden` is kept from them.
+
+    One that makes room for another job has `preemption_grace_s` to save itself. NVIDIA's MPS daemon listens in `mps`.
+    """
+
+    folder: Path
+    launcher: Launcher
+    nodes: Callable[[], tuple[Node, ...]]
+    hidden: tuple[Path, ...] = ()
+    preemption_grace_s: float = 60.0
+    mps: Path = Path(MPS_DIRECTORY)
+    environments: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Office:
+    """In whose name attempts are kept: the controller's, as long as its lease holds."""
+
+    gate: Gate
+    rooms: Rooms
+    service: Caller
+    fence: int
+    on_lost: Callable[[], NoReturn]
+
+    def note(self, job: str, **values: Any) -> None:
+        """Write down something about a job, unless another controller has taken over."""
+        with self.gate.database.write() as tx:
+            hold_fence(self.fence, lease.current_fence(tx))
+            store.change(tx, job, **values)
+
+    def require_lease(self) -> None:
+        with self.gate.database.read() as tx:
+            hold_fence(self.fence, lease.current_fence(tx))
+
+
+def printable(words: str) -> str:
+    """On one line; what is no text, as in the names of files, is escaped."""
+    return " ".join(words.encode(errors="backslashreplace").decode().split())
+
+
+def clear_attempt(yard: Yard, job: str, number: int) -> None:
+    """Remove all that is left of an attempt that is over; again, if it was interrupted."""
+    home = yard.folder / job
+    yard.launcher.forget(attempt_name(job, number))
+    for left in [home / str(number), home / f"{number}.agent", *home.glob(f".{number}-*")]:
+        shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):
+        home.rmdir()

@@ -1,0 +1,99 @@
+"""Who is let into the queue: jobs that could run on these machines and in their queue, if nothing else did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from falaj.errors import Conflict, Fault, InvalidInput
+from falaj.ports.metadata import Transaction
+from falaj.records.scheduling import WHOLE_GPU, Gpu, Node, Queue, Reason, Request, Snapshot
+from falaj.records.training import JobSpec
+from falaj.training import store
+from falaj.training.neighbours import Scheduler
+
+NEVER = frozenset({Reason.TOPOLOGY, Reason.TOO_LARGE, Reason.NO_QUEUE})
+"""Why a job would wait for ever; where its data may lie was asked before, and budgets are filled up again."""
+
+
+def refuse_impossible(spec: JobSpec, nodes: Sequence[Node]) -> None:
+    """InvalidInput, with the numbers, where no machine could run the job even if it were idle."""
+    kinds = [*_of_nodes(spec, nodes), *_of_gpus(spec, nodes)]
+    if faults := [*kinds, *_of_amounts(spec, nodes, without_gpus=bool(kinds))]:
+        raise InvalidInput("no machine here can ever run this job", faults=faults)
+
+
+def refuse_unfit(
+    scheduler: Scheduler, request: Request, nodes: Sequence[Node], queues: Sequence[Queue]
+) -> None:
+    """InvalidInput where the job would wait for ever, even if nothing else waited or ran."""
+    alone = Snapshot(now=request.submitted_at, nodes=tuple(nodes), queues=tuple(queues), pending=(request,))
+    found = scheduler.explain(alone, request.job)
+    if found.reason in NEVER:
+        words = "; or ".join(found.would_start)
+        raise InvalidInput(
+            "this job could never start",
+            faults=[Fault(where=f"spec in queue {request.queue}", allowed=found.words, fix=words or None)],
+        )
+
+
+def require_room(tx: Transaction, workspace: str, *, limit: int) -> None:
+    """Conflict where a workspace has as many unfinished jobs as it may have."""
+    if store.has_unfinished(tx, workspace, at_least=limit):
+        raise Conflict(
+            f"this workspace has {limit} jobs that wait or run, the most that it may have; cancel some, wait, or "
+            "have jobs.unfinished_limit in falaj.toml raised"
+        )
+
+
+def _of_nodes(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
+    """Pools and labels that no node has."""
+    pools, labels = {node.pool for node in nodes}, {each for node in nodes for each in node.labels}
+    if spec.affinity.pools and not spec.affinity.pools & pools:
+        yield _fault("affinity.pools", _listed(spec.affinity.pools), f"one of {_listed(pools)}")
+    for label in sorted(spec.affinity.labels - labels):
+        yield _fault("affinity.labels", label, f"labels of nodes: {_listed(labels)}")
+
+
+def _of_gpus(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
+    """Kinds of GPUs that no node has."""
+    if not spec.gpus:
+        return
+    every = [gpu for node in nodes for gpu in node.gpus]
+    profiles = {gpu.profile for gpu in every if gpu.profile}
+    if spec.gpu_profile and spec.gpu_profile not in profiles:
+        yield _fault(
+            "gpu_profile", spec.gpu_profile, f"a profile that cards are cut by here: {_listed(profiles)}"
+        )
+    models = {gpu.model for gpu in every}
+    if spec.gpu_models and not spec.gpu_models & models:
+        yield _fault("gpu_models", _listed(spec.gpu_models), f"models that are here: {_listed(models)}")
+    if spec.gpu_milli < WHOLE_GPU and not any(node.shares and node.gpus for node in nodes):
+        yield _fault("gpu_milli", str(spec.gpu_milli), "whole GPUs (1000): no node here shares its GPUs")
+    most = max((gpu.memory_bytes for gpu in every), default=0)
+    if (spec.gpu_memory_bytes or 0) > most:
+        yield _fault("gpu_memory_bytes", str(spec.gpu_memory_bytes), f"at most {most} on one GPU here")
+
+
+def _of_amounts(spec: JobSpec, nodes: Sequence[Node], *, without_gpus: bool) -> Iterator[Fault]:
+    memory = max((node.memory_bytes for node in nodes), default=0)
+    cards = max((sum(_will_do(spec, gpu) for gpu in node.gpus) for node in nodes), default=0)
+    limits = [
+        ("gpus", 0 if without_gpus else spec.gpus, cards, ""),
+        ("cpus", spec.cpus, max((node.cpus for node in nodes), default=0), ""),
+        ("memory_bytes", spec.memory_bytes or 0, memory, f" ({memory / 2**30:.4g} GiB)"),
+    ]
+    for what, asked, most, words in limits:
+        if asked > most:
+            yield _fault(what, str(asked), f"at most {most} on one machine here{words}")
+
+
+def _will_do(spec: JobSpec, gpu: Gpu) -> bool:
+    return gpu.profile == spec.gpu_profile and (spec.gpu_models is None or gpu.model in spec.gpu_models)
+
+
+def _fault(what: str, given: str, allowed: str) -> Fault:
+    return Fault(where=f"spec.{what}", given=given, allowed=allowed)
+
+
+def _listed(names: frozenset[str] | set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

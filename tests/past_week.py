@@ -1,0 +1,113 @@
+"""Jobs of the past in the accounts of a platform, as if they had run, and the processes that replay them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from falaj.control import work as works
+from falaj.control.replaying import replay
+from falaj.governance import objects
+from falaj.ports.metadata import Database
+from falaj.records.accounting import UsedUp
+from falaj.records.names import ROOT, ObjectId, PrincipalId, new_id
+from falaj.records.objects import StoredObject
+from falaj.records.record import utc_now
+from falaj.records.scheduling import Placement, Request, Resources
+from falaj.scheduling.accounting.accounts import QueueAccounts
+from falaj.scheduling.queues import Queues
+from falaj.scheduling.simulator.process import PROGRAM
+from polling import eventually
+
+EACH = timedelta(minutes=10)
+
+
+def fill(database: Database, accounts: QueueAccounts, jobs: int, *, queues: tuple[str, ...]) -> None:
+    """So many jobs of ten minutes on one CPU; one came every minute until a while ago, and none had to wait."""
+    begin = utc_now() - timedelta(minutes=jobs + 60)
+    with database.write() as tx:
+        home = objects.resolve(tx, "default", kind="workspace", workspace=ROOT)
+        for number in range(jobs):
+            came = begin + timedelta(minutes=number)
+            ident = new_id("job")
+            objects.create(
+                tx,
+                StoredObject(
+                    id=ident,
+                    workspace=home.id,
+                    kind="job",
+                    name=ident,
+                    owner=PrincipalId(home.owner or ""),
+                    created_at=came,
+                ),
+            )
+            request = Request(
+                job=ident,
+                queue=queues[number % len(queues)],
+                replicas=1,
+                each=Resources(cpus=1),
+                submitted_at=came,
+                workspace=home.id,
+            )
+            accounts.begin(
+                tx,
+                request,
+                attempt=1,
+                user=ObjectId(home.owner or ""),
+                placements=(Placement(replica=0, node="here"),),
+                gpu_models=(),
+                borrows=False,
+                now=came,
+            )
+            accounts.end(tx, ident, attempt=1, verdict="done", used=UsedUp(), now=came + EACH)
+
+
+# ------------------------------------------------------------------------------------------- replaying
+
+
+class Walk:
+    """Performs a wait here and now, and writes down what is said."""
+
+    def __init__(self, workflow: str) -> None:
+        self.workflow = workflow
+        self.said: list[tuple[str, int, int | None]] = []
+
+    def run(self, name: str, body: Callable[[], Any]) -> Any:
+        return body()
+
+    def wait(
+        self, name: str, look: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
+    ) -> Any:
+        return eventually(look, within=60)
+
+    def undo(self, name: str, body: Callable[[], Any]) -> Any:
+        return body()
+
+    def say(self, words: str, *, done: int = 0, of: int | None = None) -> None:
+        self.said.append((words, done, of))
+
+
+def replay_now(queue: Queues, work: str) -> Walk:
+    """Do what the controller does for `work`."""
+    with queue.gate.database.read() as tx:
+        given = works.by_id(tx, work)["input"]
+    walk, rooms = Walk(work), SimpleNamespace(queue=queue)
+    replay(rooms, walk, given)  # type: ignore[arg-type]
+    return walk
+
+
+def replaying(parent: int) -> list[int]:
+    """The processes of `parent` that replay something."""
+    told = subprocess.run(["ps", "-Ao", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 3) for line in told.stdout.splitlines()]
+    return [
+        int(row[0]) for row in rows if row[1] == str(parent) and row[3].endswith(PROGRAM) and row[2][0] != "Z"
+    ]
+
+
+def is_alive(pid: int) -> bool:
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return bool(told.stdout.strip()) and not told.stdout.startswith("Z")

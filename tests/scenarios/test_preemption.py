@@ -1,0 +1,123 @@
+"""A job that borrows makes room for one that does not: saved, queued again, resumed, with nothing lost on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from falaj.records.scheduling import Quota
+from falaj.records.training import Job, JobState
+from falaj.training.tables import attempts
+from platforms import make_platform
+from polling import eventually
+from stages import Stage, staged
+
+STEPS = 40
+FIT = f"""
+import time, torch
+import falaj as fj
+
+torch.set_num_threads(1)
+
+def train(pause_s):
+    torch.manual_seed(3)
+    rows = torch.randn(64, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+
+    def loss(out, target):
+        time.sleep(pause_s)
+        return torch.nn.functional.mse_loss(out, target)
+
+    data = (rows, rows.sum(1, keepdim=True))
+    return fj.fit(model, loss, data, steps={STEPS}, batch_size=8, checkpoint_every=1000, seed=1, device="cpu")
+
+if __name__ == "__main__":
+    train(0.08)
+    (fj.job.outputs / "model.txt").write_text("trained to the end")
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """Queue `lab` has nothing of its own and borrows what `risk` leaves, which is the whole machine."""
+    toml = '[jobs]\npreemption_grace = "30s"'
+    with make_platform(tmp_path, toml=toml) as platform, staged(platform, tmp_path) as made:
+        platform.queue.set("risk", quota=Quota(cpus=cpus(made)))
+        platform.queue.set("lab", quota=Quota(cpus=0), limit=Quota(cpus=cpus(made)))
+        yield made
+
+
+def cpus(stage: Stage) -> int:
+    (node,) = stage.platform.parts.workbench.nodes()
+    return node.cpus
+
+
+def in_training(stage: Stage, job: Job) -> bool:
+    progress = stage.platform.jobs.show(job.id).progress
+    return progress is not None and progress.step > 3
+
+
+def verdicts(stage: Stage, job: Job) -> list[str | None]:
+    rows = [row for row in stage.platform.rows(attempts) if row["job"] == job.id]
+    return [row["verdict"] for row in sorted(rows, key=lambda row: row["number"])]
+
+
+def undisturbed() -> list[float]:
+    names: dict[str, object] = {"__name__": "undisturbed"}
+    exec(compile(FIT, "fit.py", "exec"), names)
+    losses: list[float] = names["train"](0).losses  # type: ignore[operator]
+    return losses
+
+
+def test_a_borrower_is_preempted_saved_queued_again_and_resumed_exactly(stage: Stage) -> None:
+    stage.start_controller()
+    borrower = stage.submit(FIT, name="borrower", queue="lab", cpus=cpus(stage), timeout="PT5M")
+    eventually(lambda: in_training(stage, borrower), within=120)
+
+    urgent = stage.submit("print('at last')", name="urgent", queue="risk", cpus=cpus(stage))
+    done = stage.ends(urgent, within=90)
+
+    assert (done.state, done.attempt) == (JobState.DONE, 1), done.reason
+    again = stage.ends(borrower, within=90)
+    assert (again.state, again.attempt, again.preemptions) == (JobState.DONE, 2, 1), again.reason
+    assert verdicts(stage, borrower) == ["preempted", "done"]
+    assert "resuming after step" in stage.log(borrower)
+    assert [each.path for each in again.outputs] == ["model.txt"]
+    logged, expected = stage.losses(borrower), undisturbed()
+    assert [logged[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]
+    (reason,) = [
+        row["reason"]
+        for row in stage.platform.rows(attempts)
+        if row["job"] == borrower.id and row["verdict"] == "preempted"
+    ]
+    assert reason == f"preempted: it made room for job {urgent.id}"
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_controllers_that_are_killed_while_a_job_makes_room_evict_it_once_and_lose_nothing(
+    stage: Stage, pause_s: float
+) -> None:
+    controller = stage.start_controller()
+    borrower = stage.submit(FIT, name="borrower", queue="lab", cpus=cpus(stage), timeout="PT5M")
+    eventually(lambda: in_training(stage, borrower), within=120)
+    urgent = stage.submit("print('at last')", name="urgent", queue="risk", cpus=cpus(stage))
+
+    eventually(lambda: stage.platform.jobs.show(borrower.id).leaving, within=30, every=0.005)
+    time.sleep(pause_s)  # killed at some moment on the way, whatever it does then
+    controller.kill()
+    controller.wait()
+    stage.start_controller()
+
+    ended = [stage.ends(job, within=90) for job in (urgent, borrower)]
+    assert [(job.state, job.attempt, job.preemptions) for job in ended] == [
+        (JobState.DONE, 1, 0),
+        (JobState.DONE, 2, 1),
+    ], [job.reason for job in ended]
+    assert verdicts(stage, borrower) == ["preempted", "done"]
+    made_room = [entry for entry in stage.platform.entries() if entry["action"] == "jobs.make_room"]
+    assert [entry["outcome"] for entry in made_room] == ["done"]
+    logged, expected = stage.losses(borrower), undisturbed()
+    assert [logged[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]

@@ -1,0 +1,79 @@
+"""Two controllers on one database: one acts, the other stands by, and no attempt ever runs twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from falaj.control.controller import LOST
+from falaj.records.training import Job, JobState
+from falaj.training.tables import attempts
+from platforms import make_platform
+from polling import eventually
+from stages import Stage, staged
+
+JOBS = 8
+SHORT = """
+import time
+import falaj as fj
+fj.job.log(step=fj.job.attempt, ran=1)
+fj.job.flush()
+time.sleep(0.3)
+"""
+
+
+@pytest.fixture
+def stage(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    with (
+        make_platform(tmp_path, postgres_url, environment=monkeypatch) as platform,
+        staged(platform, tmp_path) as made,
+    ):
+        yield made
+
+
+def ran_once(stage: Stage, jobs: list[Job]) -> None:
+    ended = [stage.ends(job, within=90) for job in jobs]
+    assert [(job.state, job.attempt) for job in ended] == [(JobState.DONE, 1)] * len(jobs)
+    assert [stage.points(job) for job in jobs] == [{"ran": 1}] * len(jobs)
+    assert len(stage.platform.rows(attempts)) == len(jobs)
+
+
+def leading(stage: Stage) -> subprocess.Popen[bytes]:
+    """The controller that holds the lease."""
+    (holder,) = stage.platform.rows_of("SELECT holder FROM control_leases")
+    return next(each for each in stage.running if str(each.pid) == holder.split(":")[1])
+
+
+def test_one_that_was_stopped_and_goes_on_has_lost_its_lease_and_does_no_harm(stage: Stage) -> None:
+    jobs = [stage.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
+    first = stage.start_controller()
+    eventually(lambda: stage.fence() == 1, within=30)
+    second = stage.start_controller()
+    eventually(lambda: any(stage.state(job) is JobState.RUNNING for job in jobs), within=30)
+
+    os.kill(first.pid, signal.SIGSTOP)
+    eventually(lambda: stage.fence() == 2, within=90)  # it may hold locks, which the database ends in time
+    os.kill(first.pid, signal.SIGCONT)
+
+    assert first.wait(30) == LOST
+    ran_once(stage, jobs)
+    assert second.poll() is None
+
+
+def test_they_take_turns_as_one_after_the_other_is_killed(stage: Stage) -> None:
+    jobs = [stage.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
+    for _ in range(2):
+        stage.start_controller()
+    for turn in (1, 2, 3):
+        eventually(lambda turn=turn: stage.fence() >= turn, within=60)  # type: ignore[misc]
+        leader = leading(stage)
+        leader.kill()
+        leader.wait()
+        stage.start_controller()
+
+    ran_once(stage, jobs)

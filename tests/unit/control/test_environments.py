@@ -1,0 +1,95 @@
+"""The Pythons that run jobs: those an administrator lists, what a job may read of them, and what they hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from falaj.control.environments import PACKAGE, packages_of, python_for
+from falaj.errors import InvalidInput
+from falaj.records.config import JobsConfig
+from job_ground import JobGround
+from platforms import OwnPlatform
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A virtualenv that holds nothing."""
+    folder = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder
+
+
+def test_without_a_name_the_platforms_own_python_runs_a_job(tmp_path: Path) -> None:
+    own = python_for({}, None)
+
+    assert own.executable == sys.executable
+    assert own.readable == (PACKAGE,)
+    assert own.variables(tmp_path, {}) == {}
+    assert "pydantic==" in own.packages()
+
+
+def test_unknown_environment_is_refused_with_those_there_are(bare: Path) -> None:
+    with pytest.raises(InvalidInput, match="bare, tensorflow") as refused:
+        python_for({"tensorflow": bare, "bare": bare}, "jax")
+
+    assert "[jobs.environments] in falaj.toml" in str(refused.value)
+
+
+def test_folder_that_is_no_virtualenv_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"jobs\.environments\.jax"):
+        python_for({"jax": tmp_path}, "jax")
+
+
+def test_runtime_can_be_imported_where_nothing_is_installed(bare: Path, tmp_path: Path) -> None:
+    python = python_for({"bare": bare}, "bare")
+    given = python.variables(tmp_path, {"PYTHONPATH": "mine"})
+    again = python.variables(tmp_path, {})
+    script = "import falaj as fj, sys; print(fj.job.attempt, fj.__version__ != '', sys.prefix)"
+
+    said = subprocess.run([python.executable, "-c", script], env=again, capture_output=True, text=True)
+
+    assert given == {"PYTHONPATH": f"mine:{again['PYTHONPATH']}"}
+    assert (said.stdout.split(), said.stderr) == (["1", "True", str(bare)], "")
+
+
+def test_job_may_read_the_virtualenv_and_what_it_was_made_of(bare: Path) -> None:
+    readable = python_for({"bare": bare}, "bare").readable
+
+    assert readable == (PACKAGE, bare, Path(sys.executable).resolve().parents[1])
+
+
+def test_packages_are_those_of_the_virtualenv_and_of_what_it_links_to(bare: Path, tmp_path: Path) -> None:
+    site = next(bare.glob("lib/python3*/site-packages"))
+    for folder, name in ((site, "near"), (tmp_path, "far")):
+        (folder / f"{name}-1.0.dist-info").mkdir()
+        (folder / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
+    (site / "links.pth").write_text(f"# a comment\nimport os\n{tmp_path}\n/nowhere\n")
+
+    told = packages_of({"bare": bare}, "bare").decode().splitlines()
+
+    assert told[0] == f"# Python {sys.version.split()[0]}"
+    assert told[2:] == [f"# {bare}/bin/python", "far==1.0", "near==1.0"]
+
+
+def test_packages_of_an_environment_that_is_gone_do_not_fail_the_job() -> None:
+    assert packages_of({}, "jax") == b"# the environment jax, which falaj.toml no longer lists\n"
+
+
+def test_environments_are_named_by_absolute_paths() -> None:
+    with pytest.raises(ValueError, match="from / on"):
+        JobsConfig.model_validate({"environments": {"jax": "venvs/jax"}})
+
+    assert JobsConfig.model_validate({"environments": {"jax": "/opt/jax"}}).environments["jax"] == Path(
+        "/opt/jax"
+    )
+
+
+def test_job_with_an_unknown_environment_is_refused_when_it_is_submitted(
+    light_platform: OwnPlatform, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match="environment"):
+        JobGround(light_platform, tmp_path).submit(environment="jax")

@@ -1,0 +1,233 @@
+"""A job makes room for another: it is told once, saves itself, goes back to the queue, and later goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from falaj.control import jobs as keeping
+from falaj.errors import Conflict
+from falaj.governance.caller import on_terms
+from falaj.ports.launcher import AttemptState
+from falaj.records.scheduling import Decision, Evict, Placement, Reason, Snapshot, Start, Wait
+from falaj.records.training import Job, JobState
+from falaj.scheduling import Backlog
+from falaj.training.tables import attempts, jobs
+from job_ground import DONE, JobGround
+from kill_traps import Killed, Trap
+from polling import eventually
+
+LAST = -5
+
+
+def urgent_first(_: Backlog, snapshot: Snapshot) -> tuple[Decision, ...]:
+    """A scheduler for a machine with one place: the highest priority has it, and whoever is there makes room."""
+    waiting = sorted(snapshot.pending, key=lambda each: (not each.claim, -each.priority, each.job))
+    if not waiting:
+        return ()
+    first = waiting[0]
+    if not snapshot.running:
+        return (Start(job=first.job, placements=(Placement(replica=0, node="here"),), borrows=True),)
+    (running,) = snapshot.running
+    if running.request.priority < first.priority and not running.leaving:
+        evict = Evict(job=running.request.job, by=first.job, why="priority")
+        return (evict, Wait(job=first.job, reason=Reason.PREEMPTING))
+    return (Wait(job=first.job, reason=Reason.CAPACITY),)
+
+
+@pytest.fixture
+def ground(light_ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> JobGround:
+    """One place, and jobs that run until they are stopped; those with a high priority are done at once."""
+    monkeypatch.setattr(keeping, "decide_from", urgent_first)
+    light_ground.launcher.program = lambda launch: (
+        DONE if launch.environment.get("ENDS") else AttemptState("running")
+    )
+    return light_ground
+
+
+def row(ground: JobGround, job: Job) -> dict[str, Any]:
+    return next(each for each in ground.platform.rows(jobs) if each["id"] == job.id)
+
+
+def running(ground: JobGround, job: Job, number: int = 1) -> None:
+    eventually(lambda: ground.launcher.state(f"{job.id}/{number}").phase == "running")
+
+
+def test_a_job_makes_room_and_goes_on_afterwards(ground: JobGround) -> None:
+    victim, keeper = ground.submit(priority=LAST), ground.keeper()
+    keeper.tick()
+    running(ground, victim)
+    urgent = ground.submit(env={"ENDS": "1"})
+
+    keeper.tick()
+
+    assert (row(ground, victim)["leaving"], row(ground, victim)["evicted_for"]) == (True, urgent.id)
+    assert (row(ground, urgent)["claim"], row(ground, victim)["borrows"]) == (True, True)
+    keeper.tick()
+    eventually(lambda: ground.jobs.show(victim.id).state is JobState.QUEUED)
+    back = ground.jobs.show(victim.id)
+    assert (back.preemptions, back.leaving) == (1, False)
+    assert back.reason == f"preempted: it made room for job {urgent.id}"
+    assert back.submitted_at == victim.submitted_at
+    assert ground.launcher.stopped == [(f"{victim.id}/1")]
+    assert ground.launcher.graces == [60.0]
+    keeper.tick()
+    eventually(lambda: ground.jobs.show(urgent.id).state is JobState.DONE)
+    assert not row(ground, urgent)["claim"]
+    keeper.tick()
+    running(ground, victim, 2)
+    again = ground.jobs.show(victim.id)
+    assert (again.attempt, again.reason, row(ground, victim)["failures"]) == (2, None, 0)
+    assert [each["verdict"] for each in ground.platform.rows(attempts) if each["job"] == victim.id] == [
+        "preempted",
+        None,
+    ]
+    keeper.stop()
+
+
+def test_one_that_ends_before_it_is_told_is_done(ground: JobGround) -> None:
+    victim, keeper = ground.submit(priority=LAST), ground.keeper()
+    keeper.tick()
+    running(ground, victim)
+    ground.submit(env={"ENDS": "1"})
+    keeper.tick()
+
+    ground.launcher.known[f"{victim.id}/1"] = DONE
+
+    eventually(lambda: ground.jobs.show(victim.id).state.ended)
+    done = ground.jobs.show(victim.id)
+    assert (done.state, done.preemptions, done.leaving) == (JobState.DONE, 0, False)
+    keeper.stop()
+
+
+def test_one_that_ends_well_after_it_was_told_is_not_taken_for_done(ground: JobGround) -> None:
+    """It may have saved half of the work, and ended as one does."""
+    victim, keeper = ground.submit(priority=LAST), ground.keeper()
+    keeper.tick()
+    running(ground, victim)
+    ground.submit(env={"ENDS": "1"})
+    ground.launcher.ends_with = DONE
+    keeper.tick()
+
+    keeper.tick()
+
+    eventually(lambda: ground.jobs.show(victim.id).state is JobState.QUEUED)
+    assert ground.jobs.show(victim.id).preemptions == 1
+    keeper.stop()
+
+
+def test_a_job_that_makes_room_can_be_cancelled_and_is_then_given_less_time(ground: JobGround) -> None:
+    victim, keeper = ground.submit(priority=LAST, retries=3), ground.keeper()
+    keeper.tick()
+    running(ground, victim)
+    ground.submit(env={"ENDS": "1"})
+    ground.launcher.ends_with = None  # it takes its time
+    keeper.tick()
+    keeper.tick()
+    eventually(lambda: ground.launcher.graces == [60.0])
+
+    ground.jobs.cancel(victim.id)
+    ground.launcher.ends_with = AttemptState("ended", signal=15)
+    keeper.tick()
+
+    eventually(lambda: ground.jobs.show(victim.id).state is JobState.CANCELLED)
+    assert ground.launcher.graces == [60.0, 10.0]
+    keeper.stop()
+
+
+def test_the_claim_of_a_job_that_is_cancelled_is_dropped(ground: JobGround) -> None:
+    victim, keeper = ground.submit(priority=LAST), ground.keeper()
+    keeper.tick()
+    running(ground, victim)
+    urgent = ground.submit()
+    keeper.tick()
+    assert row(ground, urgent)["claim"]
+
+    ground.jobs.cancel(urgent.id)
+
+    assert not row(ground, urgent)["claim"]
+    keeper.tick()
+    eventually(lambda: ground.jobs.show(victim.id).state is JobState.QUEUED)
+    assert not ground.jobs.retry(urgent.id).leaving
+    assert not row(ground, urgent)["claim"]
+    keeper.stop()
+
+
+@pytest.mark.parametrize("ended", ["victim", "urgent"])
+def test_nobody_is_told_to_leave_for_a_job_that_does_not_wait(ground: JobGround, ended: str) -> None:
+    victim, urgent = ground.submit(priority=LAST), ground.submit()
+    ground.begin(victim)
+    if ended == "victim":
+        ground.settle(victim, "done")
+    else:
+        ground.jobs.cancel(urgent.id)
+
+    with ground.as_controller(), on_terms(fence=ground.fence), pytest.raises(Conflict):
+        ground.jobs.make_room(urgent.id, leaving=(victim.id,))
+
+    assert not any(each["leaving"] or each["claim"] for each in ground.platform.rows(jobs))
+
+
+def test_who_leaves_for_whom_is_written_down_for_all_or_for_none(ground: JobGround) -> None:
+    there, gone, urgent = (ground.submit() for _ in range(3))
+    ground.begin(there)
+
+    with ground.as_controller(), on_terms(fence=ground.fence), pytest.raises(Conflict):
+        ground.jobs.make_room(urgent.id, leaving=(there.id, gone.id))
+
+    assert not any(each["leaving"] or each["claim"] for each in ground.platform.rows(jobs))
+
+
+# ------------------------------------------------------------------------------------------ killed anywhere
+
+
+class Parked(threading.Thread):
+    """The thread of an attempt that nothing is asked of: it runs on until the keeper is gone."""
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
+    ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
+        attempt = target.__self__  # type: ignore[attr-defined]
+        launch = ground.launcher.state(attempt.name)
+        if launch.phase == "running" and attempt._asked is None:
+            return Parked()
+        target()
+        return threading.Thread()
+
+    ground.launcher.program = lambda _: DONE
+    monkeypatch.setattr(keeping, "start_thread", at_once)
+    trap = Trap(ground, monkeypatch, launcher=("start", "stop", "forget"))
+    step, was_killed = 0, True
+    while was_killed:
+        victim = ground.begin(ground.submit(priority=LAST))
+        ground.launcher.known[f"{victim.id}/1"] = AttemptState("running")
+        ground.launcher.runs[f"{victim.id}/1"] = 1
+        urgent = ground.submit()
+        trap.left, was_killed = step, False
+        for _ in range(8):
+            ended = [ground.jobs.show(job.id) for job in (victim, urgent)]
+            if all(job.state.ended for job in ended):
+                break
+            try:
+                ground.keeper().tick()
+            except Killed:
+                was_killed = True
+
+        assert [(job.state, job.attempt, job.preemptions) for job in ended] == [
+            (JobState.DONE, 2, 1),
+            (JobState.DONE, 1, 0),
+        ], step
+        assert set(ground.launcher.runs.values()) == {1}, step
+        step += 1
+
+    told = [entry for entry in ground.platform.entries() if entry["action"] == "jobs.make_room"]
+    assert len([entry for entry in told if entry["outcome"] == "done"]) == step
+    assert step > 20, step
