@@ -27,7 +27,8 @@ from polling import eventually
 
 NO_SKIPS = os.environ.get("FALAJ_NO_SKIPS") == "1"
 
-hypothesis.settings.register_profile("falaj", deadline=None, print_blob=True)
+# Where a change is judged, the same examples are tried each time; new ones are looked for everywhere else.
+hypothesis.settings.register_profile("falaj", deadline=None, print_blob=True, derandomize=NO_SKIPS)
 hypothesis.settings.load_profile("falaj")
 
 

