@@ -65,7 +65,7 @@ def test_whatever_happens(light_ground: Ground, period: str, steps: list[tuple[s
     added = left(ground)
     assert kept.gpu_hours == pytest.approx(added.gpu_hours, abs=1e-6)
     assert kept.money == pytest.approx(added.money, abs=1e-6)
-    assert held == pytest.approx(history(ground), abs=0.02)  # adding up looks back six half-lives only
+    assert held == pytest.approx(history(ground), abs=1 / 16)  # adding up stops after six half-lives
     for request in running:
         ground.end(request)
 
