@@ -29,6 +29,7 @@ class Claimants:
         self.turns = turns
         self.promises = Promises(turns.ground)
         self._stay: set[str] = set()
+        self._told: set[str] = set()
         self._lowest: dict[str, int] = {}
         self._someone_borrows = False
         for held in turns.held:
@@ -40,6 +41,11 @@ class Claimants:
     def stays(self, request: Request) -> None:
         """It is not to be told to leave in this round: it has just started, or it was told already."""
         self._stay.add(request.job)
+
+    def settled(self) -> list[Held]:
+        """Who runs once those are gone that were told to leave: who stays, and who was promised their places."""
+        staying = [each for each in self.turns.held if each.request.job not in self._told]
+        return staying + [self._at_its_place(promise) for promise in self.promises.open]
 
     # --------------------------------------------------------------------------------------------- honoured
 
@@ -123,6 +129,7 @@ class Claimants:
             return ()
         for held, _ in found.victims:
             self.stays(held.request)
+            self._told.add(held.request.job)
             for branch in turns.branches.leaves[held.request.queue].path:
                 for account in branch.accounts(borrows=held.borrows):
                     account.shift = account.shift.less(held.amount)
@@ -150,6 +157,9 @@ class Claimants:
 
     def _arrives(self, promise: Promise) -> None:
         """Whom others want near or apart counts as being there."""
-        request, asked = promise.request, promise.asked
+        self.turns.company.hold(self._at_its_place(promise))
+
+    def _at_its_place(self, promise: Promise) -> Held:
+        request, now = promise.request, self.turns.now
         on = self.turns.cluster.slots_of(request, self.promises.places[request.job])
-        self.turns.company.hold(Held(END_OF_TIME, self.turns.now, promise.rank, request, asked, on))
+        return Held(END_OF_TIME, now, promise.rank, request, promise.asked, on, promise.borrows)

@@ -245,7 +245,7 @@ class Turns:
     def keep_for(self, request: Request, leaf: Branch, asked: Amount, reason: Reason) -> None:
         """Keep a place for the first that waits for nodes, and quota for the first that waits for it in a branch."""
         if reason in WAITS_FOR_NODES and self.head is None:
-            head = reserve(request, self.ground, self.held, self.now)
+            head = reserve(request, self.ground, self.claimants.settled(), self.now)
             if head is not None:
                 self.ground.keep(head)
                 keep_quota(leaf, asked, borrows=borrows(leaf, asked))
