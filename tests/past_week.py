@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.queues import Queues
 from falaj.scheduling.simulator.process import PROGRAM
 from polling import eventually
+from processes import children
 
 EACH = timedelta(minutes=10)
 
@@ -101,13 +101,4 @@ def replay_now(queue: Queues, work: str) -> Walk:
 
 def replaying(parent: int) -> list[int]:
     """The processes of `parent` that replay something."""
-    told = subprocess.run(["ps", "-Ao", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 3) for line in told.stdout.splitlines()]
-    return [
-        int(row[0]) for row in rows if row[1] == str(parent) and row[3].endswith(PROGRAM) and row[2][0] != "Z"
-    ]
-
-
-def is_alive(pid: int) -> bool:
-    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return bool(told.stdout.strip()) and not told.stdout.startswith("Z")
+    return children(parent, PROGRAM)

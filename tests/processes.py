@@ -1,4 +1,4 @@
-"""Child processes of a test: started with the same imports, always ended, and killed where the test says so."""
+"""Child processes of a test: started with the same imports, always ended, killed where the test says so, and found."""
 
 from __future__ import annotations
 
@@ -39,3 +39,20 @@ def running(script: Path, *arguments: str) -> Iterator[Child]:
             yield Child(process)
         finally:
             process.kill()
+
+
+def children(parent: int, saying: str) -> list[int]:
+    """The living processes of `parent` whose command has `saying` in it."""
+    return [pid for pid, of, stat, said in _seen() if of == parent and saying in said and stat[0] != "Z"]
+
+
+def is_alive(pid: int) -> bool:
+    return any(pid == known and stat[0] != "Z" for known, _, stat, _ in _seen())
+
+
+def _seen() -> list[tuple[int, int, str, str]]:
+    """Every process: its id, its parent's, its state and its command, at any width of the terminal."""
+    command = ["ps", "-ww", "-Ao", "pid=,ppid=,stat=,args="]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = (line.split(None, 3) for line in told.stdout.splitlines())
+    return [(int(row[0]), int(row[1]), row[2], row[3]) for row in rows if len(row) == 4]

@@ -19,9 +19,10 @@ from falaj.errors import NotFound
 from falaj.records.simulation import Changes, Comparison, NewWeight, Question
 from falaj.records.work import Work, WorkState
 from falaj.scheduling.simulator.past import answer
-from past_week import fill, is_alive, replaying
+from past_week import fill, replaying
 from platforms import make_platform
 from polling import eventually
+from processes import is_alive
 from stages import Stage, staged
 
 JOBS = 1500

@@ -29,6 +29,7 @@ from falaj.records.serving import Outcome, Route, Scoring
 from falaj.sdk.platform import Platform
 from model_servers import constant
 from polling import eventually
+from processes import children
 
 UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=0))"
 READY_S = 30
@@ -73,16 +74,7 @@ class Running:
         return client.post(f"{self.models}/v2/models/{name}/infer", json=BODY, headers=headers)
 
     def server_pid(self) -> int | None:
-        told = subprocess.run(["ps", "-Ao", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-        rows = (line.split(None, 2) for line in told.stdout.splitlines())
-        return next(
-            (
-                int(row[0])
-                for row in rows
-                if int(row[1]) == self.process.pid and "falaj.apps.model_server" in row[2]
-            ),
-            None,
-        )
+        return next(iter(children(self.process.pid, "falaj.apps.model_server")), None)
 
 
 @pytest.fixture(scope="module")

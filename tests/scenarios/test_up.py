@@ -25,6 +25,7 @@ from falaj.apps.supervisor import down, status, up
 from falaj.errors import FalajError, HomeBusy
 from falaj.sdk import credentials
 from polling import eventually
+from processes import children, is_alive
 
 UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=int(sys.argv[1])))"
 READY_S = 30
@@ -52,9 +53,7 @@ class Running:
 
     def child(self, module: str) -> int | None:
         """The process id of a part."""
-        return next(
-            (pid for pid, parent, said in processes() if parent == self.process.pid and module in said), None
-        )
+        return next(iter(children(self.process.pid, module)), None)
 
     def wait_until_ready(self) -> None:
         eventually(lambda: status(self.home).ready, within=READY_S, every=0.05)
@@ -62,17 +61,6 @@ class Running:
     def ended(self) -> int:
         """The exit code, once it has ended."""
         return self.process.wait(READY_S)
-
-
-def processes() -> list[tuple[int, int, str]]:
-    """Every process: its id, its parent's, and its command."""
-    told = subprocess.run(["ps", "-Ao", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    rows = (line.split(None, 2) for line in told.stdout.splitlines())
-    return [(int(row[0]), int(row[1]), row[2]) for row in rows if len(row) == 3]
-
-
-def is_alive(pid: int) -> bool:
-    return any(pid == known and "<defunct>" not in said for known, _, said in processes())
 
 
 @contextmanager
