@@ -186,6 +186,16 @@ def test_a_job_goes_where_it_leaves_most_to_the_others() -> None:
     assert nodes_of(world(*cluster, pending=waiting)) == {"small": ["n2"], "large": ["n1"]}
 
 
+def test_a_job_without_gpus_leaves_the_cpus_that_free_gpus_need() -> None:
+    tight, roomy = node("tight", cpus=4, gpus=1), node("roomy", cpus=32, gpus=2)
+    on_gpus = [job(f"gpu-{i}", gpus=1, cpus=4) for i in range(3)]
+
+    found = nodes_of(world(tight, roomy, pending=[job("plain", cpus=2, age=9), *on_gpus]))
+
+    assert found["plain"] == ["roomy"]
+    assert found.keys() == {"plain", "gpu-0", "gpu-1", "gpu-2"}
+
+
 def test_numpy_is_loaded_with_the_first_job_on_a_gpu_and_not_before() -> None:
     code = "import sys, falaj.scheduling; assert 'numpy' not in sys.modules"
 

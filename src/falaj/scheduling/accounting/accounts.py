@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from falaj.errors import Denied, NotFound
+from falaj.errors import Denied, Fault, NotFound
 from falaj.governance import objects
 from falaj.ports.metadata import Transaction
 from falaj.records.accounting import UsedUp
@@ -84,7 +84,14 @@ class QueueAccounts:
             open_ones = [
                 name for name, each in found.items() if not each.workspaces or workspace in each.workspaces
             ]
-            raise NotFound(f"there is no queue {queue!r}; there is {', '.join(sorted(open_ones))}")
+            there = ", ".join(sorted(open_ones))
+            fault = Fault(
+                where="spec.queue",
+                given=queue,
+                allowed=f"a queue: {there}",
+                fix=f"one of these, or an operator makes it: falaj queue set {queue}",
+            )
+            raise NotFound(f"there is no queue {queue!r}; there is {there}", faults=[fault])
         allowed = found[queue].workspaces if queue in found else ()
         if allowed and workspace not in allowed:
             home = objects.ever(tx, workspace)
@@ -137,6 +144,8 @@ class QueueAccounts:
         if row is None:
             return
         held = Held(row["cpus"], row["gpus_milli"], row["memory_bytes"])
+        if not held.gpus_milli:  # that it used no energy of GPUs is not a measurement
+            used = used.model_copy(update={"gpu_energy_j": None})
         rates = Rates(row["cpu_rate"], row["gpu_rate"], row["currency"])
         ended_at = max(now, row["started_at"])  # the clock may have gone back
         bill = bill_for(held, rates, used, hours(row["started_at"], ended_at), self._prices)

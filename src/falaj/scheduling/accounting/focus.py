@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from falaj.records.scheduling import WHOLE_GPU
 from falaj.scheduling.accounting.charges import hours, kwh
 from falaj.scheduling.accounting.periods import by_months, month_at
+from falaj.scheduling.deciding.words import several
 
 NO_CURRENCY = "XXX"
 """What ISO 4217 has for no currency: no prices were set."""
@@ -134,7 +135,7 @@ def _charges(row: Any, lasted_h: float) -> Iterator[Charge]:
         models = ", ".join(sorted(set(row["gpu_models"]))) or "model not known"
         words = f"{_plain(gpus)} GPUs ({models})"
         yield Charge(f"gpu:{models}", words, "GPU-Hours", gpus * lasted_h, row["gpu_rate"] * lasted_h)
-    words = f"{row['cpus']} CPUs"
+    words = several(row["cpus"], "CPU")
     yield Charge("cpu", words, "CPU-Hours", row["cpus"] * lasted_h, row["cpu_rate"] * lasted_h)
     known = [joules for joules in (row["cpu_energy_j"], row["gpu_energy_j"]) if joules is not None]
     if known:

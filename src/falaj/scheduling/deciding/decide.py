@@ -8,7 +8,8 @@
 - The first job that waits for nodes is the head. A place is kept for it: the one that is free first when running jobs
   end by their limits. A later job starts only beside that place, or on it if its time limit ends before the head's
   moment comes. Where that moment is unknown, since it hangs on a job without a limit, the place is the one that the
-  jobs that run longest leave, and others start only beside it.
+  jobs that run longest leave, and others start only beside it. For a job that borrows no place is kept that others hold
+  within their quotas and take again at once, since jobs of theirs wait.
 - The first job that waits for the quota of a queue, or of one above it, keeps that quota. Later jobs there start only
   beside it; other queues go on.
 - A job that waits may evict others, by the rules of docs/decisions/0012. What they leave is promised to it.

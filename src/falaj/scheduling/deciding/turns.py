@@ -27,6 +27,8 @@ from falaj.scheduling.placing.search import Search
 
 MOMENT = timedelta(microseconds=1)
 WAITS_FOR_NODES = (Reason.CAPACITY, Reason.RESERVED)
+MOST_SOUGHT = 32
+"""So many jobs at most are looked at for the head: each time all that run are counted."""
 
 
 class Strand:
@@ -72,7 +74,7 @@ class Turns:
         self._heaps: dict[str, list[tuple[Rank, Strand]]] = {}
         self._within, self._beyond = Line(), Line()
         self._no_room: dict[Shape, Reason] = {}
-        self._started = 0
+        self._started = self._sought = 0
 
     @property
     def head(self) -> Reservation | None:
@@ -244,13 +246,47 @@ class Turns:
 
     def keep_for(self, request: Request, leaf: Branch, asked: Amount, reason: Reason) -> None:
         """Keep a place for the first that waits for nodes, and quota for the first that waits for it in a branch."""
-        if reason in WAITS_FOR_NODES and self.head is None:
-            head = reserve(request, self.ground, self.claimants.settled(), self.now)
+        if reason in WAITS_FOR_NODES and self.head is None and self._sought < MOST_SOUGHT:
+            self._sought += 1
+            head = reserve(request, self.ground, self._in_the_way_of(leaf, asked), self.now)
             if head is not None:
                 self.ground.keep(head)
                 keep_quota(leaf, asked, borrows=borrows(leaf, asked))
         elif reason is Reason.QUOTA:
             self._keep_quota(request, leaf, asked)
+
+    def _in_the_way_of(self, leaf: Branch, asked: Amount) -> list[Held]:
+        """Those that run, of whom a job can expect that they leave their places to it.
+
+        One that borrows cannot expect that of what others hold within their quotas and take again at once: nodes kept
+        for it would stand idle as long as their jobs come, and everybody behind it would wait for ever.
+        """
+        settled = self.claimants.settled()
+        if not borrows(leaf, asked):
+            return settled
+        return [held for held in settled if held.borrows or not self._is_taken_again(held, leaf)]
+
+    def _is_taken_again(self, held: Held, asking: Branch) -> bool:
+        """Whether a job of the same queue waits that is within its quota once this one is over."""
+        leaf = self.branches.leaves.get(held.request.queue)
+        if leaf is None or leaf is asking:
+            return False
+        return any(
+            all(each.quota.holds(each.own.used.less(held.amount), strand.asked) for each in leaf.path)
+            for strand in self.strands.get(held.request.queue, ())
+            if self._comes_later(strand)
+        )
+
+    def _comes_later(self, strand: Strand) -> bool:
+        """Whether jobs of the strand wait for nothing but their turn and quota."""
+        if strand.refused is None and strand.done == len(strand.group):
+            return False
+        request = strand.group[-1][1]
+        return (
+            strand.refused in (None, Reason.QUOTA)
+            and self.purse.affords(request)
+            and self.possible.never(request, strand.leaf, strand.asked, strand.shape) is None
+        )
 
     def _keep_quota(self, request: Request, leaf: Branch, asked: Amount) -> None:
         short = [branch.lacks(asked, borrowing=request.preemptible) for branch in leaf.path]

@@ -1,4 +1,4 @@
-"""Where a job on the GPUs of one node goes: where it takes the least from what other jobs could use.
+"""Where a job on one node with GPUs goes, also one without: where it takes the least from what others could use.
 
 This is the placement of `descent`, fed with what is open on the nodes that have GPUs. Numpy is loaded with this module,
 so it is imported when the first such job has its turn, and not before.

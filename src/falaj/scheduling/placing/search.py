@@ -36,6 +36,8 @@ class Search:
         index = tightest.first()
         if index is None:
             return None
+        if not request.each.gpus and self._gpu_nodes > 1 and self.ground.cluster.nodes[index].gpus:
+            return self._packed(request, permitted) or Spot(index, 1)  # its CPUs can make GPUs unusable
         found = in_an_island(
             request, self.ground.open, tightest.fitting(request), self.ground.cluster, tightness
         )

@@ -104,7 +104,7 @@ def said(world: World, before: Simulated, after: Simulated, seen: Observed | Non
     for when, replay in (("without", before), ("with", after)):
         if count := replay.total.never_started:
             words.append(
-                f"{when} the changes {several(count, 'job')} never started: no wait is counted for it"
+                f"{when} the changes {several(count, 'job')} never started, for which no wait is counted"
             )
     return words
 

@@ -120,6 +120,15 @@ def test_nothing_measured_is_no_energy_at_all(ground: Ground) -> None:
     assert ground.usage.show().total.energy_kwh is None
 
 
+def test_no_gpus_are_no_measurement_of_energy(ground: Ground) -> None:
+    ground.ran(gpus=0, cpus=1, hours=1, used={"gpu_energy_j": 0.0})
+
+    assert ground.usage.show().total.energy_kwh is None
+    assert [(row["PricingUnit"], row["ChargeDescription"]) for row in bill(ground)] == [
+        ("CPU-Hours", "1 CPU")
+    ]
+
+
 def test_a_running_attempt_counts_up_to_now(ground: Ground) -> None:
     ground.begin(ground.submit(gpus=2, cpus=2))
     ground.clock.advance(timedelta(minutes=30))
