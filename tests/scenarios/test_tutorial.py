@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from polling import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,7 @@ STORY = [
 """What a command says, as part of its block's output."""
 
 
+@pytest.mark.timeout(600)
 def test_every_block_of_the_tutorial_works(tmp_path: Path) -> None:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

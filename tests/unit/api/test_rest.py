@@ -258,7 +258,8 @@ def test_pages_leave_out_what_the_caller_may_not_see(served_on_each: Served) -> 
 
 def test_sixteen_callers_write_at_once(served_on_each: Served) -> None:
     def write(number: int) -> list[str]:
-        with httpx.Client(base_url=served_on_each.url, headers=served_on_each.as_admin.headers) as client:
+        headers = served_on_each.as_admin.headers
+        with httpx.Client(base_url=served_on_each.url, headers=headers, timeout=60) as client:
             answers = [create(client, f"crowd-{number}-{n}", f"crowd-{number}-{n}") for n in range(5)]
         return [answer.json()["id"] for answer in answers if answer.status_code == 200]
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from job_ground import JobGround
 from platforms import OwnPlatform
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Memory is traced while the test runs, and not after it, however it ends."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
 
 
 @pytest.fixture

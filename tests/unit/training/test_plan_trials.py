@@ -153,10 +153,10 @@ def test_a_failed_compilation_discards_the_candidate(monkeypatch: pytest.MonkeyP
 # ----------------------------------------------------------------------------------------- in a child
 
 
-def in_child(loss: Any, *plans: Plan, within_s: float = 60.0) -> list[Outcome]:
+def in_child(loss: Any, *plans: Plan, bf16_within_s: float = 60.0) -> list[Outcome]:
     trials = InChild(ground(loss), alive=lambda: True)
     try:
-        return [trials(plan, within_s) for plan in plans]
+        return [trials(plan, bf16_within_s if plan.precision == "bf16" else 60.0) for plan in plans]
     finally:
         trials.end()
 
@@ -180,7 +180,7 @@ def test_a_candidate_that_hangs_is_ended_when_its_time_is_up() -> None:
             time.sleep(1000)
         return mse(out, target)
 
-    hung, after = in_child(hangs, Plan(precision="bf16"), Plan(), within_s=3.0)
+    hung, after = in_child(hangs, Plan(precision="bf16"), Plan(), bf16_within_s=3.0)
 
     assert hung.why_not == "did not end within 3 s"
     assert after.why_not is None
