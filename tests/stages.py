@@ -17,11 +17,15 @@ from platforms import OwnPlatform
 from polling import eventually
 
 CONTROLLER = """
+import sys
 from datetime import timedelta
 from falaj.apps.controller.process import main
 from falaj.control.controller import Pace
-main(pace=Pace(lease=timedelta(seconds=1), every_s=0.03))
+main(pace=Pace(lease=timedelta(seconds=float(sys.argv[1])), every_s=0.03))
 """
+LEASE_S = 5.0
+"""On a busy machine a process may get no turn for a second, and one that loses its lease ends: nobody starts it again
+here. Of one that was killed the others know it at once; only for one that was stopped they wait for its lease's end."""
 
 
 @dataclass
@@ -30,13 +34,16 @@ class Stage:
 
     platform: OwnPlatform
     folder: Path
+    lease_s: float = LEASE_S
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start_controller(self) -> subprocess.Popen[bytes]:
         home = self.platform.home
         places = {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
         process = subprocess.Popen(
-            [sys.executable, "-c", CONTROLLER], env=os.environ | places, stdin=subprocess.PIPE
+            [sys.executable, "-c", CONTROLLER, str(self.lease_s)],
+            env=os.environ | places,
+            stdin=subprocess.PIPE,
         )
         self.running.append(process)
         return process
@@ -78,9 +85,9 @@ class Stage:
 
 
 @contextmanager
-def staged(platform: OwnPlatform, folder: Path) -> Iterator[Stage]:
+def staged(platform: OwnPlatform, folder: Path, *, lease_s: float = LEASE_S) -> Iterator[Stage]:
     """A stage whose controllers end with it."""
-    stage = Stage(platform, folder)
+    stage = Stage(platform, folder, lease_s)
     try:
         yield stage
     finally:

@@ -52,6 +52,7 @@ def test_code_runs_in_its_folder_and_ends_well(yard: Yard) -> None:
     state = yard.run("import os; print(os.getcwd()); open('../outputs/x', 'w').write('made')")
 
     assert (state.phase, state.exit_code, state.signal, state.reason) == ("ended", 0, None, None), state
+    assert state.stopped is False
     assert state.started_at is not None
     assert state.ended_at is not None
     assert before <= state.started_at <= state.ended_at
@@ -222,7 +223,8 @@ time.sleep(600)
 
     yard.launcher().stop(ATTEMPT, grace_s=30)
 
-    assert yard.end().exit_code == 0
+    state = yard.end()
+    assert (state.exit_code, state.stopped) == (0, True)
     assert yard.log() == b"up\nsaved\n"
 
 

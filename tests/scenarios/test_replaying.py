@@ -36,7 +36,7 @@ def stage(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     url = "sqlite" if database_url.startswith("sqlite") else database_url
     with (
         make_platform(tmp_path, url, environment=monkeypatch) as platform,
-        staged(platform, tmp_path) as made,
+        staged(platform, tmp_path, lease_s=1.0) as made,
     ):
         platform.queue.set("risk")
         fill(platform.database, platform.queue._accounts, JOBS, queues=("risk", "default"))

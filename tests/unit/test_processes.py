@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from falaj.drivers.processes.folder import Folder, write
+from falaj.drivers.processes.folder import Folder, machine_run, mark, write
+from falaj.drivers.processes.inside import Gang
 from falaj.drivers.processes.launcher import ProcessLauncher
 from falaj.drivers.processes.order import Order, Walls
 from falaj.drivers.processes.output import Output
@@ -54,6 +57,37 @@ def test_cpus_are_shared_among_the_processes_and_the_user_may_decide_otherwise()
     given = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     assert environment(replace(LAUNCH, environment=given))["OMP_NUM_THREADS"] == "3"
     assert environment(replace(LAUNCH, environment=given, gpus=("GPU-2",)))["CUDA_VISIBLE_DEVICES"] == "GPU-2"
+
+
+def test_a_gang_that_can_do_without_one_has_all_the_others_started(tmp_path: Path) -> None:
+    waits, missing = [sys.executable, "-c", "input()"], ["/nonexistent"]
+    ranks = [
+        {"command": command, "environment": {}, "name": f"agent {number}"}
+        for number, command in enumerate([waits, missing, waits, waits])
+    ]
+    plan = {"ranks": ranks, "folder": str(tmp_path), "limits": {}, "tolerates": 2, "grace_s": 1}
+    gang = Gang(plan, SimpleNamespace(enter=lambda _: None))  # type: ignore[arg-type]
+
+    gang.start()
+
+    assert sorted(gang._ranks.values()) == [0, 2, 3]
+    assert gang.ended is None
+    gang.kill()
+    for process in gang._started:
+        process.wait()
+
+
+@pytest.mark.parametrize(("run", "went_down"), [(machine_run(), False), ("another boot", True), ("", False)])
+def test_what_ran_before_the_machine_was_started_anew_went_down_with_it(
+    tmp_path: Path, run: str, went_down: bool
+) -> None:
+    folder = Folder(tmp_path / "job_1%2F1")
+    folder.path.mkdir()
+    mark(folder.started, run)
+
+    state = ProcessLauncher(tmp_path, walls=lambda: pytest.fail("nothing starts")).state("job_1/1")
+
+    assert (state.phase, state.went_down) == ("lost", went_down)
 
 
 def test_stopping_asks_then_kills_then_tears_down() -> None:

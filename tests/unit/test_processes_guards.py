@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +89,27 @@ def test_folder_is_measured_without_following_links_and_counts_hard_links_once(t
     assert MIB <= usage.size_bytes < 2 * MIB
     assert usage.entries == 7
     assert not usage.is_too_deep
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o300, 0o400])
+def test_nothing_is_hidden_in_a_folder_that_its_owner_has_closed(tmp_path: Path, mode: int) -> None:
+    """Where we are no root, user code may have our own uid."""
+    tmp_path.chmod(0o777)
+    script = f"""
+import os, sys
+from pathlib import Path
+from falaj.drivers.processes.disk import measure
+if os.geteuid() == 0:
+    os.setgid(65534), os.setuid(65534)
+hiding = Path("hiding")
+hiding.mkdir()
+(hiding / "big").write_bytes(bytes({MIB}))
+hiding.chmod({mode})
+print(measure(Path(".")).size_bytes)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+
+    assert int(ran.stdout or 0) >= MIB, ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,11 @@ class Controller:
         try:
             self._look_after_all(fence, stop)
         finally:
-            over.set()
+            try:
+                if self._engine is not None:
+                    self._engine.close()
+            finally:
+                over.set()
         lease.release(self._gate.database, fence, now=self._gate.clock())
 
     def _look_after_all(self, fence: int, stop: threading.Event) -> None:
@@ -127,8 +131,6 @@ class Controller:
             self._rest(stop)
         if jobs is not None:
             jobs.stop()
-        if self._engine is not None:
-            self._engine.close()
 
     def _rest(self, stop: threading.Event) -> None:
         """Until it is time to look again, or somebody wants it; whoever stops us sets both."""
@@ -173,7 +175,11 @@ class Controller:
         """The engine, made when there is work for the first time: it is large, and jobs do not need it."""
         if self._engine is None:
             engine = self._make_engine()
-            engine.launch({name: self._body(workflow) for name, workflow in self._workflows.items()})
+            try:
+                engine.launch({name: self._body(workflow) for name, workflow in self._workflows.items()})
+            except BaseException:
+                engine.close()  # or there would be two at the next look
+                raise
             self._engine = engine
         return self._engine
 

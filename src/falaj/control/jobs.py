@@ -26,10 +26,11 @@ from falaj.errors import Conflict, FalajError, Fenced, Unavailable
 from falaj.governance.caller import start_thread
 from falaj.governance.gate import Gate
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Decision, Evict, Node, Start
+from falaj.records.scheduling import Decision, Evict, Node, Request, Start
 from falaj.records.training import JobState
 from falaj.scheduling import Backlog, decide_from
 from falaj.training import store
+from falaj.training.queue import Look
 
 log = logging.getLogger("falaj.controller")
 
@@ -63,7 +64,10 @@ class JobKeeper:
         self._missing: dict[str, float] = {}
         self._occasions = Occasions()
         open_to_pass(yard.folder)
-        self._clear_leftovers()
+        try:
+            self._clear_leftovers()
+        except Fenced:
+            on_lost()
 
     def tick(self) -> None:
         """Look after the attempts that there are, and start those that are due."""
@@ -156,32 +160,33 @@ class JobKeeper:
 
     def _decide(self, changes: int, nodes: Sequence[Node]) -> None:
         gate, queue, began = self._office.gate, self._office.rooms.jobs.queue, time.monotonic()
+        resting = self._refused.still()
         with gate.database.read() as tx:
-            look = queue.look(tx, nodes, now=gate.clock(), without=self._refused.still())
+            look = queue.look(tx, nodes, now=gate.clock(), without=resting)
         self._refused.keep_only(look.attempts)
         decisions = (
             decide_from(Backlog(look.snapshot.pending), look.snapshot) if look.snapshot.pending else ()
         )
-        self._occasions.decided(changes, nodes, look, took_s=time.monotonic() - began)
-        self._carry_out(decisions, look.attempts)
+        waits = bool(look.snapshot.pending or resting)
+        self._occasions.decided(changes, nodes, look, waits=waits, took_s=time.monotonic() - began)
+        self._carry_out(decisions, look)
 
-    def _carry_out(self, decisions: Sequence[Decision], attempts: dict[ObjectId, int]) -> None:
+    def _carry_out(self, decisions: Sequence[Decision], look: Look) -> None:
         leaving: dict[ObjectId, list[ObjectId]] = {}
+        asked = {each.job: each for each in look.snapshot.pending} if decisions else {}
         for decision in decisions:
             if isinstance(decision, Start):
-                self._begin(decision, attempts[decision.job] + 1)
+                self._begin(decision, look.attempts[decision.job] + 1, asked[decision.job])
             elif isinstance(decision, Evict):
                 leaving.setdefault(decision.by, []).append(decision.job)
         for job, victims in leaving.items():
             self._make_room(job, victims)
 
-    def _begin(self, start: Start, number: int) -> None:
+    def _begin(self, start: Start, number: int, asked: Request) -> None:
         """Write the attempt down, then start it."""
         begin = self._office.rooms.jobs.begin
-        if self._written(
-            start.job,
-            lambda: begin(start.job, attempt=number, placements=start.placements, borrows=start.borrows),
-        ):
+        facts: dict[str, Any] = {"attempt": number, "placements": start.placements, "borrows": start.borrows}
+        if self._written(start.job, lambda: begin(start.job, **facts, decided=asked)):
             self._take_up(start.job)
 
     def _make_room(self, job: ObjectId, victims: list[ObjectId]) -> None:
@@ -197,7 +202,7 @@ class JobKeeper:
         except (Fenced, Unavailable):
             raise
         except Conflict:
-            return False  # cancelled meanwhile
+            return False  # cancelled or moved meanwhile
         except FalajError as error:
             pause_s = self._refused.begin(job)
             log.exception("a job could not be begun", extra={"job": job})
@@ -216,6 +221,7 @@ class JobKeeper:
             numbers = {path.name.lstrip(".").split(".")[0].split("-")[0] for path in home.iterdir()}
             for number in sorted(int(each) for each in numbers if each.isdigit()):
                 if running.get(home.name) != number:
+                    self._office.require_lease()  # else the next keeper may have begun it since
                     self._clear(home.name, number)
 
     def _clear(self, job: str, number: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from falaj.governance.call import current_call
@@ -34,21 +34,23 @@ class Machines:
         """The machines that run jobs: their CPUs, memory, GPUs and networks, and what is free now."""
         tx = current_call().tx
         running = [store.row(tx, each["id"]) for each in store.running(tx)]
-        return tuple(
-            Machine(
-                node=node,
-                free=free_of(node, running),
-                cpu_model=facts.cpu_model,
-                isa=facts.isa,
-                sockets=facts.sockets,
-                numa_nodes=facts.numa_nodes,
-                driver=facts.driver,
-                cards=facts.cards,
-                rdma=facts.rdma,
-                gpu_fault=facts.gpu_fault,
-            )
-            for facts, node in self._source.machines()
-        )
+        return tuple(described(facts, node, running) for facts, node in self._source.machines())
+
+
+def described(facts: NodeFacts, node: Node, running: Sequence[Any]) -> Machine:
+    """A machine as people see it: what it is made of, and what the jobs in the rows of `running` leave of it."""
+    return Machine(
+        node=node,
+        free=free_of(node, running),
+        cpu_model=facts.cpu_model,
+        isa=facts.isa,
+        sockets=facts.sockets,
+        numa_nodes=facts.numa_nodes,
+        driver=facts.driver,
+        cards=facts.cards,
+        rdma=facts.rdma,
+        gpu_fault=facts.gpu_fault,
+    )
 
 
 def free_of(node: Node, running: Iterable[Any]) -> Free:

@@ -37,9 +37,9 @@ class Occasions:
             return True
         return self._waits and moment - self._decided_at >= RECONSIDER_S
 
-    def decided(self, changes: int, nodes: Sequence[Node], look: Look, *, took_s: float) -> None:
-        """A decision was made on `look`, which is at least as new as `changes`."""
+    def decided(self, changes: int, nodes: Sequence[Node], look: Look, *, waits: bool, took_s: float) -> None:
+        """A decision was made on `look`, which is at least as new as `changes`; whether anybody still `waits`."""
         self._changes, self._nodes, self._next_due = changes, tuple(nodes), look.next_due
-        self._waits = bool(look.snapshot.pending)
+        self._waits = waits
         self._decided_at = time.monotonic()
         self._rests_until = self._decided_at + (took_s if took_s > QUICK_S else 0.0)

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ def stage(rooms: Rooms, database: Database, row: Mapping[str, Any], directory: P
     """Fill `directory` for whoever acts now. It appears when it is whole; one that is there already is left alone."""
     if directory.exists():
         return
-    open_to_pass(directory.parent)
-    draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    draft = _draft(directory)
     try:
         for name in ("code", "inputs", "outputs"):
             (draft / name).mkdir(mode=0o700)
@@ -44,6 +44,14 @@ def stage(rooms: Rooms, database: Database, row: Mapping[str, Any], directory: P
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _draft(directory: Path) -> Path:
+    """An empty folder beside `directory`. Who clears up after the attempt before may just remove the one above."""
+    while True:
+        with suppress(FileNotFoundError):
+            open_to_pass(directory.parent)
+            return Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
 
 
 def open_to_pass(folder: Path) -> None:

@@ -36,7 +36,9 @@ class Launch:
     listens in `mps_directory`. `disk_bytes` is what it may add to its directory. `secrets` are further variables of its
     environment, which are neither written to a disk nor shown in its log. `readable` are further paths that it may
     read, `hidden` are paths that it must not reach. After `timeout_s` it is stopped, and killed `grace_s` later. After
-    `hang_s` without a sign of life from a rank, the stacks of all ranks go to its log and it ends as failed.
+    `hang_s` without a sign of life from a rank, the stacks of all ranks go to its log and it ends as failed. With
+    `nsys` its processes run under Nsight Systems, which leaves its reports in `outputs/`; InvalidInput where it is not
+    installed.
     """
 
     attempt: str
@@ -61,6 +63,7 @@ class Launch:
     timeout_s: float | None = None
     hang_s: float | None = None
     grace_s: float = 10.0
+    nsys: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class AttemptState:
     the code could not be started at all; it went well if and only if `exit_code` is 0. `lost`: what watched
     over it was killed; its code is gone, how far it came is not known, and it will not run again. `reason`
     says in one sentence why it did not go well. `limits` say what holds it to its share here ("memory: cgroup").
+    `stopped` says of one that has ended whether that was because of `stop`; none: it is not known. `went_down` is
+    one that is lost because its machine was, and may be there again by now.
     """
 
     phase: Phase
@@ -92,6 +97,8 @@ class AttemptState:
     ended_at: datetime | None = None
     used: Used = Used()
     limits: tuple[str, ...] = ()
+    stopped: bool | None = None
+    went_down: bool = False
 
 
 class Launcher(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from falaj.assembly import drivers
 from falaj.assembly.home import open_home
@@ -18,6 +19,8 @@ from falaj.sdk.platform import Platform
 from falaj.training import store as jobs
 
 log = logging.getLogger("falaj.embedded")
+
+AGAIN_S = 1.0
 
 
 def open_platform(path: str | Path | None = None) -> Platform:
@@ -61,18 +64,27 @@ class EmbeddedController:
 
     def _run(self) -> None:
         self._platform.intents.wanted.wait()
-        if self._stop.is_set():
-            return
+        while not self._stop.is_set():
+            try:
+                self._controller().run(self._stop)
+            except Exception:  # as the parent of a controller's process does, begin anew
+                log.exception("the embedded controller broke off; it is begun again")
+                self._stop.wait(AGAIN_S)
+
+    def _controller(self) -> Controller:
         home, config = self._platform.home, self._platform.config
-        controller = Controller(
+        return Controller(
             self._platform.gate,
             self._platform.rooms,
             lambda: drivers.open_workflows(home, config),
             holder="embedded",
+            on_lost=step_down,
             jobs=job_keeper(self._platform),
             wanted=self._platform.intents.wanted,
         )
-        try:
-            controller.run(self._stop)
-        except Exception:
-            log.exception("the embedded controller ended; work waits until the next start")
+
+
+def step_down() -> NoReturn:
+    """End the thread that has lost the lease, and not the process: it is the user's, and while it holds the home,
+    nobody else takes the lease from it. It was not renewed in time, or passed to a controller that was begun anew."""
+    raise SystemExit

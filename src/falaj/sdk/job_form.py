@@ -168,7 +168,7 @@ def _as_given(fault: Fault, form: JobForm, sources: Mapping[Location, str]) -> F
 
 def _unknown(at: Location, where: str) -> Fault:
     known = sorted({*FIELDS, *BESIDE} - {*SAME.values(), "processes_min"})
-    near = get_close_matches(at[-1], [*known, *ALIASES], n=1)
+    near = get_close_matches(at[-1], [*known, *ALIASES], n=1, cutoff=0.7)
     fix = f"{near[0]}, if that is meant" if near else "remove this field"
     return Fault(where=where, given=at[-1], allowed=f"one of {', '.join(known)}", fix=fix)
 

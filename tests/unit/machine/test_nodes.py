@@ -9,7 +9,7 @@ import pytest
 
 from falaj.apps.cli import nodes
 from falaj.assembly.doctor import hardware
-from falaj.control.machines import free_of
+from falaj.control.machines import described, free_of
 from falaj.governance.caller import acting_as
 from falaj.ports.hardware import NodeFacts
 from falaj.records.hardware import Machine
@@ -91,18 +91,7 @@ def test_falaj_toml_says_the_pool_and_the_labels(tmp_path: Path) -> None:
 
 
 def shown(name: str, root: Path, *rows: dict[str, Any]) -> Machine:
-    facts, node = recorded(name, root)
-    return Machine(
-        node=node,
-        free=free_of(node, rows),
-        isa=facts.isa,
-        sockets=facts.sockets,
-        numa_nodes=facts.numa_nodes,
-        driver=facts.driver,
-        cards=facts.cards,
-        rdma=facts.rdma,
-        gpu_fault=facts.gpu_fault,
-    )
+    return described(*recorded(name, root), rows)
 
 
 def test_a_list_has_a_line_for_each_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
 import ssl
 import sys
@@ -20,6 +19,7 @@ from falaj.apps.api.headers import HEADERS
 from falaj.apps.api.problems import problem_response
 from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
+from falaj.apps.open_files import raise_file_limit
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import Platform, assemble, local_caller
 from falaj.errors import InvalidInput, NotFound
@@ -37,7 +37,7 @@ LOCAL_TOKEN_DAYS = 30
 def main() -> None:
     """Serve the home in FALAJ_HOME; arguments are what the parent decided: bind and port."""
     os.umask(0o077)
-    _raise_file_limit()
+    raise_file_limit()
     home = open_home()
     log_to(home.logs / "api.jsonl")
     platform = assemble(home)
@@ -50,12 +50,6 @@ def main() -> None:
         server.run(sockets=[listener])
     finally:
         platform.close()
-
-
-def _raise_file_limit() -> None:
-    """As many open files as the machine allows: each connection is one."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class LimitedHeaders(HttpToolsProtocol):

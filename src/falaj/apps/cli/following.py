@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import sys
 import threading
 import time
@@ -45,14 +46,20 @@ def follow_job(platform: Platform, job: Job, *, to: TextIO) -> Job:
 
 def print_log(platform: Platform, job: str, *, follow: bool, offset: int, to: TextIO) -> None:
     """Print the log from `offset` on. A stream that breaks off is taken up where it stopped."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    deadline, attempt = time.monotonic() + PATIENCE_S, platform.jobs.show(job).attempt
+    utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)  # a bar that is written over becomes lines
+    deadline, attempt, ended = time.monotonic() + PATIENCE_S, platform.jobs.show(job).attempt, True
     while True:
         try:
             for piece in platform.jobs.logs(job, follow=follow, offset=offset):
                 offset += len(piece)
                 deadline = time.monotonic() + PATIENCE_S
-                to.write(printable(decoder.decode(piece)))
+                text = decoder.decode(piece)
+                ended = text.endswith("\n") if text else ended
+                to.write(printable(text))
+                to.flush()
+            if not ended:
+                to.write("\n")  # what is said next stands on a line of its own
                 to.flush()
             return
         except (Interrupted, Unavailable):

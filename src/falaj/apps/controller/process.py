@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
+from falaj.apps.open_files import raise_file_limit
 from falaj.assembly import drivers
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
@@ -17,10 +18,14 @@ from falaj.control.controller import Controller, Pace
 from falaj.control.holders import holder_name
 from falaj.control.workflows import WORKFLOWS, Workflow
 
+OPEN_FILES = 16_384
+"""Each attempt may hold hundreds of connections to its agent; 1024, as is usual, are those of three."""
+
 
 def main(*, pace: Pace = Pace(), workflows: Mapping[str, Workflow] = WORKFLOWS) -> None:  # noqa: B008 - frozen
     """Run a controller on the home in FALAJ_HOME until the parent ends or a signal comes."""
     os.umask(0o077)
+    raise_file_limit(OPEN_FILES)
     home = open_home()
     log_to(home.logs / "controller.jsonl")
     platform = assemble(home)

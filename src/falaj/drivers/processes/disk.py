@@ -76,7 +76,7 @@ def measure(folder: Path) -> Usage:
 
 
 def walked(folder: Path) -> Generator[None, None, Usage]:
-    """A walk that stops now and then for others to have the time; what cannot be looked at counts as nothing.
+    """A walk that stops now and then for others to have the time; what is gone by then counts as nothing.
 
     Links are not followed, not even one that takes the place of a folder meanwhile.
     """
@@ -117,12 +117,29 @@ def _next(entries: Iterator[os.DirEntry[str]]) -> os.DirEntry[str] | None:
 
 
 def _enter(levels: list[tuple[int, Iterator[os.DirEntry[str]]]], name: str, *, above: int | None) -> None:
-    opened = os.open(name, OPEN, dir_fd=above)
+    opened = _opened(name, above)
     try:
         levels.append((opened, os.scandir(opened)))
     except OSError:
         os.close(opened)
         raise
+
+
+def _opened(name: str, above: int | None) -> int:
+    """Also a folder that user code has closed: where it has our own uid, it could else hide things there."""
+    try:
+        opened = os.open(name, OPEN, dir_fd=above)
+    except PermissionError:
+        closed = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        try:
+            os.chmod(f"/proc/self/fd/{closed}", 0o700)
+        finally:
+            os.close(closed)
+        return os.open(name, OPEN, dir_fd=above)
+    found = os.fstat(opened)
+    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IXUSR:
+        os.fchmod(opened, 0o700)
+    return opened
 
 
 def _leave(levels: list[tuple[int, Iterator[os.DirEntry[str]]]]) -> None:

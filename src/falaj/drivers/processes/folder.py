@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -12,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 1.0
+BOOT, PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """`lock` is held while the shim lives; `started` is made just before the user's code is, and stays."""
+    """`lock` is held while the shim lives; `started` is made just before the user's code is, and stays.
+
+    It tells in which run of the machine that was.
+    """
 
     path: Path
 
@@ -58,6 +63,13 @@ class Folder:
     def faults(self) -> Path:
         """What the shim itself had to say: empty unless it has a bug."""
         return self.path / "shim.err"
+
+    def is_of_another_run(self) -> bool:
+        """Whether the machine was started anew since: whatever ran then went down with it."""
+        with contextlib.suppress(OSError):
+            told = self.started.read_text()
+            return bool(told) and told != machine_run()
+        return False
 
     def take(self) -> int | None:
         """The lock, for as long as the descriptor is open; none if another shim has it or had it before."""
@@ -116,10 +128,21 @@ def read(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def mark(path: Path) -> None:
-    """Make an empty file for good; FileExistsError if it is there."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+def mark(path: Path, text: str = "") -> None:
+    """Make a short file for good; FileExistsError if it is there."""
+    with open(path, "x", encoding="utf-8", opener=private) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     keep_names(path.parent)
+
+
+def machine_run() -> str:
+    """One boot of this machine, or of the container with processes of its own; empty where that cannot be told."""
+    try:
+        return f"{BOOT.read_text().strip()} {os.readlink(PROCESSES)}"
+    except OSError:
+        return ""
 
 
 def keep_names(folder: Path) -> None:

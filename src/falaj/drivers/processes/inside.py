@@ -75,7 +75,9 @@ class Gang:
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 print(f"{each['command'][0]}: {error}", file=sys.stderr, flush=True)
                 self._note(rank, COULD_NOT_START, None)
-                return
+                if self.ended is not None:
+                    return
+                continue  # it can do without this one
             self._started.append(process)
             self._ranks[process.pid] = rank
         self._line.enter("home")

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from falaj.drivers.processes.cgroup import Group
 from falaj.drivers.processes.folder import Folder, read, write
 from falaj.drivers.processes.gpus import check_gpus
+from falaj.drivers.processes.nsys import find_nsys
 from falaj.drivers.processes.order import Order, Walls
 from falaj.drivers.processes.removing import remove
 from falaj.errors import InvalidInput, Unavailable
@@ -55,7 +56,7 @@ class ProcessLauncher:
         if folder.started.exists() or folder.is_held():
             return
         check(launch)
-        order = Order(launch, self._walls(), *self._limits)
+        order = Order(launch, self._walls(), *self._limits, nsys=find_nsys(launch))
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.path.mkdir(mode=0o700, exist_ok=True)
         write(folder.launch, order.to_json())
@@ -88,9 +89,11 @@ class ProcessLauncher:
                 # Not there where a shim of an earlier version wrote it, whose attempt we have adopted.
                 used=Used(**ended.get("used", {})),
                 limits=tuple(ended.get("limits", ())),
+                stopped=ended.get("stopped"),
             )
         if folder.started.exists():
-            return AttemptState("lost", reason=why_lost(folder), started_at=moment(read(folder.running)))
+            started_at, went_down = moment(read(folder.running)), folder.is_of_another_run()
+            return AttemptState("lost", reason=why_lost(folder), started_at=started_at, went_down=went_down)
         return AttemptState("unknown")
 
     def stop(self, attempt: str, *, grace_s: float) -> None:

@@ -23,7 +23,8 @@ class Walls:
 class Order:
     """`most_tasks` are the processes and threads that it may have; `reserve_bytes` is what its volume should keep free.
 
-    `cgroup` is one in which attempts may have theirs. None: what is usual. Secrets are left out of the JSON.
+    `cgroup` is one in which attempts may have theirs. None: what is usual. Secrets are left out of the JSON. `nsys` is
+    the program of Nsight Systems, for a launch that asks for it.
     """
 
     launch: Launch
@@ -32,6 +33,7 @@ class Order:
     most_tasks: int | None = None
     reserve_bytes: int | None = None
     cgroup: Path | None = None
+    nsys: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         launch = asdict(self.launch)
@@ -50,6 +52,7 @@ class Order:
             "most_tasks": self.most_tasks,
             "reserve_bytes": self.reserve_bytes,
             "cgroup": None if self.cgroup is None else str(self.cgroup),
+            "nsys": self.nsys,
         }
 
     @classmethod
@@ -64,4 +67,11 @@ class Order:
         walls = Walls(found["walls"]["mechanism"], MachineFacts(**facts))
         limits = {name: found.get(name) for name in ("most_tasks", "reserve_bytes")}
         cgroup = None if found.get("cgroup") is None else Path(found["cgroup"])
-        return cls(Launch(**launch), walls, found["log_limit_bytes"], **limits, cgroup=cgroup)
+        return cls(
+            Launch(**launch),
+            walls,
+            found["log_limit_bytes"],
+            **limits,
+            cgroup=cgroup,
+            nsys=found.get("nsys"),
+        )

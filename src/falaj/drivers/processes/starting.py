@@ -12,6 +12,7 @@ from falaj.drivers.processes import hang, inside, stacks_hook
 from falaj.drivers.processes.frameworks import tolerates
 from falaj.drivers.processes.gpus import gpu_devices, gpu_folders
 from falaj.drivers.processes.limits import Limits
+from falaj.drivers.processes.nsys import VARIABLE, nsys_folders
 from falaj.drivers.processes.order import Order
 from falaj.drivers.processes.ranks import environment
 from falaj.drivers.processes.talk import SOCKET
@@ -43,7 +44,7 @@ def user_code(order: Order, ranks: Sequence[Mapping[str, Any]], limits: Limits, 
         command=[order.walls.facts.python, "-I", "-S", "-c", text, str(written)],
         directory=launch.directory,
         environment=variables(launch),
-        readable=[*launch.readable, *gpu_folders(launch)],
+        readable=[*launch.readable, *gpu_folders(launch), *nsys_folders(order.nsys)],
         hidden=[*launch.hidden, control],
         network=launch.network,
         devices=gpu_devices(launch),
@@ -56,7 +57,7 @@ def user_code(order: Order, ranks: Sequence[Mapping[str, Any]], limits: Limits, 
 def variables(launch: Launch) -> dict[str, str]:
     """The environment of all ranks, secrets included: it is handed on in memory."""
     told = replace(launch, environment={**launch.environment, **launch.secrets})
-    found = {"PYTHONFAULTHANDLER": "1"} | environment(told)
+    found = {"PYTHONFAULTHANDLER": "1"} | environment(told) | (VARIABLE if launch.nsys else {})
     if launch.hang_s is None:
         return found
     hook = Path(stacks_hook.__file__).read_text(encoding="utf-8")

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from falaj.drivers.processes import hang, inside
-from falaj.drivers.processes.folder import Folder, mark, read, write
+from falaj.drivers.processes.folder import Folder, machine_run, mark, read, write
 from falaj.drivers.processes.guards import Guards
 from falaj.drivers.processes.limits import Limits, put_up
 from falaj.drivers.processes.masking import Mask
 from falaj.drivers.processes.meter import Meter
+from falaj.drivers.processes.nsys import under_nsys
 from falaj.drivers.processes.order import Order
 from falaj.drivers.processes.output import Output
 from falaj.drivers.processes.ranks import plan_ranks
@@ -49,7 +50,7 @@ def watch(folder: Folder, secrets: Mapping[str, str]) -> None:
     output = Output(folder.log, limit_bytes=order.log_limit_bytes, mask=mask)
     inside.become_reaper()
     oom_kills, accepted_at = count_oom_kills(), time.time()
-    mark(folder.started)
+    mark(folder.started, machine_run())
     attempt = Watch(folder, order, output)
     try:
         ended = attempt.run()
@@ -71,6 +72,7 @@ def watch(folder: Folder, secrets: Mapping[str, str]) -> None:
         "ended_at": max(started_at, time.time()),  # the clock may have been set back meanwhile
         "used": asdict(attempt.clear()),
         "limits": attempt.limits.words,
+        "stopped": ended.cause == "stopped",
     }
     keep(folder.ended, result)
 
@@ -149,7 +151,7 @@ class Watch:
 
     def _start(self, writing: int) -> subprocess.Popen[bytes]:
         walls, most_tasks = self._order.walls, self._guards.most_tasks
-        ranks = plan_ranks(self._launch)
+        ranks = under_nsys(self._order.nsys, plan_ranks(self._launch), self._launch)
         self.limits = put_up(self._folder, self._order, ranks=len(ranks), most_tasks=most_tasks)
         group = self.limits.group
         self._meter = Meter(self._launch, group=group.path if group else None)

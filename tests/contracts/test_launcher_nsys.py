@@ -1,0 +1,114 @@
+"""Attempts under Nsight Systems, which is pretended here: it notes how it was called, and runs what follows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from falaj.drivers.processes.frameworks.process import LOOPBACK
+from falaj.drivers.processes.nsys import find_nsys, nsys_folders, under_nsys
+from falaj.drivers.processes.ranks import plan_ranks
+from falaj.errors import InvalidInput
+from falaj.ports.launcher import Launch
+from launching import STRONGEST, Yard
+
+# Beside its report it tells what it was given.
+PRETENDED = """#!/bin/sh
+output=
+for word in "$@"; do
+  case "$word" in
+    --output=*) output="${word#--output=}" ;;
+  esac
+done
+printf '%s\\n' "$@" > "$output.nsys-rep"
+while [ "$1" = profile ] || [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"
+"""
+SCRIPT = """
+import os, sys
+os.write(1, f"{os.environ['FALAJ_NVTX']} {sys.argv[1]}\\n".encode())
+sys.exit(int(sys.argv[2]))
+"""
+LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "train.py"], nsys=True)
+
+
+@pytest.fixture
+def installed(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On the path by a link, as its packages have it."""
+    program = yard.root / "nsight" / "bin" / "nsys"
+    program.parent.mkdir(parents=True)
+    program.write_text(PRETENDED)
+    program.chmod(0o755)
+    linked = yard.root / "path" / "nsys"
+    linked.parent.mkdir()
+    linked.symlink_to(program)
+    monkeypatch.setenv("PATH", str(linked.parent), prepend=":")
+    return program
+
+
+@pytest.mark.usefixtures("installed")
+def test_ranks_run_under_it_and_leave_their_reports(yard: Yard) -> None:
+    state = yard.run(SCRIPT, "given", "0", nsys=True, processes=2)
+
+    outputs = yard.root / "attempts" / "job_1-1" / "outputs"
+    assert state.exit_code == 0, yard.log()
+    assert yard.log().splitlines() == [b"1 given", b"1 given"]
+    assert sorted(path.name for path in outputs.iterdir()) == ["rank-0.nsys-rep", "rank-1.nsys-rep"]
+    told = (outputs / "rank-1.nsys-rep").read_text().splitlines()
+    assert told[0] == "profile"
+    assert told[-4:] == [yard.walls.facts.python, "script.py", "given", "0"]
+
+
+@STRONGEST
+@pytest.mark.usefixtures("installed")
+def test_failure_under_it_is_the_jobs_own(yard: Yard) -> None:
+    assert yard.run(SCRIPT, "given", "3", nsys=True).exit_code == 3
+
+
+@STRONGEST
+def test_machine_without_it_refuses_and_says_what_to_do(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    launch = yard.launch(SCRIPT, "given", "0", nsys=True)
+    monkeypatch.setattr("falaj.drivers.processes.nsys.PLACES", ("nonexistent/nsys",))
+
+    with pytest.raises(InvalidInput) as refusal:
+        yard.launcher().start(launch)
+
+    fault = refusal.value.faults[0]
+    assert fault.where == "nsys"
+    assert "not installed" in str(fault.given)
+    assert fault.fix is not None
+    assert "nsight-systems-cli" in fault.fix
+    assert yard.launcher().state(launch.attempt).phase == "unknown"
+
+
+def test_it_is_found_where_its_packages_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    program = tmp_path / "opt/nvidia/nsight-systems-cli/2026.1/bin/nsys"
+    program.parent.mkdir(parents=True)
+    program.touch()
+
+    assert find_nsys(LAUNCH, root=tmp_path) == str(program)
+    assert nsys_folders(str(program)) == [program.parents[1]]
+    assert nsys_folders("/usr/local/cuda/bin/nsys") == []
+
+
+def test_program_that_starts_the_ranks_has_one_report_for_all() -> None:
+    launch = replace(LAUNCH, framework="torch", processes=4)
+
+    [only] = under_nsys("/opt/nsys", plan_ranks(launch, lambda count: [1] * count), launch)
+
+    assert only["command"][:2] == ["/opt/nsys", "profile"]
+    assert "--output=/jobs/1/outputs/all-ranks" in only["command"]
+    assert f"--local-addr={LOOPBACK}" in only["command"]
+
+
+def test_launch_that_does_not_ask_is_left_alone() -> None:
+    launch = replace(LAUNCH, nsys=False)
+    ranks = plan_ranks(launch)
+
+    assert find_nsys(launch) is None
+    assert json.dumps(under_nsys(None, ranks, launch)) == json.dumps(ranks)
