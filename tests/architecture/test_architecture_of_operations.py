@@ -58,6 +58,7 @@ VALUES: list[Any] = [
     ({"id": "sample", "value": 1.0},),
     ({"name": "x", "shape": (1,), "datatype": "FP32", "data": [1.0]},),
     "predictions_01arz3ndektsv4rrffq69g5fav",
+    "0" * 32,
     {},
     {
         "metric": "rmse",

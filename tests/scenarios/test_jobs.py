@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -116,7 +117,8 @@ def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(stage: Stage) 
     expected = undisturbed["train"]().losses  # type: ignore[operator]
     by_step = stage.losses(job)
     assert [by_step[step] for step in range(1, 41)] == [{value} for value in expected]
-    assert "resuming after step 20" in b"".join(stage.platform.jobs.logs(job.id)).decode()
+    log = b"".join(stage.platform.jobs.logs(job.id)).decode()
+    assert re.search("resuming after step (15|20)\n", log)  # that of step 20 may have been on its way
     assert [each.step for each in stage.platform.jobs.checkpoints(job.id)] == [40, 35, 30]
 
 
@@ -196,7 +198,7 @@ def test_a_home_without_a_server_trains_on_its_training_sets(
     [
         (["nowhere.py"], "a Python script that is there"),
         (["train.py", "--gpus", "99"], "--gpus"),
-        (["train.py", "--dataset", "x=unknown"], "there is no training set"),
+        (["train.py", "--dataset", "x=unknown"], "a training set, view, model version or blob that is there"),
         (["train.py", "--env", "FALAJ_JOB=1"], "FALAJ_"),
         (["train.py", "--timeout", "soon"], "--timeout"),
         (["train.py", "--cpus", "none"], "cpus"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -227,6 +228,16 @@ BAD = (
     ("train says.py --env FALAJ_X=1", 2, "--env is not valid"),
     ("train says.py --dataset =x", 2, "--dataset is not valid"),
     ("train says.py --queue nowhere", 1, "nowhere"),
+    (
+        "train says.py --queue nowhere",
+        1,
+        "fix      one of these, or an operator makes it: falaj queue set nowhere",
+    ),
+    ("train says.py --dataset nope", 1, "fix      falaj features training-sets"),
+    ("train says.py --cpus 9999", 2, "falaj node list shows the machines"),
+    ("train says.py --gpus 999", 2, "fix      ask for "),
+    ("train says.py --memory 900TiB", 2, "given    900TiB"),
+    ("queue show nowhere", 1, "look     falaj queue show"),
     ("train says.py --queue No+Queue", 2, "--queue is not valid"),
     ("train says.py --environment No+Name", 2, "--environment is not valid"),
     ("train --file gone.yaml", 2, "a readable file of YAML"),
@@ -337,7 +348,8 @@ def test_steps_loss_and_metrics_are_there_while_a_job_runs(falaj: CommandLine) -
 
     assert running.progress is not None
     assert running.progress.total == 1200
-    assert running.progress.loss == pytest.approx(1 / running.progress.step, rel=0.5)
+    assert running.progress.loss is not None
+    assert 1 / running.progress.loss == pytest.approx(round(1 / running.progress.loss))  # of one of its steps
     assert running.progress.left is not None
     assert metrics["loss"].points > 0
     assert [each.id for each in scene.running] == [job.id]
@@ -345,6 +357,47 @@ def test_steps_loss_and_metrics_are_there_while_a_job_runs(falaj: CommandLine) -
     assert head[0] == "1 job running, 0 waiting"
     assert " of 1200" in rows[0][top.HEADINGS.index("step")]
     assert rows[0][top.HEADINGS.index("owner")] != job.owner
+
+
+def test_a_failed_job_says_why_before_its_log(falaj: CommandLine) -> None:
+    (falaj.folder / "fails.py").write_text("raise ValueError('nothing to learn')")
+    job = falaj("train", "fails.py", "--json").json["id"]
+
+    ran = falaj("jobs", "logs", job)
+
+    assert ran.err == f"job {job} failed: Exit code 1: ValueError: nothing to learn\n"
+    assert ran.out.startswith("Traceback")
+
+
+class Printed:
+    """Jobs of which one has printed what it is given, in pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.jobs, self.pieces, self.attempt = self, pieces, 1
+
+    def show(self, job: str) -> Printed:
+        return self
+
+    def logs(self, job: str, *, follow: bool, offset: int) -> tuple[bytes, ...]:
+        return self.pieces
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([b"10%\r20%\r", b"\nend"], "10%\n20%\nend\n"),
+        ([b"one\r", b"\ntwo\r\n"], "one\ntwo\n"),
+        ([b"\x1b[2J\xff\n"], "\\x1b[2J\N{REPLACEMENT CHARACTER}\n"),
+        ([], ""),
+    ],
+)
+def test_a_bar_in_a_log_becomes_lines_and_what_follows_has_its_own(pieces: list[bytes], shown: str) -> None:
+    printed: Any = Printed(*pieces)
+    to = io.StringIO()
+
+    following.print_log(printed, "job", follow=False, offset=0, to=to)
+
+    assert to.getvalue() == shown
 
 
 def test_a_followed_job_tells_how_far_it_is_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
@@ -440,6 +493,7 @@ def test_top_fits_a_terminal_and_ends_by_an_interrupt(
     jobs = tuple(made(JobState.QUEUED, number) for number in range(50))
     looks = iter([top.Scene(jobs[0].submitted_at, waiting=jobs), Unavailable("it restarts")])
     pauses: list[float] = []
+    really_sleep = time.sleep
 
     def look(*_: Any) -> top.Scene:
         found = next(looks)
@@ -448,6 +502,8 @@ def test_top_fits_a_terminal_and_ends_by_an_interrupt(
         return found
 
     def sleep(seconds: float) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return really_sleep(seconds)
         pauses.append(seconds)
         if len(pauses) == 2:
             raise KeyboardInterrupt

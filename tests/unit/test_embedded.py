@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import falaj as fj
+from falaj.assembly import drivers
 from falaj.errors import HomeBusy
 from falaj.records.work import WorkState
 
@@ -39,6 +41,47 @@ def test_work_that_was_not_finished_goes_on_at_the_next_opening(tmp_path: Path) 
         assert last.state is WorkState.DONE
 
 
+def test_a_controller_that_breaks_off_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, faults = drivers.open_workflows, [OSError("the disk is away for a moment")]
+
+    def open_workflows(*args: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return real(*args)
+
+    monkeypatch.setattr(drivers, "open_workflows", open_workflows)
+    with fj.open(tmp_path / "home") as platform:
+        platform.put("original", b"bytes")
+
+        *_, last = platform.work.watch(platform.blob.copy("original", "local", name="twin").id)
+
+        assert last.state is WorkState.DONE
+
+
+def test_a_lease_that_was_not_renewed_in_time_does_not_end_the_users_process(tmp_path: Path) -> None:
+    script = """
+import falaj as fj
+from falaj.control import controller, lease
+from falaj.errors import Unavailable
+
+def away(*_, **__):
+    raise Unavailable("the disk is slow")
+
+lease.renew = away
+controller.Controller.__init__.__kwdefaults__["pace"] = controller.Pace(lease=controller.timedelta(seconds=0.3))
+with fj.open("home") as platform:
+    platform.put("original", b"bytes")
+    copied = platform.blob.copy("original", "local", name="twin")
+    *_, last = platform.work.watch(copied.id)
+    controller.time.sleep(1)  # the lease is over by then
+    print(last.state)
+"""
+
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+
+    assert (ran.returncode, ran.stdout.strip()) == (0, "done"), ran.stderr
+
+
 def test_a_home_is_opened_once(tmp_path: Path) -> None:
     with fj.open(tmp_path / "home"), pytest.raises(HomeBusy, match="held by a platform"):
         fj.open(tmp_path / "home")
@@ -59,6 +102,7 @@ def test_another_process_may_open_it_after_this_one_was_killed(tmp_path: Path) -
 
 def test_the_public_names() -> None:
     assert fj.__all__ == [
+        "STOP",
         "Aggregation",
         "Entity",
         "FalajError",
@@ -67,12 +111,15 @@ def test_the_public_names() -> None:
         "Platform",
         "__version__",
         "connect",
+        "estimate",
         "export_onnx",
         "fit",
         "job",
         "once",
         "open",
         "save_model",
+        "step",
+        "verify_certificate",
     ]
     assert all(getattr(fj, name) is not None for name in fj.__all__)
 

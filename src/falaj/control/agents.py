@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from falaj.control.behalf import acting
+from falaj.control.checkpoint_desk import CheckpointDesk
 from falaj.control.platform import Rooms
+from falaj.control.recalling import recall
 from falaj.errors import FalajError, Fenced, Interrupted, InvalidInput, Unavailable
 from falaj.governance.caller import Caller, start_thread
 from falaj.records.names import ObjectId
 from falaj.records.tracking import BATCH_POINTS, MetricPoint
+from falaj.training.runtime.checkpoint.store import Mark
 from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining
 from falaj.training.runtime.wire import Stream, parse_head, receive_text, send_head, with_short_address
 
@@ -35,7 +38,9 @@ SOCKET = "agent.sock"
 MOST_CONNECTIONS = 300
 MOST_AT_ONCE = 8
 """So many frames of an attempt are parsed and answered at a time: a megabyte of JSON can make thirty of objects."""
-MOVES_BYTES = ("save_checkpoint", "load_checkpoint")
+MOVES_BYTES = ("save_part", "commit_checkpoint", "load_manifest", "load_part")
+WORDS_OF_CHECKPOINTS = ("call", "step", "body", "save", "number", "keep", "best", "offset", "length")
+LONGEST_WORD = 100
 
 PEER = struct.Struct("iII")
 """What the kernel knows of the other end: pid, uid, gid."""
@@ -63,6 +68,9 @@ class PlatformAgent:
         self._rooms, self._row, self._workspace = rooms, row, workspace
         self._owner, self._service, self._fence = owner, service, fence
         self._wanted, self._progress, self._measured = wanted, progress, measured
+        self._desk = CheckpointDesk(
+            rooms, row["id"], row["attempt"], workspace=workspace, owner=owner, service=service, fence=fence
+        )
 
     def answer(self, head: dict[str, Any], body: Iterator[bytes]) -> tuple[Any, int, Iterator[bytes]]:
         """The result of a call, and the bytes that go with it."""
@@ -71,18 +79,28 @@ class PlatformAgent:
                 self._log(metrics, head.get("id"))
             case {"call": "params", "params": dict(params)}:
                 self._log_params(params)
+            case {"call": "recall", "after": int(after)}:
+                with acting(self._owner(), fence=self._fence):
+                    resumes, losses = recall(self._rooms.runs, self._row["run"], after=_count(after))
+                return resumes, len(losses), iter((losses,))
             case {"call": "progress", "step": int(step), "total": int(total)}:
                 self._progress(_count(step), _count(total))
             case {"call": "heartbeat"}:
                 return self._wanted(), 0, iter(())
             case {"call": "say", "words": str()}:
                 pass  # what it prints is its log
-            case {"call": "save_checkpoint", "step": int(step)}:
-                self._save(step, body)
             case {"call": "checkpoint_steps"}:
-                return [each.step for each in self._checkpoints()], 0, iter(())
-            case {"call": "load_checkpoint", "step": int(step)}:
-                return None, *self._load(step)
+                return self._desk.steps(), 0, iter(())
+            case {"call": "save_part", "step": int(step), "save": str(save), "number": int(number)}:
+                self._desk.save_part(Mark(step, save), number, body)
+            case {"call": "commit_checkpoint", "step": int(step), "save": str(save), "keep": int(keep)}:
+                best = None if head.get("best") is None else int(head["best"])
+                self._desk.commit(Mark(step, save), head["parts"], body, keep=keep, best=best)
+            case {"call": "load_manifest", "step": int(step)}:
+                return None, *self._desk.load_manifest(step)
+            case {"call": "load_part", "step": int(step), "number": int(number)}:
+                where = {"offset": int(head["offset"]), "length": int(head["length"])}
+                return None, *self._desk.load_part(step, number, **where)
             case _:
                 raise ValueError(f"unknown call {head.get('call')!r}")
         return None, 0, iter(())
@@ -105,24 +123,6 @@ class PlatformAgent:
             new = {key: value for key, value in params.items() if key not in known}
             if new:
                 self._rooms.runs.log_params(self._row["run"], new)
-
-    def _save(self, step: int, body: Iterator[bytes]) -> None:
-        with acting(self._owner(), fence=self._fence):
-            sources = (self._row["id"],)
-            blob = self._rooms.blob.upload(body, workspace=self._workspace, sources=sources)
-        with acting(self._service, fence=self._fence):
-            self._rooms.jobs.save_checkpoint(self._row["id"], step=step, blob=blob.id)
-
-    def _checkpoints(self) -> tuple[Any, ...]:
-        with acting(self._owner(), fence=self._fence):
-            return self._rooms.jobs.checkpoints(self._row["id"])
-
-    def _load(self, step: int) -> tuple[int, Iterator[bytes]]:
-        found = next((each for each in self._checkpoints() if each.step == step), None)
-        if found is None:
-            raise CheckpointDamaged(f"there is no checkpoint of step {step}")
-        with acting(self._owner(), fence=self._fence):
-            return found.size_bytes, self._rooms.blob.read(found.blob)
 
 
 class AgentDoor:
@@ -172,7 +172,7 @@ class AgentDoor:
         except Fenced:
             self._on_fenced()
         except (OSError, ValueError, Interrupted) as error:
-            log.info("a job's connection to its agent ended", extra={"reason": str(error)[:200]})
+            log.debug("a job's connection to its agent ended", extra={"reason": str(error)[:200]})
         except Exception:
             log.exception("a job's agent broke")
         finally:
@@ -191,11 +191,7 @@ class AgentDoor:
             head = parse_head(text)
             del text
             if head.get("call") in MOVES_BYTES:
-                head = {
-                    name: head[name]
-                    for name in ("call", "step", "body")
-                    if isinstance(head.get(name), str | int)
-                }
+                head = in_short(head)
             elif head["body"]:
                 raise ValueError(f"a body of {head['body']} bytes with {head.get('call')!r}")
             else:
@@ -218,9 +214,21 @@ class AgentDoor:
             raise ConnectionError(error.message) from error  # it asks again, as after a restart
         except (Fenced, Interrupted):
             raise
-        except (FalajError, KeyError, TypeError, ValueError) as error:
+        except (FalajError, KeyError, OverflowError, TypeError, ValueError) as error:
             return {"error": _code(head, error), "message": str(error)[:LONGEST_WORDS]}, 0, iter(())
         return {"result": result}, size, data
+
+
+def in_short(head: dict[str, Any]) -> dict[str, Any]:
+    """What matters of a head whose body is still to come: a few numbers and short words."""
+    sizes = head.get("sizes")
+    parts = {"parts": len(sizes)} if isinstance(sizes, list) else {}
+    kept = {name: head.get(name) for name in WORDS_OF_CHECKPOINTS}
+    return parts | {
+        name: value
+        for name, value in kept.items()
+        if isinstance(value, int) or (isinstance(value, str) and len(value) <= LONGEST_WORD)
+    }
 
 
 class Body:
@@ -295,7 +303,7 @@ def _count(number: int) -> int:
 
 def _code(head: dict[str, Any], error: Exception) -> str:
     """What the run is told: that it asked for something impossible, or that the agent cannot do it."""
-    is_loading = head.get("call") == "load_checkpoint"
+    is_loading = head.get("call") in ("load_manifest", "load_part")
     if is_loading and isinstance(error, FalajError):
         return CheckpointDamaged.code
     known = isinstance(error, FalajError) and not isinstance(error, InvalidInput)

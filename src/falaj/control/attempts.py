@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -28,6 +29,7 @@ from falaj.records.tracking import MetricPoint
 from falaj.records.training import JobOutput, JobSpec, Verdict
 from falaj.training import store
 from falaj.training.logs import attempt_name
+from falaj.training.moving import words_of
 
 log = logging.getLogger("falaj.controller")
 
@@ -37,6 +39,9 @@ GRACE_S = {"cancelled": 10.0, "interrupted": 4.0, "lost": 0.0}
 """How long a job may take to end when it is asked to. The platform itself is given ten seconds to stop."""
 LOST_S = 10.0
 """After so long, an attempt on a lost node that does not end is forgotten."""
+
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""What the platform lacks for a while, and no job is to blame for."""
 
 Asked = Literal["cancelled", "interrupted", "preempted", "lost"]
 
@@ -98,7 +103,8 @@ class Attempt:
         except FalajError as error:  # it cannot be started: refused, or something that it needs is gone
             return "failed", AttemptState("ended", reason=printable(str(error)))
         except Exception as error:
-            if self._yard.launcher.state(self.name).phase != "unknown":
+            is_short = isinstance(error, OSError) and error.errno in SHORTAGES
+            if is_short or self._yard.launcher.state(self.name).phase != "unknown":
                 raise
             log.exception("an attempt could not be prepared", extra={"attempt": self.name})
             return "failed", AttemptState("ended", reason=f"it could not be prepared: {error}")
@@ -111,6 +117,7 @@ class Attempt:
             return state
         if state.phase == "unknown":
             self._go_on()
+            self._require_node()
             with acting(self._owner(), fence=self._office.fence):
                 stage(
                     self._office.rooms,
@@ -125,6 +132,13 @@ class Attempt:
                 self._office.require_lease()
                 self._yard.launcher.start(self._launch())
             return self._wait()
+
+    def _require_node(self) -> None:
+        """It may run on a machine that is not seen from here just now: then it must not be started here as well."""
+        there = {node.name for node in self._yard.nodes()}
+        away = [placed["node"] for placed in self._row["placements"] if placed["node"] not in there]
+        if away:
+            raise Unavailable(f"node {away[0]} is not there")
 
     def _wait(self) -> AttemptState:
         told_at = time.monotonic()
@@ -155,15 +169,20 @@ class Attempt:
             row = store.row(tx, self.job)
         if row["cancelling"]:
             return "cancelled"
-        if row["interrupting"]:
-            return "preempted" if row["leaving"] else "interrupted"
+        if row["interrupting"] and state.stopped is not False:
+            return _leaving(row) or "interrupted"
+        if state.went_down:
+            return "interrupted"
         return "done" if state.phase == "ended" and state.exit_code == 0 else "failed"
 
     def _verdict_asked(self) -> Verdict:
         """Of an attempt that was given up before it started."""
         match self._asked:
-            case "cancelled" | "preempted":
-                return self._asked
+            case "cancelled":
+                return "cancelled"
+            case "preempted":
+                with self._office.gate.database.read() as tx:
+                    return _leaving(store.row(tx, self.job)) or "interrupted"
             case _:
                 return "interrupted"
 
@@ -204,10 +223,12 @@ class Attempt:
         if verdict == "done":
             return None
         if verdict == "interrupted":
-            lost = self._lost_node
-            return f"interrupted: node {lost} is lost" if lost else "interrupted: the platform stopped"
+            why = f"node {self._lost_node} is lost" if self._lost_node else "the platform stopped"
+            return f"interrupted: {'the machine went down' if state.went_down else why}"
         if verdict == "preempted":
             return f"preempted: it made room for job {self._evicted_for()}"
+        if verdict == "moved":
+            return f"moved: it goes on with {self._asks_now()}"
         if verdict == "cancelled":
             return "cancelled" + (f": {state.reason}" if state.reason else "")
         return state.reason or f"it ended with exit code {state.exit_code}"
@@ -215,6 +236,10 @@ class Attempt:
     def _evicted_for(self) -> str:
         with self._office.gate.database.read() as tx:
             return str(store.row(tx, self.job)["evicted_for"])
+
+    def _asks_now(self) -> str:
+        with self._office.gate.database.read() as tx:
+            return words_of(JobSpec.model_validate(store.row(tx, self.job)["spec"]))
 
     def _upload_outputs(self) -> tuple[JobOutput, ...]:
         sources = (self.job, self._row["run"])
@@ -260,6 +285,7 @@ class Attempt:
             timeout_s=None if spec.timeout is None else spec.timeout.total_seconds(),
             hang_s=None if spec.hang_after is None else spec.hang_after.total_seconds(),
             grace_s=GRACE_S["cancelled"],
+            nsys=spec.nsys,
         )
 
     def _environment(self) -> dict[str, str]:
@@ -335,6 +361,13 @@ class Attempt:
     def _go_on(self) -> None:
         if self._asked is not None:
             raise _GivenUp
+
+
+def _leaving(row: Any) -> Verdict | None:
+    """For another job, or to go on elsewhere; none where it was not told to leave."""
+    if not row["leaving"]:
+        return None
+    return "moved" if row["evicted_for"] is None else "preempted"
 
 
 class _GivenUp(Exception):

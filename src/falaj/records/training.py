@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from falaj.records.frameworks import process_fault
-from falaj.records.names import Name, ObjectId, Reference, RefersTo, Spelled
+from falaj.records.names import BlobRef, Name, ObjectId, Reference, RefersTo, Spelled
 from falaj.records.record import Record
 from falaj.records.residency import UNRESTRICTED, Label
 from falaj.records.scheduling import (
@@ -60,12 +60,59 @@ class CodeOrigin(Record):
     diff: Annotated[str, StringConstraints(max_length=DIFF_CHARACTERS)] = ""
 
 
+class TrainingWay(Record):
+    """A way to train: on so many processes, laid out like this, and the most bytes that one of them takes.
+
+    `as_asked`: the script comes to it by itself, as it stands. `micro_batches` is what it calls `accumulate`.
+    """
+
+    processes: AtLeastOne
+    layout: Annotated[str, StringConstraints(max_length=100)]
+    precision: Literal["fp32", "tf32", "bf16", "fp16"]
+    micro_batches: AtLeastOne
+    peak_bytes: Count
+    as_asked: bool
+
+
+class Estimate(Record):
+    """The memory that a training takes, found before it starts; the first of its `ways` is what was asked for.
+
+    `data_bytes` is the data, which lies on a GPU as well if it is small beside it. `method` says whether the step was
+    traced on tensors without numbers, or sampled: computed on a few samples.
+    """
+
+    device: Literal["cpu", "cuda"]
+    batch_size: AtLeastOne
+    parameters_bytes: Count
+    gradients_bytes: Count
+    state_bytes: Count
+    activations_bytes: Count
+    data_bytes: Count = 0
+    method: Literal["traced", "sampled"]
+    ways: Annotated[tuple[TrainingWay, ...], Field(min_length=1, max_length=1000)]
+
+
+class Asked(Record):
+    """What a job asked for at first, of all that a move can change."""
+
+    cpus: AtLeastOne = 1
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    gpu_milli: Annotated[int, Field(ge=1, le=WHOLE_GPU)] = WHOLE_GPU
+    gpu_memory_bytes: Annotated[Count, Field(ge=1)] | None = None
+    gpu_models: Annotated[frozenset[str], Field(min_length=1, max_length=100)] | None = None
+    gpu_profile: Profile | None = None
+    pools: frozenset[Name] = frozenset()
+
+
 class JobSpec(Record):
     """What a job runs: a `script` of its code, or a `module` of Falaj's own, with `args`.
 
     `cpus`, `gpus` and `memory_bytes` are for all its `processes` together, which run on one machine. `inputs` are
     stored objects by the name under which the job finds them: a training set or view as Parquet, a model version as a
     folder, a blob as a file. After `timeout` an attempt is stopped. After a failed attempt `retries` more are made.
+    With `nsys` its processes run under Nsight Systems, whose reports are among the outputs.
+    With an `estimate` of its memory it is refused where no machine could hold it. `asked` is filled in when a job is
+    moved: what it asked for before.
     """
 
     name: Name
@@ -98,7 +145,10 @@ class JobSpec(Record):
     secrets: Annotated[dict[VariableName, Reference], Field(max_length=100)] = {}
     experiment: Name | None = None
     network: bool = False
+    nsys: bool = False
     origin: CodeOrigin | None = None
+    estimate: Estimate | None = None
+    asked: Asked | None = None
 
     @model_validator(mode="after")
     def _one_command(self) -> Self:
@@ -174,7 +224,8 @@ class Progress(Record):
 class Job(Record):
     """A job and how far it is. `attempt` counts from 1; it is 0 before the first. `reason` says why it is so.
 
-    `preemptions` counts how often it made room for another job; it is `leaving` while it does.
+    `preemptions` counts how often it made room for another job; it is `leaving` while it does. It is `moving` while it
+    leaves to go on elsewhere.
     """
 
     id: ObjectId
@@ -189,6 +240,7 @@ class Job(Record):
     progress: Progress | None = None
     cancelling: bool = False
     leaving: bool = False
+    moving: bool = False
     preemptions: int = 0
     outputs: tuple[JobOutput, ...] = ()
     submitted_at: datetime
@@ -200,18 +252,41 @@ class Job(Record):
     spec: JobSpec
 
 
-Verdict = Literal["done", "failed", "cancelled", "interrupted", "preempted"]
+Verdict = Literal["done", "failed", "cancelled", "interrupted", "preempted", "moved"]
 """How an attempt ended. One that was interrupted, by a platform that stopped or a node that was lost, or preempted, to
-make room for another job, does not count against the retries."""
+make room for another job, or moved to other machines, does not count against the retries."""
 
 Placements = Annotated[tuple[Placement, ...], Field(min_length=1, max_length=1000)]
 Outputs = Annotated[tuple[JobOutput, ...], Field(max_length=20_000)]
 
 
+SaveName = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
+CheckpointCount = Annotated[int, Field(ge=1, le=100)]
+PartBlobs = Annotated[tuple[BlobRef, ...], Field(max_length=4096)]
+
+
+class CheckpointPart(Record):
+    """One of the blobs that a checkpoint is made of."""
+
+    blob: ObjectId
+    size_bytes: int
+
+
 class Checkpoint(Record):
-    """What a job saved after a step; a later attempt goes on from it."""
+    """What a job saved after a step; a later attempt goes on from it. `save` is what it calls this attempt to save."""
 
     job: ObjectId
     step: int
-    blob: ObjectId
+    save: str
+    manifest: CheckpointPart
+    parts: tuple[CheckpointPart, ...]
     size_bytes: int
+
+
+class Moved(Record):
+    """A job that was moved. It goes on from its newest checkpoint, which so far is that of `step`; none: it has none,
+    and if it saves none before it leaves it begins anew."""
+
+    job: Job
+    step: int | None = None
+    words: str

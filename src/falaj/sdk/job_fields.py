@@ -41,7 +41,7 @@ SAME = {
 OF_GPUS = ("gpu_share", "gpu_milli", "gpu_memory", "gpu_memory_bytes", "gpu_models", "gpu_profile")
 """Whoever says one of these wants a GPU, whether or not they say how many."""
 
-FLAGS = ("preemptible", "network", "spread")
+FLAGS = ("preemptible", "network", "nsys", "spread")
 
 
 class Unread(Exception):
@@ -161,7 +161,7 @@ _SPELLED: dict[str, Callable[[Any], Any]] = {
     "secrets": partial(_named, form="VARIABLE=NAME"),
     "timeout": _length_of_time,
 }
-_HIDDEN = {"affinity", "module", "origin", "script"}
+_HIDDEN = {"affinity", "asked", "estimate", "module", "origin", "script"}
 _OF_AFFINITY = {
     name: Field(("affinity", name), _as_is if name in ("spread", "island") else _several)
     for name in Affinity.model_fields

@@ -40,7 +40,9 @@ def read_job(path: str | Path, *, needs_script: bool = True) -> JobForm:
 
 def spell_job(spec: JobSpec, *, script: str | Path) -> str:
     """`spec` as YAML that `falaj train --file` takes: what it says beyond what goes without saying."""
-    given = spec.model_dump(exclude_defaults=True, exclude={"script", "origin", "affinity", "processes_min"})
+    given = spec.model_dump(
+        exclude_defaults=True, exclude={"script", "origin", "estimate", "affinity", "processes_min"}
+    )
     fields: dict[str, Any] = {"script": str(script)}
     for name, value in given.items():
         fields[_SPELLED.get(name, name)] = _spelled(name, value)

@@ -58,7 +58,8 @@ class Platform(Rooms):
     ) -> Job:
         """Submit a script with the code around it as a job, or the one in a file of YAML.
 
-        `options` are named as those of `falaj train`: args, inputs, queue, gpus, memory="8GiB", timeout="2h" …
+        `options` are named as those of `falaj train`: args, inputs, queue, gpus, memory="8GiB", timeout="2h" …; with
+        estimate=True it is refused if its training would not fit in memory.
         """
         from falaj.sdk import training
 

@@ -28,14 +28,21 @@ class Prepared(NamedTuple):
 
 
 def train(
-    platform: Platform, script: str | Path | None = None, *, file: str | Path | None = None, **options: Any
+    platform: Platform,
+    script: str | Path | None = None,
+    *,
+    file: str | Path | None = None,
+    estimate: bool = False,
+    **options: Any,
 ) -> Job:
     """Submit `script` with the code around it as a job, or the job in a `file` of YAML.
 
-    `options` are those of `falaj train`, and the fields of JobSpec; they win over the file.
+    `options` are those of `falaj train`, and the fields of JobSpec; they win over the file. With `estimate` the script
+    is run here first, up to its `fj.fit`, and refused if no machine of the platform could hold its training.
     """
     form = form_of({k: v for k, v in options.items() if v is not None}, place=".".join)
     ready = prepare(form, script=script, file=file)
+    ready = estimated(ready) if estimate else ready
     return submit(platform, ready.spec, ready.packed, workspace=ready.workspace)
 
 
@@ -64,6 +71,14 @@ def prepare(form: JobForm, *, script: str | Path | None = None, file: str | Path
     packed = pack_code(chosen)
     spec = spec_of(form, **fixed | {"script": packed.script, "origin": packed.origin})
     return Prepared(spec, packed, Path(chosen), form.values.get("workspace"))
+
+
+def estimated(ready: Prepared) -> Prepared:
+    """The job with an estimate of the memory that it takes; InvalidInput where its script gives none."""
+    from falaj.sdk.estimating import estimate_script
+
+    found = estimate_script(ready.script, ready.spec)
+    return ready._replace(spec=ready.spec.model_copy(update={"estimate": found}))
 
 
 def spec_for(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from falaj.errors import Conflict, Fault, InvalidInput
 from falaj.ports.metadata import Transaction
 from falaj.records.scheduling import WHOLE_GPU, Gpu, Node, Queue, Reason, Request, Snapshot
+from falaj.records.sizes import spell_size
 from falaj.records.training import JobSpec
 from falaj.training import store
 from falaj.training.neighbours import Scheduler
@@ -78,21 +79,24 @@ def _of_amounts(spec: JobSpec, nodes: Sequence[Node], *, without_gpus: bool) -> 
     memory = max((node.memory_bytes for node in nodes), default=0)
     cards = max((sum(_will_do(spec, gpu) for gpu in node.gpus) for node in nodes), default=0)
     limits = [
-        ("gpus", 0 if without_gpus else spec.gpus, cards, ""),
-        ("cpus", spec.cpus, max((node.cpus for node in nodes), default=0), ""),
-        ("memory_bytes", spec.memory_bytes or 0, memory, f" ({memory / 2**30:.4g} GiB)"),
+        ("gpus", 0 if without_gpus else spec.gpus, cards),
+        ("cpus", spec.cpus, max((node.cpus for node in nodes), default=0)),
+        ("memory_bytes", spec.memory_bytes or 0, memory),
     ]
-    for what, asked, most, words in limits:
+    for what, asked, most in limits:
         if asked > most:
-            yield _fault(what, str(asked), f"at most {most} on one machine here{words}")
+            in_bytes = what == "memory_bytes"
+            given, there = (spell_size(asked), f"{most / 2**30:.4g} GiB") if in_bytes else (asked, most)
+            fix = f"ask for {'less' if most else 'none'}; falaj node list shows the machines"
+            yield _fault(what, str(given), f"at most {there} on one machine here", fix=fix)
 
 
 def _will_do(spec: JobSpec, gpu: Gpu) -> bool:
     return gpu.profile == spec.gpu_profile and (spec.gpu_models is None or gpu.model in spec.gpu_models)
 
 
-def _fault(what: str, given: str, allowed: str) -> Fault:
-    return Fault(where=f"spec.{what}", given=given, allowed=allowed)
+def _fault(what: str, given: str, allowed: str, *, fix: str | None = None) -> Fault:
+    return Fault(where=f"spec.{what}", given=given, allowed=allowed, fix=fix)
 
 
 def _listed(names: frozenset[str] | set[str]) -> str:

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from falaj.errors import Conflict
-from falaj.governance import objects
 from falaj.governance.call import Call
 from falaj.records.accounting import UsedUp
 from falaj.records.names import ObjectId
 from falaj.records.scheduling import Placement, Request
-from falaj.records.training import Checkpoint, JobOutput, JobSpec, JobState, Verdict
+from falaj.records.training import JobOutput, JobSpec, JobState, Verdict
 from falaj.training import store
+from falaj.training.moving import settle_move
 from falaj.training.neighbours import Accounts, BlobSource, TrackedRuns, Workbench
 from falaj.training.queue import request_for
 from falaj.training.settling import RUN_STATUS, after_attempt
-
-CHECKPOINTS_KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,22 @@ class Books:
     accounts: Accounts
     workbench: Workbench
 
-    def begin(self, call: Call, attempt: int, placements: Sequence[Placement], *, borrows: bool) -> None:
+    def begin(
+        self,
+        call: Call,
+        attempt: int,
+        placements: Sequence[Placement],
+        *,
+        borrows: bool,
+        decided: Request | None,
+    ) -> None:
         row = store.lock(call.tx, call.target.id)
         if row["state"] != JobState.QUEUED or row["attempt"] + 1 != attempt:
             raise Conflict(f"job {call.target.id} is {row['state']} after attempt {row['attempt']}")
+        if decided is not None and row["request"] is not None:
+            now = Request.model_validate(row["request"])
+            if (now.each, now.affinity) != (decided.each, decided.affinity):
+                raise Conflict(f"job {call.target.id} was moved: it asks for something else now")
         store.add_attempt(
             call.tx, call.target.id, attempt, placements=placements, borrows=borrows, now=call.now
         )
@@ -67,6 +77,7 @@ class Books:
         made_room = row["preemptions"] + (verdict == "preempted")
         over: dict[str, Any] = {"leaving": False, "borrows": False, "preemptions": made_room}
         store.change(call.tx, call.target.id, exit_code=exit_code, failures=following.failures, **over)
+        settle_move(call, row, ended=following.state.ended)
         notes = {"environment.txt": kept.get("environment")}
         if following.state.ended:
             self._publish(call, row, outputs, notes | {"log.txt": kept.get("log")})
@@ -97,22 +108,6 @@ class Books:
         store.change(call.tx, row["id"], state=state, reason=reason, ended_at=ended_at, **over)
         store.touch(call.tx)
         self.runs.end(call, row["run"], status=RUN_STATUS[state])
-
-    def save_checkpoint(self, call: Call, step: int) -> Checkpoint:
-        if store.lock(call.tx, call.target.id)["state"] != JobState.RUNNING:
-            raise Conflict(f"job {call.target.id} does not run")
-        bytes_ = self.blobs.facts(call.tx, call.object("blob").id)
-        self.blobs.keep(call.tx, bytes_, now=call.now)
-        new = Checkpoint(job=call.target.id, step=step, blob=bytes_.id, size_bytes=bytes_.size_bytes)
-        earlier = store.checkpoints_of(call.tx, new.job)
-        older = sorted((each for each in earlier if each.step < step), key=lambda each: -each.step)
-        beyond = [each for each in earlier if each.step > step]  # of an attempt that began anew
-        same = [each for each in earlier if each.step == step and each.blob != new.blob]
-        for each in [*older[CHECKPOINTS_KEPT - 1 :], *beyond, *same]:
-            store.drop_checkpoint(call.tx, new.job, each.step)
-            objects.delete(call.tx, each.blob, at=call.now)
-        store.put_checkpoint(call.tx, new)
-        return new
 
     def _running(self, call: Call, attempt: int) -> Any:
         row = store.lock(call.tx, call.target.id)

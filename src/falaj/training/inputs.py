@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from falaj.errors import Denied, FalajError, Fault, InvalidInput, NotFound
 from falaj.governance import objects
@@ -10,6 +11,7 @@ from falaj.governance.call import Call
 from falaj.governance.caller import Caller
 from falaj.governance.gate import Gate
 from falaj.records.objects import StoredObject
+from falaj.records.scheduling import Node
 
 READ_BY = {
     "dataset": "features.load",
@@ -18,6 +20,8 @@ READ_BY = {
     "blob": "blob.read",
 }
 """The kinds that can be inputs, and what whoever runs a job must be allowed to do with them."""
+
+SHOWN = "falaj features training-sets, features list, models list and blob list show what there is"
 
 DONE_FOR_OWNER = (
     *("blob.upload", "blob.read", "jobs.checkpoints"),
@@ -36,7 +40,8 @@ def resolve_inputs(gate: Gate, call: Call, given: Mapping[str, str]) -> dict[str
             found[name] = _resolve(gate, call, reference)
         except FalajError as error:
             allowed = "; ".join([error.message, *(fault.allowed or "" for fault in error.faults)]).strip("; ")
-            faults.append(Fault(where=f"inputs.{name}", given=reference, allowed=allowed))
+            fix = SHOWN if isinstance(error, NotFound) else None
+            faults.append(Fault(where=f"inputs.{name}", given=reference, allowed=allowed, fix=fix))
             unknown = unknown and isinstance(error, NotFound)
     if faults:
         kind = NotFound if unknown else InvalidInput
@@ -60,13 +65,23 @@ def require_reach(caller: Caller) -> None:
         raise Denied(f"this token is not for {', '.join(missing)}, which the job does for {caller.name}")
 
 
+def require_a_place(gate: Gate, call: Call, home: StoredObject, nodes: Sequence[Node]) -> None:
+    """On one of `nodes` at least, what the call reads may be computed on, and what comes of it be kept in `home`."""
+    seen = partial(gate.authorizer.sees, call.tx, call.caller)
+    for node in nodes:
+        try:
+            gate.zones.require(call.tx, [*call.sources(), home], gate.zones.named(node.zone), seen=seen)
+            return
+        except Denied:
+            if node is nodes[-1]:
+                raise
+
+
 def _resolve(gate: Gate, call: Call, reference: str) -> StoredObject:
     """The one object of a kind that can be an input which `reference` names."""
     fitting = [each for each in _candidates(gate, call, reference) if _sees(gate, call, each)]
     if not fitting:
-        raise NotFound(
-            f"there is no training set, view, model version or blob {reference!r}, or you may not see it"
-        )
+        raise NotFound("a training set, view, model version or blob that is there and that you may see")
     if len(fitting) > 1:
         allowed = " or ".join(each.address for each in fitting)
         raise InvalidInput.at("input", given=reference, allowed=f"say which one: {allowed}")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from falaj.errors import Conflict, Denied, InvalidInput
+from falaj.errors import Conflict, InvalidInput
 from falaj.governance import objects
 from falaj.governance.call import Call, current_call
 from falaj.governance.founding import count_users
@@ -18,28 +17,36 @@ from falaj.governance.operations import ByteStream, Mode, operation
 from falaj.governance.secrets import require_secrets
 from falaj.records.accounting import UsedUp
 from falaj.records.identity import Role
-from falaj.records.names import BlobRef, ObjectId, WorkspaceRef, new_id
+from falaj.records.names import BlobRef, Name, ObjectId, WorkspaceRef, new_id
 from falaj.records.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.scheduling import Explanation, Node
+from falaj.records.scheduling import AtLeastOne, Explanation, Node, Request
 from falaj.records.training import (
     AttemptNumber,
     Checkpoint,
+    CheckpointCount,
     Job,
     JobRef,
     JobSpec,
     JobState,
+    Moved,
     Outputs,
+    PartBlobs,
     Placements,
+    SaveName,
     Verdict,
     Words,
 )
 from falaj.training import store
 from falaj.training.admission import refuse_impossible, refuse_unfit, require_room
 from falaj.training.bookkeeping import Books
-from falaj.training.inputs import require, require_reach, resolve_inputs
+from falaj.training.checkpoints import keep_checkpoint
+from falaj.training.fitting import refuse_too_large
+from falaj.training.inputs import require, require_a_place, require_reach, resolve_inputs
 from falaj.training.logs import LogReader
+from falaj.training.moving import Move, move_job, moved_record
 from falaj.training.neighbours import Accounts, BlobSource, Scheduler, TrackedRuns, Workbench
 from falaj.training.queue import QueueReader, is_due, request_for
+from falaj.training.run_facts import params_of, tags_of
 
 WATCH_EVERY_S = 0.1
 ALIVE_EVERY_S = 2.0
@@ -100,13 +107,14 @@ class Jobs:
             request = request_for(
                 new.id, spec, workspace=home.id, submitted_at=new.created_at, label=new.label
             )
+            pinned = {name: found.id for name, found in inputs.items()}
             values = {
                 "spec": spec.model_dump(mode="json"),
                 "request": request.model_dump(mode="json", exclude_defaults=True),
                 "queue": spec.queue,
-                "inputs": {name: found.id for name, found in inputs.items()},
+                "inputs": pinned,
                 "code": None if packed is None else packed.id,
-                "run": self._start_run(call, home, new.id, spec),
+                "run": self._start_run(call, home, new.id, spec, pinned),
                 **_behalf(call),
             }
             store.add_job(call.tx, new, values)
@@ -137,7 +145,9 @@ class Jobs:
             batch = store.in_state(call.tx, call.target.id, state=state, before=after, limit=limit + 1)
             visible = {found.id for found in self.gate.visible([found for found, _ in batch])}
             seen |= {
-                each.id: _in_short(store.job_record(each, row)) for each, row in batch if each.id in visible
+                each.id: store.in_short(store.job_record(each, row))
+                for each, row in batch
+                if each.id in visible
             }
             if len(batch) <= limit:
                 break
@@ -205,13 +215,33 @@ class Jobs:
         if home is None:
             raise Conflict(f"the workspace of job {call.target.id} is gone")
         self._require_again(call, home, row)
-        run = self._start_run(call, home, call.target.id, spec)
+        run = self._start_run(call, home, call.target.id, spec, row["inputs"])
         fresh: dict[str, Any] = dict.fromkeys(("reason", "exit_code", "ended_at", "not_before", "progress"))
         again = {"state": JobState.QUEUED, "failures": 0, "cancelling": False, "outputs": [], "run": run}
         store.change(call.tx, call.target.id, **fresh, **again, **_behalf(call))
         store.touch(call.tx)
         self._wanted()
         return self._record()
+
+    @operation("jobs.move", resource="job")
+    def move(
+        self,
+        job: JobRef,
+        *,
+        to: Name,
+        pool: Name | None = None,
+        gpus: Annotated[int, Field(ge=0, le=1024)] | None = None,
+        cpus: AtLeastOne | None = None,
+    ) -> Moved:
+        """Have a job go on with cpu or gpu, or in a pool: one that runs saves itself, leaves, and waits for that.
+
+        It keeps its place in the queue, and it does not count as a failure. What saves no checkpoints begins anew.
+        """
+        call = current_call()
+        nodes, queues = self._workbench.nodes(), self._accounts.queues(call.tx, now=call.now)
+        move_job(call, Move(to, pool, gpus, cpus), nodes, queues, self._scheduler)
+        self._wanted()
+        return moved_record(call, self._record())
 
     @operation("jobs.checkpoints", resource="job", mode=Mode.READ)
     def checkpoints(self, job: JobRef) -> tuple[Checkpoint, ...]:
@@ -220,10 +250,16 @@ class Jobs:
 
     @operation("jobs.begin", resource="job", allow=Role.OPERATOR)
     def begin(
-        self, job: JobRef, *, attempt: AttemptNumber, placements: Placements, borrows: bool = False
+        self,
+        job: JobRef,
+        *,
+        attempt: AttemptNumber,
+        placements: Placements,
+        borrows: bool = False,
+        decided: Request | None = None,
     ) -> Job:
-        """Write down that an attempt begins, before it does; the controller does this."""
-        self._books.begin(current_call(), attempt, placements, borrows=borrows)
+        """Write down that an attempt begins, unless the job asks for something else than what was `decided` about."""
+        self._books.begin(current_call(), attempt, placements, borrows=borrows, decided=decided)
         return self._record()
 
     @operation("jobs.make_room", resource="job", allow=Role.OPERATOR)
@@ -263,9 +299,22 @@ class Jobs:
         return self._record()
 
     @operation("jobs.save_checkpoint", resource="job", allow=Role.OPERATOR)
-    def save_checkpoint(self, job: JobRef, *, step: Step, blob: BlobRef) -> Checkpoint:
-        """Keep uploaded bytes as the checkpoint of a step; the newest three stay. The controller does this."""
-        return self._books.save_checkpoint(current_call(), step)
+    def save_checkpoint(
+        self,
+        job: JobRef,
+        *,
+        attempt: AttemptNumber,
+        step: Step,
+        save: SaveName,
+        manifest: BlobRef,
+        parts: PartBlobs,
+        keep: CheckpointCount = 3,
+        best: Step | None = None,
+    ) -> Checkpoint:
+        """Make uploaded parts the checkpoint of a step. `keep` of them stay, and `best`; the controller does this."""
+        return keep_checkpoint(
+            current_call(), self._blobs, attempt=attempt, step=step, save=save, keep=keep, best=best
+        )
 
     # ------------------------------------------------------------------------------------ beneath them
 
@@ -283,6 +332,7 @@ class Jobs:
             self._workbench.require_environment(spec.environment)
         nodes = self._workbench.nodes()
         refuse_impossible(spec, nodes)
+        refuse_too_large(spec, nodes)
         asked = request_for(new_id("job"), spec, workspace=call.target.id, submitted_at=call.now)
         refuse_unfit(self._scheduler, asked, nodes, queues)
         return nodes
@@ -311,24 +361,13 @@ class Jobs:
             require(self.gate, call, "blob.read", packed)
         require(self.gate, call, "blob.upload", home)
         require_reach(call.caller)
-        for node in nodes:
-            try:
-                seen = partial(self.gate.authorizer.sees, call.tx, call.caller)
-                zone = self.gate.zones.named(node.zone)
-                self.gate.zones.require(call.tx, [*call.sources(), home], zone, seen=seen)
-            except Denied:
-                if node is nodes[-1]:
-                    raise
-            else:
-                break
+        require_a_place(self.gate, call, home, nodes)
         return inputs
 
-    def _start_run(self, call: Call, home: StoredObject, job: ObjectId, spec: JobSpec) -> ObjectId:
-        command = spec.script or f"-m {spec.module}"
-        params = {"job.command": " ".join([command, *spec.args])[:6000], "job.framework": spec.framework}
-        tags = {"falaj.job": str(job)}
-        if spec.origin is not None and spec.origin.commit is not None:
-            tags["git.commit"] = spec.origin.commit
+    def _start_run(
+        self, call: Call, home: StoredObject, job: ObjectId, spec: JobSpec, inputs: Mapping[str, ObjectId]
+    ) -> ObjectId:
+        params, tags = params_of(spec, inputs), tags_of(job, spec)
         experiment = spec.experiment or spec.name
         return self._runs.start(call, home, experiment=experiment, name=spec.name, params=params, tags=tags)
 
@@ -346,6 +385,8 @@ class Jobs:
 
 
 def _require_code(spec: JobSpec, code: str | None) -> None:
+    if spec.asked is not None:
+        raise InvalidInput.at("spec.asked", allowed="nothing: it is filled in when a job is moved")
     if spec.script is not None and code is None:
         raise InvalidInput.at("code", allowed=f"the blob of a tar.gz that has {spec.script}")
 
@@ -355,11 +396,3 @@ def _behalf(call: Call) -> dict[str, Any]:
     caller = call.caller
     scope = {"scope": caller.workspace, "actions": caller.actions, "token": caller.token}
     return {"behalf": caller.id, **scope}
-
-
-def _in_short(job: Job) -> Job:
-    """Without the diff of its code, which may be long."""
-    if job.spec.origin is None:
-        return job
-    origin = job.spec.origin.model_copy(update={"diff": ""})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"origin": origin})})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -22,6 +23,8 @@ MOST_FILES = 20_000
 DEEPEST = 100
 SKIPPED = {".git", "__pycache__", ".venv", ".falaj", "node_modules"}
 GIT_SECONDS = 60
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What the machine lacks: the archive is not to blame."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ def unpack_code(archive: Readable, folder: Path) -> None:
                     )
                 _take_out(tar, member, folder)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            raise
         raise InvalidInput.at("code", given=str(error), allowed="a tar.gz of files and folders") from error
 
 

@@ -34,7 +34,7 @@ def after_attempt(row: Any, verdict: Verdict, reason: str | None) -> Next:
         return Next(JobState.DONE, reason, failures)
     if verdict == "cancelled" or row["cancelling"]:
         return Next(JobState.CANCELLED, reason or "cancelled", failures)
-    if verdict in ("interrupted", "preempted"):
+    if verdict in ("interrupted", "preempted", "moved"):
         return Next(JobState.QUEUED, reason or verdict, failures)
     if failures > row["spec"]["retries"]:
         return Next(JobState.FAILED, reason, failures)

@@ -14,7 +14,7 @@ from falaj.ports.metadata import Transaction
 from falaj.records.names import ObjectId
 from falaj.records.objects import StoredObject
 from falaj.records.scheduling import Placement
-from falaj.records.training import Checkpoint, Job, JobOutput, JobSpec, JobState, Progress
+from falaj.records.training import Checkpoint, CheckpointPart, Job, JobOutput, JobSpec, JobState, Progress
 from falaj.training.tables import attempts, checkpoints, jobs
 
 _row = select(jobs).where(jobs.c.id == bindparam("id"))
@@ -147,6 +147,7 @@ def job_record(found: StoredObject, row: Any) -> Job:
         progress=None if row["progress"] is None else Progress.model_validate(row["progress"]),
         cancelling=row["cancelling"],
         leaving=row["leaving"],
+        moving=row["leaving"] and row["evicted_for"] is None,
         preemptions=row["preemptions"],
         outputs=tuple(JobOutput.model_validate(each) for each in row["outputs"]),
         submitted_at=found.created_at,
@@ -157,6 +158,17 @@ def job_record(found: StoredObject, row: Any) -> Job:
         code=row["code"],
         spec=spec,
     )
+
+
+def in_short(job: Job) -> Job:
+    """Without the diff of its code, which may be long, and all but the first way that its memory was estimated for."""
+    origin, estimate = job.spec.origin, job.spec.estimate
+    if origin is not None:
+        origin = origin.model_copy(update={"diff": ""})
+    if estimate is not None:
+        estimate = estimate.model_copy(update={"ways": estimate.ways[:1]})
+    short = job.spec.model_copy(update={"origin": origin, "estimate": estimate})
+    return job.model_copy(update={"spec": short})
 
 
 # -------------------------------------------------------------------------------------------- attempts
@@ -209,12 +221,19 @@ def log_of(tx: Transaction, job: str, number: int) -> ObjectId | None:
 def checkpoints_of(tx: Transaction, job: str) -> list[Checkpoint]:
     """The checkpoints of a job, newest first."""
     query = select(checkpoints).where(checkpoints.c.job == job).order_by(checkpoints.c.step.desc())
-    return [Checkpoint.model_validate(dict(each)) for each in tx.execute(query).mappings()]
+    return [_checkpoint(each) for each in tx.execute(query).mappings()]
+
+
+def _checkpoint(row: Any) -> Checkpoint:
+    parts = tuple(CheckpointPart.model_validate(each) for each in row["parts"])
+    rest = row["size_bytes"] - sum(each.size_bytes for each in parts)
+    manifest = CheckpointPart(blob=row["manifest"], size_bytes=rest)
+    return Checkpoint.model_validate({**row, "manifest": manifest, "parts": parts})
 
 
 def put_checkpoint(tx: Transaction, new: Checkpoint) -> None:
     drop_checkpoint(tx, new.job, new.step)
-    tx.execute(insert(checkpoints), new.model_dump())
+    tx.execute(insert(checkpoints), new.model_dump(mode="json") | {"manifest": new.manifest.blob})
 
 
 def drop_checkpoint(tx: Transaction, job: str, step: int) -> None:

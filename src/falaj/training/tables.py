@@ -68,6 +68,8 @@ checkpoints = Table(
     METADATA,
     Column("job", Text, ForeignKey("governance_objects.id"), primary_key=True),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("blob", Text, ForeignKey("governance_objects.id"), nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
+    Column("save", Text, nullable=False),
+    Column("manifest", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("parts", JsonText, nullable=False),  # their blobs and sizes, in order
+    Column("size_bytes", BigInteger, nullable=False),  # of the manifest and all parts
 )

@@ -146,3 +146,30 @@ def test_platforms_that_start_at_once_on_one_database_found_it_once(
     for platform in platforms:
         platform.close()
     assert actions == ["platform.found"]
+
+
+def test_checkpoints_of_one_piece_are_let_go_with_their_blobs(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate_module, "HEAD", "0012")
+    migrate(database_url)
+    engine = sa.create_engine(database_url)
+    old = sa.MetaData()
+    old.reflect(engine, only=["governance_objects", "training_checkpoints"])
+    made = old.tables["governance_objects"]
+    with engine.begin() as connection:
+        for ident in ("ws-1", "job-1", "blob-1", "blob-2"):
+            row = {"id": ident, "kind": ident[:-2], "name": ident, "workspace": "ws-1", "owner": "me"}
+            connection.execute(made.insert(), row | {"created_at": 1})
+        kept = {"job": "job-1", "step": 3, "blob": "blob-1", "size_bytes": 1}
+        connection.execute(old.tables["training_checkpoints"].insert(), kept)
+    monkeypatch.undo()
+
+    migrate(database_url)
+
+    with engine.connect() as connection:
+        left = connection.execute(sa.select(made.c.id).where(made.c.deleted_at.is_(None))).scalars()
+        assert sorted(left) == ["blob-2", "job-1", "ws-1"]
+        assert connection.execute(sa.text("SELECT count(*) FROM training_checkpoints")).scalar() == 0
+    assert current_version(engine) == HEAD
+    engine.dispose()

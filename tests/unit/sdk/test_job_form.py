@@ -157,6 +157,13 @@ def test_a_misspelled_field_is_told_the_nearest() -> None:
     assert refused.value.faults[0].fix == "queue, if that is meant"
 
 
+def test_a_field_that_is_near_to_none_is_told_no_other() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        spec(resources={"cpus": 2})
+
+    assert refused.value.faults[0].fix == "remove this field"
+
+
 def test_what_is_typed_wins_over_the_file_and_adds_to_its_variables() -> None:
     file = form(memory_bytes=5, gpus=1, env={"A": "1", "B": "2"}, pools=["slow"], processes="2:4")
 

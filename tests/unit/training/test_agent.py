@@ -1,4 +1,4 @@
-"""The agent beside a run: on a folder, and over a socket; and the bytes of a checkpoint."""
+"""The agent beside a run: on a folder, and over a socket."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from falaj.training.runtime.agent import Agent, LocalAgent, Metric, read_metrics
-from falaj.training.runtime.checkpoint_format import decode, encode
-from falaj.training.runtime.errors import AgentLost, CheckpointDamaged
+from falaj.training.runtime.agent import Agent, LocalAgent, Metric, Past, read_metrics
+from falaj.training.runtime.checkpoint.store import Mark, Retention
+from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, CheckpointFailed
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.wire import SocketAgent, answer_calls, receive
+from falaj.training.runtime.wire import SocketAgent, answer_calls, receive, send
 
 
 @pytest.fixture(params=["folder", "socket"])
@@ -53,17 +51,40 @@ def test_metrics_come_back(agent: Agent, tmp_path: Path) -> None:
     assert list(read_metrics(tmp_path)) == metrics
 
 
+def test_what_earlier_attempts_left_is_recalled(agent: Agent) -> None:
+    agent.log([Metric(step, "loss", step / 3) for step in (1, 2, 3)])
+    agent.log([Metric(3, "evaluation", 7.0), Metric(2, "loss", 0.5)])
+    agent.params({"lr": 0.1, "resumed.1": "from here"})
+
+    assert agent.recall(1) == Past([(2, 2 / 3), (3, 1.0), (2, 0.5)], ["from here"])
+    assert agent.recall(3) == Past([], ["from here"])
+
+
 def test_checkpoints_come_back_newest_first(agent: Agent) -> None:
-    agent.save_checkpoint(9, [b"old"])
-    agent.save_checkpoint(10, [b"new", memoryview(b"er")])
+    store = agent.checkpoints()
+    for step, data in ((9, b"old"), (10, b"newer")):
+        mark = Mark(step, f"{step:032x}")
+        store.save_part(mark, 0, [data[:2], memoryview(data[2:])])
+        store.commit(mark, [len(data)], b"the manifest", Retention())
 
-    assert agent.checkpoint_steps() == [10, 9]
-    assert agent.load_checkpoint(10) == b"newer"
+    assert store.steps() == [10, 9]
+    assert store.load_manifest(10) == b"the manifest"
+    assert store.load_part(10, 0, offset=1, length=3) == b"ewe"
+    assert store.load_part(10, 0, offset=1, length=100) == b"ewer"
 
 
-def test_a_checkpoint_that_is_not_there_is_damaged(agent: Agent) -> None:
+def test_what_was_not_committed_is_no_checkpoint(agent: Agent) -> None:
+    store, mark = agent.checkpoints(), Mark(3, "a" * 32)
+    store.save_part(mark, 0, [b"part"])
+
+    assert store.steps() == []
     with pytest.raises(CheckpointDamaged):
-        agent.load_checkpoint(3)
+        store.load_part(3, 0, offset=0, length=1)
+    with pytest.raises(CheckpointDamaged):
+        store.load_manifest(3)
+    with pytest.raises((CheckpointFailed, AgentLost), match="missing"):
+        store.commit(mark, [4, 4], b"of two parts", Retention())
+    assert store.steps() == []
 
 
 def test_a_run_trains_and_resumes(agent: Agent, tmp_path: Path) -> None:
@@ -74,7 +95,8 @@ def test_a_run_trains_and_resumes(agent: Agent, tmp_path: Path) -> None:
         )
 
     assert result.resumed_from == 4
-    assert [metric.step for metric in read_metrics(tmp_path)] == list(range(1, 9))
+    losses = [metric for metric in read_metrics(tmp_path) if metric.name == "loss"]
+    assert [metric.step for metric in losses] == list(range(1, 9))
     assert (tmp_path / "progress.json").read_text() == '{"step": 8, "total": 8}'
 
 
@@ -90,6 +112,32 @@ def test_an_agent_that_is_not_there_or_goes_away_is_lost(tmp_path: Path) -> None
         SocketAgent.connect(str(tmp_path / "no.sock"))
 
 
+def test_patience_begins_when_the_agent_goes_away(tmp_path: Path) -> None:
+    """A part may take longer than that to be sent."""
+    path = tmp_path / "agent.sock"
+
+    def serve(listener: socket.socket) -> None:
+        for answers in (False, True):
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rwb") as stream:
+                receive(stream)
+                threading.Event().wait(0.1)
+                if answers:
+                    send(stream, {"result": [7]})
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        served = threading.Thread(target=serve, args=(listener,))
+        served.start()
+        agent = SocketAgent.connect(str(path), patience_s=0.05)
+
+        assert agent.call("checkpoint_steps")[0] == [7]
+
+        agent.close()
+        served.join()
+
+
 @pytest.mark.parametrize(
     "frame",
     [b"\0", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b'\0\0\0\x0a{"body":9}', b"\0\0\0\x02{}", b"\0\0\0\x05junk!"],
@@ -103,61 +151,7 @@ def test_an_unknown_call_is_answered_with_an_error(tmp_path: Path) -> None:
     local = LocalAgent(tmp_path)
     for agent in over_socket(local):
         with pytest.raises(AgentLost, match="unknown call 'drop_tables'"):
-            agent._call("drop_tables")  # type: ignore[attr-defined]
+            agent.call("drop_tables")  # type: ignore[attr-defined]
 
         assert agent.heartbeat()
     local.close()
-
-
-# --------------------------------------------------------------------------------------------- format
-
-
-TENSORS = {
-    "matrix": torch.arange(6.0).reshape(2, 3),
-    "half": torch.randn(5).to(torch.bfloat16),
-    "whole": torch.tensor(7),
-    "flags": torch.tensor([True, False]),
-    "nothing": torch.empty(0, 3),
-    "turned": torch.arange(6.0).reshape(2, 3).t(),
-    "complex": torch.tensor([1 + 2j]).conj(),
-}
-
-
-def written(tensors: dict[str, torch.Tensor]) -> bytearray:
-    return bytearray(b"".join(encode({"step": 3, "π": 0.1}, tensors)))
-
-
-def test_tensors_come_back_to_the_bit() -> None:
-    contents = decode(written(TENSORS))
-
-    assert contents.manifest == {"step": 3, "π": 0.1}
-    assert contents.tensors.keys() == TENSORS.keys()
-    for name, tensor in contents.tensors.items():
-        assert tensor.dtype == TENSORS[name].dtype
-        assert tensor.shape == TENSORS[name].shape
-        assert torch.equal(tensor, TENSORS[name])
-
-
-def test_shared_memory_is_stored_once() -> None:
-    weight = torch.randn(1000)
-
-    assert len(written({"a": weight, "b": weight})) < len(written({"a": weight})) + 100
-    assert torch.equal(decode(written({"a": weight, "b": weight})).tensors["b"], weight)
-
-
-@given(place=st.integers(0, len(written(TENSORS)) - 1), bit=st.integers(0, 7))
-def test_an_altered_bit_is_found_or_lies_in_the_padding(place: int, bit: int) -> None:
-    data = written(TENSORS)
-    data[place] ^= 1 << bit
-
-    try:
-        contents = decode(data)
-    except CheckpointDamaged:
-        return
-    assert all(torch.equal(contents.tensors[name], tensor) for name, tensor in TENSORS.items())
-
-
-@given(length=st.integers(0, len(written(TENSORS)) - 64))
-def test_a_cut_checkpoint_is_found(length: int) -> None:
-    with pytest.raises(CheckpointDamaged):
-        decode(written(TENSORS)[:length])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from falaj.training.runtime.agent import read_metrics
 from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.errors import InvalidTraining, LossNotFinite, RaggedBatch
 from falaj.training.runtime.evaluation import Best
-from falaj.training.runtime.fit import FitResult, fit
+from falaj.training.runtime.fit import FitResult, Plan, fit
 from falaj.training.runtime.ledger import expected_head
 
 mse = nn.functional.mse_loss
@@ -128,6 +129,48 @@ def test_a_failed_compilation_is_said_and_training_goes_on(
 
     assert train(compile=True).losses == train().losses
     assert "torch.compile failed (no compiler here); going on without it" in capsys.readouterr().out
+
+
+def test_pieces_that_went_well_before_a_failed_compilation_count_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
+    def breaking(measure: Any) -> Any:
+        calls = count(1)
+
+        def run(*given: Any) -> Any:
+            if next(calls) == 4:
+                raise TorchDynamoException("no compiler for this shape")
+            return measure(*given)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", breaking)
+
+    for options in ({}, {"exact": True}):
+        given = {"accumulate": 4, "steps": 3, **options}
+        assert train(compile=True, **given).losses == train(**given).losses
+
+
+def test_a_learning_rate_that_is_a_tensor_follows_the_schedule() -> None:
+    def losses(rate: float | Tensor) -> list[float]:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        return train(model=model, optimizer=optimizer, schedule="linear").losses
+
+    assert losses(torch.tensor(0.125)) == losses(0.125)
+
+
+def test_a_plan_with_a_graph_is_trained_without_one_on_a_cpu() -> None:
+    assert train(tune=Plan(graph=True)).losses == train(tune="off").losses
+
+
+def test_a_given_plan_leaves_an_exact_run_its_pieces() -> None:
+    exact = train(exact=True, tune="off")
+
+    assert train(exact=True, tune=Plan()).losses == exact.losses
+    assert exact.plan.micro_batches > 1
 
 
 def test_shared_parameters_stay_shared(tmp_path: Path) -> None:

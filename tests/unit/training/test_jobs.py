@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import pytest
@@ -21,7 +22,7 @@ from falaj.governance.caller import Caller, acting_as, on_terms
 from falaj.ports.launcher import AttemptState
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.identity import Role
-from falaj.records.training import CodeOrigin, JobOutput, JobSpec, JobState
+from falaj.records.training import Checkpoint, CodeOrigin, Job, JobOutput, JobSpec, JobState
 from falaj.training.tables import attempts
 from job_ground import GPU_NODE, JobGround
 
@@ -288,20 +289,61 @@ def test_a_failed_job_is_retried_under_a_new_run(ground: JobGround) -> None:
     assert ground.begin(job, 2).attempt == 2
 
 
-def test_the_newest_three_checkpoints_stay(ground: JobGround) -> None:
+def test_the_newest_checkpoints_stay_and_the_best(ground: JobGround) -> None:
     job = ground.begin(ground.submit())
-    blobs = [ground.platform.blob.upload(iter([bytes([step])])).id for step in range(5)]
-    with ground.as_controller():
-        for step, blob in enumerate(blobs):
-            ground.jobs.save_checkpoint(job.id, step=step, blob=blob)
-        again = ground.platform.blob.upload(iter([b"again"])).id
-        ground.jobs.save_checkpoint(job.id, step=4, blob=again)
+    saves = [save(ground, job, step, parts=2, keep=2, best=1) for step in range(5)]
+    again = save(ground, job, 4, keep=2, best=1)
 
     kept = ground.jobs.checkpoints(job.id)
 
-    assert [(each.step, each.blob) for each in kept] == [(4, again), (3, blobs[3]), (2, blobs[2])]
-    with pytest.raises(NotFound):
-        ground.platform.blob.show(blobs[4])
+    assert [each.step for each in kept] == [4, 3, 1]
+    assert kept == (again, saves[3], saves[1])
+    for gone in (saves[4], saves[2], saves[0]):
+        for part in (gone.manifest, *gone.parts):
+            with pytest.raises(NotFound):
+                ground.platform.blob.show(part.blob)
+    assert ground.platform.blob.show(kept[1].parts[0].blob).committed
+
+
+def test_the_same_save_twice_is_one(ground: JobGround) -> None:
+    job = ground.begin(ground.submit())
+    first = save(ground, job, 3)
+
+    with ground.as_controller():
+        blobs = {"manifest": first.manifest.blob, "parts": (first.parts[0].blob,)}
+        second = ground.jobs.save_checkpoint(job.id, attempt=1, step=3, save=first.save, **blobs)
+
+    assert second == first
+    assert ground.platform.blob.show(first.parts[0].blob).committed
+
+
+def test_what_an_earlier_attempt_saves_late_replaces_nothing(ground: JobGround) -> None:
+    job = ground.begin(ground.submit())
+    first = save(ground, job, 3)
+    ground.settle(job, "interrupted")
+    ground.begin(job, attempt=2)
+    second = save(ground, job, 5, attempt=2)
+
+    with pytest.raises(Conflict, match=r"attempt 1 of .* does not run"):
+        save(ground, job, 4)
+
+    assert ground.jobs.checkpoints(job.id) == (second, first)
+
+
+def save(
+    ground: JobGround, job: Job, step: int, *, parts: int = 1, attempt: int = 1, **retention: int
+) -> Checkpoint:
+    manifest, *others = (ground.platform.blob.upload(iter([bytes(each + 1)])).id for each in range(parts + 1))
+    with ground.as_controller():
+        return ground.jobs.save_checkpoint(
+            job.id,
+            attempt=attempt,
+            step=step,
+            save=os.urandom(16).hex(),
+            manifest=manifest,
+            parts=tuple(others),
+            **retention,
+        )
 
 
 # ---------------------------------------------------------------------------------------- looking at them

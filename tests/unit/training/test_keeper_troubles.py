@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
 from falaj.control import jobs as keeping
-from falaj.control import occasions
+from falaj.control import occasions, resting, staging
+from falaj.control.jobs import JobKeeper
+from falaj.control.office import Office
 from falaj.control.resting import Rests
 from falaj.errors import Conflict, InvalidInput
 from falaj.ports.launcher import AttemptState
 from falaj.records.scheduling import Decision, Snapshot
-from falaj.records.training import JobState
+from falaj.records.training import Job, JobState
 from falaj.scheduling import Backlog
+from falaj.training import packing, store
 from falaj.training.settling import LONGEST_PAUSE_S
 from falaj.training.tables import attempts
 from job_ground import DONE, FAILED, NODE, JobGround
@@ -78,6 +85,127 @@ def test_a_node_that_is_away_for_a_moment_is_not_lost(light_ground: JobGround) -
     keeper.stop()
 
 
+def test_an_attempt_on_a_node_that_is_not_seen_from_here_is_not_started_here_as_well(
+    light_ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a controller on another machine takes over: where it was begun, it may run still."""
+    job = light_ground.begin(light_ground.submit())
+    light_ground.machine.node = NODE.model_copy(update={"name": "there"})
+    keeper = light_ground.keeper()
+
+    def looked_at() -> Job:
+        keeper.tick()
+        return light_ground.jobs.show(job.id)
+
+    eventually(lambda: looked_at().reason)
+
+    assert light_ground.launcher.runs == {}
+    away = light_ground.jobs.show(job.id)
+    assert (away.state, away.reason) == (
+        JobState.RUNNING,
+        "attempt 1 is taken up again in 1 s: node here is not there",
+    )
+    monkeypatch.setattr(keeping, "LOST_AFTER_S", 0.0)
+    eventually(lambda: looked_at().state is JobState.DONE, within=30)
+    assert light_ground.launcher.runs == {f"{job.id}/2": 1}
+    assert [row["verdict"] for row in light_ground.platform.rows(attempts)] == ["interrupted", "done"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_job_whose_machine_went_down_goes_on_when_it_is_there_again(light_ground: JobGround) -> None:
+    """As one on a node that is lost: nothing that the job has done, so it does not count against its retries."""
+    job = light_ground.begin(light_ground.submit(retries=0))
+    light_ground.launcher.known[f"{job.id}/1"] = AttemptState("lost", went_down=True)
+    keeper = light_ground.keeper()
+
+    for _ in range(2):
+        keeper.tick()
+
+    (first, second) = light_ground.platform.rows(attempts)
+    assert (first["verdict"], first["reason"]) == ("interrupted", "interrupted: the machine went down")
+    assert (second["verdict"], light_ground.jobs.show(job.id).state) == ("done", JobState.DONE)
+
+
+# ----------------------------------------------------------------------------------- ends at the same time
+
+
+OWN_END = replace(DONE, stopped=False)
+
+
+def test_one_that_ends_well_before_it_hears_that_it_should_is_done(
+    light_ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between writing down that it is told and telling it, which takes as long as the database does."""
+    light_ground.launcher.program = lambda _: AttemptState("running")
+    job, keeper = light_ground.submit(), light_ground.keeper()
+    keeper.tick()
+    eventually(lambda: light_ground.launcher.runs)
+    real = Office.note
+
+    def note(office: Office, ident: str, **values: Any) -> None:
+        real(office, ident, **values)
+        light_ground.launcher.known[f"{job.id}/1"] = OWN_END
+
+    monkeypatch.setattr(Office, "note", note)
+    keeper.stop()
+
+    done = light_ground.jobs.show(job.id)
+    assert (done.state, done.attempt, done.reason) == (JobState.DONE, 1, None)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_attempt_is_prepared_while_what_is_left_of_the_one_before_is_cleared_up(
+    light_ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = staging.open_to_pass
+
+    def open_to_pass(folder: Path) -> None:
+        real(folder)
+        monkeypatch.setattr(staging, "open_to_pass", real)
+        folder.rmdir()  # by the thread of the attempt before, which finds it empty
+
+    job, keeper = light_ground.submit(), light_ground.keeper()
+    monkeypatch.setattr(staging, "open_to_pass", open_to_pass)
+    keeper.tick()
+
+    done = light_ground.jobs.show(job.id)
+    assert (done.state, done.reason) == (JobState.DONE, None)
+
+
+def test_a_keeper_that_lost_its_lease_clears_up_nothing_that_the_next_one_runs(
+    light_ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped after it had looked what runs, and goes on much later."""
+    light_ground.launcher.program = lambda _: AttemptState("running")
+    job, real, next_one = light_ground.submit(), store.running, list[JobKeeper]()
+
+    def take_over() -> None:
+        next_one.append(light_ground.keeper())
+        next_one[0].tick()
+        eventually(lambda: light_ground.launcher.runs)
+
+    def running(tx: Any) -> list[Any]:
+        found = real(tx)
+        monkeypatch.setattr(store, "running", real)
+        other = threading.Thread(target=take_over)
+        other.start()
+        other.join()
+        return found
+
+    class Lost(Exception):
+        pass
+
+    def on_lost() -> NoReturn:
+        raise Lost
+
+    monkeypatch.setattr(store, "running", running)
+    with pytest.raises(Lost):
+        light_ground.keeper(on_lost=on_lost)
+
+    assert light_ground.launcher.state(f"{job.id}/1").phase == "running"
+    next_one[0].stop()
+
+
 # -------------------------------------------------------------------------------------------- refusals
 
 
@@ -133,6 +261,30 @@ def test_a_job_that_cannot_be_begun_says_so_and_holds_nobody_up(
     assert waiting.reason == "it could not be begun, and is tried again in 60 s: there is no price for it"
 
 
+@pytest.mark.usefixtures("at_once")
+def test_the_only_job_that_waits_is_tried_again_however_long_it_rests(
+    light_ground: JobGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refusals = light_ground.jobs._accounts.begin, iter(range(4))
+
+    def begin(*args: Any, **facts: Any) -> None:
+        if next(refusals, None) is not None:
+            raise InvalidInput("there is no price for it")
+        real(*args, **facts)
+
+    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    for module in (keeping, occasions, resting):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(keeping, "AGAIN_S", 1.0)
+    monkeypatch.setattr(light_ground.jobs._accounts, "begin", begin)
+    job, keeper = light_ground.submit(), light_ground.keeper()
+    for _ in range(200):
+        keeper.tick()
+        clock.now += 0.5
+
+    assert light_ground.jobs.show(job.id).state is JobState.DONE
+
+
 def test_rests_grow_to_their_limit() -> None:
     rests = Rests(first_s=1.0, longest_s=10.0)
 
@@ -142,6 +294,30 @@ def test_rests_grow_to_their_limit() -> None:
     rests.keep_only(["b"])
     assert rests.still() == ["b"]
     assert rests.begin("a") == 1
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("where", ["opened", "unpacked"])
+def test_a_machine_that_is_short_of_open_files_fails_no_job(
+    light_ground: JobGround, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Another job may have them, for a while."""
+    shortage = [OSError(errno.EMFILE, "Too many open files")]
+    module, name = {"opened": (staging, "_draft"), "unpacked": (packing, "_write")}[where]
+    real = getattr(module, name)
+
+    def short(*args: Any, **options: Any) -> Any:
+        if shortage:
+            raise shortage.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(module, name, short)
+    job, keeper = light_ground.submit(), light_ground.keeper()
+    for _ in range(4):
+        keeper.tick()
+
+    done = light_ground.jobs.show(job.id)
+    assert (done.state, done.attempt, done.reason) == (JobState.DONE, 1, None)
 
 
 # ------------------------------------------------------------------------------------------ clocks that jump

@@ -14,6 +14,7 @@ from torch import nn
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.plan.cache import keep_plan, load_plan, plan_key
 from falaj.training.runtime.plan.candidates import Space
+from falaj.training.runtime.plan.choosing import words_of_loss
 from falaj.training.runtime.plan.judging import (
     Errors,
     Reference,
@@ -204,7 +205,7 @@ def test_the_distance_of_gradients() -> None:
 # ------------------------------------------------------------------------------------------ the cache
 
 
-def key(model: nn.Module | None = None, *, width: int = 4, **options: Any) -> str:
+def key(model: nn.Module | None = None, *, width: int = 4, **options: Any) -> str | None:
     sample = torch.zeros(1, width), torch.zeros(1, 1)
     return plan_key(model or nn.Linear(4, 1), sample, torch.device("cpu"), options)
 
@@ -218,6 +219,28 @@ def test_a_kept_plan_is_found_again_for_the_same_and_nothing_else(monkeypatch: p
         assert load_plan(other) is None
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert load_plan(key()) is None
+
+
+class Silent(nn.Module):
+    """Does not say in its words what it was made with."""
+
+    def __init__(self, heads: int, kernel: tuple[int, ...] = (3,)) -> None:
+        super().__init__()
+        self.heads, self.kernel = heads, kernel
+        self.layer = nn.Linear(4, 4)
+
+
+def test_models_that_differ_by_what_they_do_not_say_have_plans_of_their_own() -> None:
+    assert key(Silent(2)) == key(Silent(2))
+    assert len({key(Silent(2)), key(Silent(4)), key(Silent(2, (5,)))}) == 3
+
+
+def test_a_model_without_a_source_has_no_kept_plan() -> None:
+    nameless = type("Nameless", (nn.Linear,), {"__module__": "nowhere"})
+
+    keep_plan(key(nameless(4, 1)), Plan(), table=[])
+
+    assert load_plan(key(nameless(4, 1))) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 2, "plan": {}}', "null"])
@@ -244,3 +267,12 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, monkeypatch
     keep_plan(key(), Plan(), table=[])
 
     assert load_plan(key()) is None
+
+
+def test_losses_of_one_name_are_told_apart_by_their_code() -> None:
+    first = lambda out, target: (out - target).square().mean()  # noqa: E731
+    second = lambda out, target: (out - target).abs().mean()  # noqa: E731
+
+    assert words_of_loss(first) != words_of_loss(second)
+    assert words_of_loss(nn.MSELoss()) == words_of_loss(nn.MSELoss())
+    assert words_of_loss(nn.MSELoss()) != words_of_loss(nn.MSELoss(reduction="sum"))

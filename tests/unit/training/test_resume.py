@@ -6,13 +6,13 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 from falaj.training.runtime.agent import LocalAgent, read_metrics
 from falaj.training.runtime.batches import BatchPlan
@@ -59,6 +59,8 @@ def losses(folder: Path) -> dict[tuple[int, str], float]:
     """What was logged for each step; a step that ran twice must have given the same both times."""
     found: dict[tuple[int, str], float] = {}
     for metric in read_metrics(folder):
+        if metric.name not in ("loss", "evaluation"):
+            continue  # figures of speed
         assert found.setdefault((metric.step, metric.name), metric.value) == metric.value
     assert {step for step, name in found if name == "loss"} == set(range(1, STEPS + 1))
     return found
@@ -100,6 +102,75 @@ def test_more_steps_go_on_where_the_first_ones_ended(tmp_path: Path, precision: 
     assert second.ledger == straight.ledger
 
 
+class Particular(optim.Optimizer):
+    """Keeps a copy of its own of each parameter, more precise than it, and counts in its groups."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("precise", parameter.float())
+                state.setdefault("steps", torch.zeros((), dtype=torch.int64)).add_(1)
+                state["precise"] -= group["lr"] / group["count"] * parameter.grad.float()
+                parameter.copy_(state["precise"])
+
+
+def test_an_optimizer_goes_on_with_types_and_counts_of_its_own(tmp_path: Path) -> None:
+    def train(run: Path | None, steps: int, seed: int = 0) -> tuple[list[float], optim.Optimizer]:
+        made: list[optim.Optimizer] = []
+        data = tuple(each.bfloat16() for each in rows())
+        result = fit(
+            make_model(seed=seed).bfloat16(),
+            nn.functional.mse_loss,
+            data,
+            batch_size=8,
+            steps=steps,
+            device="cpu",
+            tune="off",
+            run=run,
+            optimizer=lambda parameters: made.append(Particular(parameters)) or made[0],  # type: ignore[func-returns-value]
+        )
+        return result.losses, made[0]
+
+    straight, _ = train(None, 12)
+
+    first, _ = train(tmp_path, 5)
+    second, _ = train(tmp_path, 8, seed=1)
+    third, optimizer = train(tmp_path, 12, seed=2)
+
+    assert first + second + third == straight
+    assert optimizer.param_groups[0]["count"] == 12
+    kinds = {name: value.dtype for name, value in next(iter(optimizer.state.values())).items()}
+    assert kinds == {"precise": torch.float32, "steps": torch.int64}
+
+
+def test_the_learning_rate_is_that_of_the_code_unless_it_was_changed_on_the_way(tmp_path: Path) -> None:
+    made: list[optim.Optimizer] = []
+
+    def make(lr: float) -> Callable[[Iterable[nn.Parameter]], optim.Optimizer]:
+        def optimizer(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+            made.append(optim.SGD(parameters, lr=lr))
+            return made[-1]
+
+        return optimizer
+
+    short_fit(tmp_path, steps=2, optimizer=make(0.1), tune="off")
+    short_fit(tmp_path, steps=4, optimizer=make(0.2), tune="off")
+    by_code = made[-1].param_groups[0]["lr"]
+    lower = [lambda step, _: made[-1].param_groups[0].update(lr=0.3)]
+    short_fit(tmp_path, steps=6, optimizer=make(0.2), tune="off", callbacks=lower)
+    short_fit(tmp_path, steps=8, optimizer=make(0.2), tune="off")
+    short_fit(tmp_path, steps=9, optimizer=make(0.2), tune="off")
+
+    assert by_code == 0.2
+    assert made[-1].param_groups[0]["lr"] == 0.3
+
+
 def test_a_run_that_is_not_wanted_saves_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalAgent, "heartbeat", lambda _: False)
 
@@ -110,12 +181,13 @@ def test_a_run_that_is_not_wanted_saves_and_stops(tmp_path: Path, monkeypatch: p
     assert short_fit(tmp_path).resumed_from == 4
 
 
-@pytest.mark.parametrize("damage", ["cut", "altered", "emptied"])
+@pytest.mark.parametrize("file", ["part-00000", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "altered", "emptied", "gone", "of another step"])
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_word(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, damage: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     straight = short_fit(tmp_path)
-    harm(newest_file(tmp_path), damage)
+    harm(newest(tmp_path) / file, damage)
 
     result = short_fit(tmp_path)
 
@@ -127,39 +199,48 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_word(
 def test_a_run_does_not_begin_anew_when_all_its_checkpoints_are_damaged(tmp_path: Path) -> None:
     short_fit(tmp_path)
     for path in (tmp_path / "checkpoints").iterdir():
-        harm(path, "altered")
+        harm(path / "part-00000", "altered")
 
     with pytest.raises(CheckpointDamaged, match=r"none of the checkpoints verifies \(steps 12, 8, 4\)"):
         short_fit(tmp_path)
 
 
-def newest_file(run: Path) -> Path:
+def newest(run: Path) -> Path:
     return max((run / "checkpoints").iterdir())
 
 
 def harm(path: Path, damage: str) -> None:
     data = path.read_bytes()
     half = len(data) // 2
-    altered = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
-    path.write_bytes({"cut": data[:half], "altered": altered, "emptied": b""}[damage])
+    if damage == "gone":
+        path.unlink()
+    elif damage == "of another step":
+        other = min(path.parent.parent.iterdir()) / path.name
+        path.write_bytes(other.read_bytes())
+    else:
+        altered = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+        path.write_bytes({"cut": data[:half], "altered": altered, "emptied": b""}[damage])
 
 
 def test_what_a_crash_left_beside_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     short_fit(tmp_path, steps=5)
-    (tmp_path / "checkpoints" / ".step-0000000009.ckpt.part").write_bytes(b"half")
+    left = tmp_path / "checkpoints" / f".step-0000000009.{'0' * 32}"
+    left.mkdir()
+    (left / "part-00000").write_bytes(b"half")
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('[6, "lo')
 
     short_fit(tmp_path)
 
     assert {metric.step for metric in read_metrics(tmp_path)} == set(range(1, 13))
+    assert not left.exists()
 
 
 def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     short_fit(tmp_path, checkpoint_every=1)
 
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
-        f"step-{step:010}.ckpt" for step in (10, 11, 12)
+        f"step-{step:010}" for step in (10, 11, 12)
     ]
 
 

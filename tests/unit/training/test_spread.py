@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.ledger import expected_head
-
-SCRIPT = Path(__file__).with_name("spread_fit.py")
-SAMPLES, BATCH_SIZE, STEPS = 92, 16, 12
-LEDGER = expected_head(BatchPlan(SAMPLES, BATCH_SIZE, seed=3), STEPS)
-
-
-class Outcome(NamedTuple):
-    losses: list[str]
-    weights: str
-    resumed_from: int
-
-    @property
-    def died(self) -> bool:
-        return not self.losses
-
-    @property
-    def figures(self) -> list[float]:
-        return [float.fromhex(each) for each in self.losses]
-
+from spread_runs import runs
 
 WAYS: dict[int, list[Any]] = {
     2: ["ddp", "fsdp", "tensor"],
@@ -102,28 +78,132 @@ def test_shards_are_taken_up_by_another_number_of_processes(tmp_path: Path) -> N
     assert last.figures == pytest.approx(alone.figures[9:], rel=2e-5)
 
 
-def runs(folder: Path, *wanted: tuple[int, dict[str, Any]]) -> list[Outcome]:
-    """What came of runs over so many processes. All of one run must say the same, and have seen every sample."""
-    asked = [(count, {"batch_size": BATCH_SIZE, "steps": STEPS} | options) for count, options in wanted]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), json.dumps(asked), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_layers_may_go_unused_in_some_steps_or_all(tmp_path: Path, parallel: str) -> None:
+    """A parameter without a gradient is left alone, as in one process: decay would change it."""
+    net = {"accumulate": 4, "unused": True}
+    branches = {"accumulate": 2, "model": "branches", "lr": 0.01}
+    spare = {"accumulate": 4, "model": "spare"}
+
+    alone = runs(tmp_path, (1, net), (1, branches | {"a_step": 2}), (1, spare))
+    together = [net, branches | {"a_step": 1}, spare]
+    found = runs(tmp_path, *((2, options | {"parallel": parallel}) for options in together))
+
+    for one, two in zip(alone, found, strict=True):
+        assert two.figures == pytest.approx(one.figures, rel=2e-5)
+        assert two.weight == pytest.approx(one.weight, rel=1e-5)
+
+
+def test_copies_may_use_other_layers_than_each_other(tmp_path: Path) -> None:
+    options = {"accumulate": 16, "model": "branches"}
+    exact = {"accumulate": 8, "model": "branches", "exact": True}
+
+    one, two, cut, exactly, exactly_two = runs(
+        tmp_path, (1, options), (2, options), (4, options), (1, exact), (2, exact)
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    print(done.stderr)
-    return [outcome(each) for each in found]
+
+    assert two.figures == pytest.approx(one.figures, rel=2e-5)
+    assert cut.figures == pytest.approx(one.figures, rel=2e-5)
+    assert exactly.losses == exactly_two.losses
+    assert exactly.weights == exactly_two.weights
 
 
-def outcome(said: list[dict[str, Any] | None]) -> Outcome:
-    first = said[0]
-    assert all(each == first for each in said)
-    if first is None:
-        return Outcome([], "", 0)
-    if first["step"] == STEPS:
-        assert first["ledger"] == LEDGER
-    return Outcome(first["losses"], first["weights"], first["from"])
+def test_shards_of_other_layers_are_not_put_together(tmp_path: Path) -> None:
+    (found,) = runs(tmp_path, (2, {"accumulate": 16, "model": "branches", "parallel": "fsdp"}))
+
+    assert "the processes did not use the same layers" in found.refused
+
+
+def test_a_shared_parameter_stays_shared(tmp_path: Path) -> None:
+    same = {"accumulate": 4, "model": "tied"}
+    refused = same | {"parallel": "tensor", "tensor_plan": {"read": "column", "middle.0": "row"}}
+
+    one, ddp, fsdp, tensor, exact, cut = runs(
+        tmp_path,
+        (1, same),
+        *((2, same | {"parallel": way}) for way in ("ddp", "fsdp", "tensor")),
+        (2, same | {"exact": True}),
+        (2, refused),
+    )
+
+    for found in (ddp, fsdp, tensor, exact):
+        assert found.figures == pytest.approx(one.figures, rel=2e-5)
+        assert found.weight == pytest.approx(one.weight, rel=1e-5)
+    assert "shares a parameter with another layer" in cut.refused
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(3, 3), (17, 16), (21, 16)])
+def test_fewer_samples_than_processes_or_micro_batches(tmp_path: Path, samples: int, batch_size: int) -> None:
+    few = {"samples": samples, "batch_size": batch_size, "steps": 5, "noise": 0.0, "model": "layers"}
+    many = few | {"accumulate": min(8, batch_size)}
+    ways: list[Any] = [
+        "ddp",
+        "fsdp",
+        "tensor",
+        {"ddp": 2, "tensor": 2},
+        "pipeline",
+        {"fsdp": 2, "pipeline": 2},
+    ]
+
+    one, *found = runs(
+        tmp_path, (1, many), *((2 if way == "tensor" else 4, many | {"parallel": way}) for way in ways)
+    )
+
+    for way, each in zip(ways, found, strict=True):
+        assert each.figures == pytest.approx(one.figures, rel=2e-5), way
+
+
+@pytest.mark.parametrize("samples", [17, 21])
+def test_exact_runs_are_equal_where_micro_batches_are_empty(tmp_path: Path, samples: int) -> None:
+    options = {"exact": True, "samples": samples, "steps": 5, "dropout": 0.3}
+
+    found = runs(tmp_path, *((count, options) for count in (1, 2, 4)))
+
+    assert found[0].losses == found[1].losses == found[2].losses
+    assert len({each.weights for each in found}) == 1
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_running_statistics_and_scores_are_the_same_in_all_processes(tmp_path: Path, parallel: str) -> None:
+    options = {
+        "model": "normed",
+        "evaluate": "data",
+        "evaluate_every": 4,
+        "patience": 1,
+        "parallel": parallel,
+    }
+
+    (found,) = runs(tmp_path, (2, options))
+
+    assert found.best is not None
+
+
+def test_an_optimizer_over_tensors_that_were_cut_is_refused(tmp_path: Path) -> None:
+    made = {"optimizer": "made", "accumulate": 4}
+
+    one, ddp, fsdp = runs(
+        tmp_path, (1, made), (2, made | {"parallel": "ddp"}), (2, made | {"parallel": "fsdp"})
+    )
+
+    assert ddp.figures == pytest.approx(one.figures, rel=2e-5)
+    assert "optimizer=lambda parameters" in fsdp.refused
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_parameters_that_are_thawed_on_the_way_are_trained_by_all_processes(
+    tmp_path: Path, exact: bool
+) -> None:
+    options = {"thaw": True, "exact": exact, "accumulate": 4}
+
+    alone, spread = runs(tmp_path, (1, options), (2, options))
+
+    assert spread.figures == pytest.approx(alone.figures, rel=2e-5)
+    assert spread.weight == pytest.approx(alone.weight, rel=1e-3)
+
+
+def test_a_loss_of_another_type_than_the_parameters_is_added_exactly(tmp_path: Path) -> None:
+    options = {"exact": True, "wide_loss": True}
+
+    alone, spread = runs(tmp_path, (1, options), (2, options))
+
+    assert spread == alone

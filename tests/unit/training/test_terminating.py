@@ -54,7 +54,7 @@ def test_a_fit_that_is_terminated_saves_itself_ends_and_goes_on_exactly(tmp_path
 
     assert (process.returncode, out) == (-signal.SIGTERM, "")
     agent = LocalAgent(tmp_path / "run")
-    saved = agent.checkpoint_steps()[0]
+    saved = agent.checkpoints().steps()[0]
     agent.close()
     assert 0 < saved < STEPS
     again = ended(start(tmp_path / "run", pause_s=0))

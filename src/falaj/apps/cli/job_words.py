@@ -7,7 +7,7 @@ from datetime import timedelta
 from falaj.apps.cli.values import number, plural, printable
 from falaj.records.scheduling import WHOLE_GPU, Affinity
 from falaj.records.sizes import spell_size
-from falaj.records.training import Job, JobSpec, JobState, Progress
+from falaj.records.training import Asked, Estimate, Job, JobSpec, JobState, Progress
 
 
 def state_of(job: Job) -> str:
@@ -15,7 +15,7 @@ def state_of(job: Job) -> str:
     if job.state is JobState.RUNNING and job.cancelling:
         return "stopping"
     if job.state is JobState.RUNNING and job.leaving:
-        return "making room"
+        return "moving" if job.moving else "making room"
     return job.state.value
 
 
@@ -77,6 +77,37 @@ def asks(spec: JobSpec) -> str:
         ("of disk", spec.disk_bytes),
     )
     parts += [f"{spell_size(count)} {what}" for what, count in sizes if count]
+    return ", ".join(parts)
+
+
+def memory_of(estimate: Estimate) -> str:
+    """What its training takes of memory, as it was estimated, and of what that is made up."""
+    way = estimate.ways[0]
+    kinds = (
+        ("parameters", estimate.parameters_bytes),
+        ("gradients", estimate.gradients_bytes),
+        ("optimizer", estimate.state_bytes),
+        ("activations", estimate.activations_bytes),
+    )
+    parts = ", ".join(f"{name} {rough_size(size)}" for name, size in kinds)
+    how = f"{way.layout}, {way.precision}, batch {estimate.batch_size}"
+    pieces = f" in {way.micro_batches} micro-batches" if way.micro_batches > 1 else ""
+    return f"about {rough_size(way.peak_bytes)} a process ({how}{pieces}): {parts}"
+
+
+def rough_size(count: int) -> str:
+    """Three digits: 10.6 GiB, 512 MiB, 3 KiB."""
+    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+    step, unit = next((each for each in units if count >= each[0]), (1, "bytes"))
+    return f"{count / step:.0f} {unit}" if count >= 100 * step else f"{count / step:.3g} {unit}"
+
+
+def asked_first(asked: Asked) -> str:
+    """What it asked for before it was moved."""
+    share = f"{asked.gpu_milli / WHOLE_GPU:g} of a GPU"
+    gpus = share if asked.gpu_milli < WHOLE_GPU else plural(asked.gpus, "GPU")
+    parts = [plural(asked.cpus, "CPU"), gpus]
+    parts += [f"pools {', '.join(sorted(asked.pools))}"] if asked.pools else []
     return ", ".join(parts)
 
 

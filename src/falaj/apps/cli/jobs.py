@@ -11,7 +11,7 @@ import typer
 from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.failures import FAILED
 from falaj.apps.cli.following import follow_job, print_log
-from falaj.apps.cli.job_words import asks, command_of, far, state_of, wishes
+from falaj.apps.cli.job_words import asked_first, asks, command_of, far, memory_of, state_of, wishes
 from falaj.apps.cli.pages import show_page
 from falaj.apps.cli.printing import show_changes
 from falaj.apps.cli.session import Session
@@ -59,6 +59,9 @@ def logs(
     given = reading.gather(all_operations()["jobs.logs"], {"job": job, "offset": offset})
     reading.check(all_operations()["jobs.logs"], given)
     with session.platform() as platform:
+        found = platform.jobs.show(job)
+        if found.state is JobState.FAILED:
+            print(f"job {found.id} failed: {printable(found.reason or '')}", file=sys.stderr)
         print_log(platform, job, follow=follow, offset=int(offset), to=sys.stdout)
 
 
@@ -129,6 +132,7 @@ def _show_job(job: Job, *, owner: str) -> None:
     fields["queue"] = spec.queue + (f", priority {spec.priority}" if spec.priority else "")
     fields["queue"] += "" if spec.preemptible else ", is not preempted"
     optional = {
+        "asked for first": asked_first(spec.asked) if spec.asked else "",
         "where": wishes(spec.affinity),
         "inputs": _pairs(spec.inputs),
         "secrets": _pairs(spec.secrets),
@@ -137,6 +141,7 @@ def _show_job(job: Job, *, owner: str) -> None:
         "hangs after": text_of(spec.hang_after) if spec.hang_after else "",
         "retries": str(spec.retries or ""),
         "commit": (spec.origin.commit or "") if spec.origin else "",
+        "memory": memory_of(spec.estimate) if spec.estimate else "",
     }
     fields |= {name: value for name, value in optional.items() if value}
     fields |= {"run": job.run, "owner": printable(owner), "label": job.label.describe()}

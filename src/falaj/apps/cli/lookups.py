@@ -15,6 +15,7 @@ LISTS = {
     "monitor": "monitoring list",
     "optimization": "optimization list",
     "pipeline": "pipelines list",
+    "queue": "queue show",
     "secret": "secret list",
     "user": "user list",
     "view": "features list",

@@ -19,7 +19,7 @@ from falaj.records.policy import Policy
 from falaj.records.registry import Alias, Approval, ModelVersion, Promotion
 from falaj.records.secrets import Secret
 from falaj.records.serving import DeployedEndpoint, Scored
-from falaj.records.training import Job
+from falaj.records.training import Job, Moved
 from falaj.records.work import Work
 
 
@@ -209,6 +209,10 @@ def _job_cancelled(made: Job, given: Given) -> Said:
     return Said(f"job {made.id} {words}", (("undo", f"jobs retry {made.id}"),))
 
 
+def _job_moved(made: Moved, given: Given) -> Said:
+    return Said(f"job {made.job.id} is moved: {made.words}", (("next", f"jobs show {made.job.id}"),))
+
+
 def _deployed(made: DeployedEndpoint, given: Given) -> Said:
     shares = ", ".join(f"{made.model}@{each.version} ({each.weight})" for each in made.routes)
     where = f"\n  at     {made.url}/infer" if made.url else "\n  at     an address that 'falaj up' gives it"
@@ -339,6 +343,7 @@ SENTENCES: dict[str, Callable[[Any, Given], Said]] = {
     "jobs.submit": _submitted,
     "jobs.retry": _submitted,
     "jobs.cancel": _job_cancelled,
+    "jobs.move": _job_moved,
     "features.materialize": _materialized,
     "models.register": _registered,
     "monitoring.rebase": _rebased,

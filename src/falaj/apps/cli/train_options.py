@@ -56,6 +56,7 @@ OPTIONS: dict[str, Choice] = {
     "secret": Choice("VARIABLE=NAME", "A variable whose value is a secret; falaj secret set.", "several"),
     "experiment": Choice("NAME", "Of its run; else as the job."),
     "network": Choice("", "Let it reach the network.", "flag", "--network"),
+    "nsys": Choice("", "Run it under Nsight Systems; the reports are outputs.", "flag", "--nsys"),
     "workspace": Choice("WORKSPACE", "Where it belongs."),
 }
 

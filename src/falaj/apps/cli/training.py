@@ -13,6 +13,7 @@ from falaj.apps.cli import reading
 from falaj.apps.cli.commands import command
 from falaj.apps.cli.failures import FAILED
 from falaj.apps.cli.following import follow_job
+from falaj.apps.cli.job_words import memory_of
 from falaj.apps.cli.printing import show
 from falaj.apps.cli.sentences import Said, say, sentence
 from falaj.apps.cli.session import Session
@@ -22,7 +23,7 @@ from falaj.errors import FalajError, Fault
 from falaj.records.training import Job, JobSpec, JobState
 from falaj.sdk.job_fields import SAME
 from falaj.sdk.platform import Platform
-from falaj.sdk.training import Prepared, prepare, submit
+from falaj.sdk.training import Prepared, estimated, prepare, submit
 
 JOB = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.")]
 Script = Annotated[
@@ -40,6 +41,12 @@ Register = Annotated[
     typer.Option(metavar="MODEL", help="Make what it saved by fj.save_model the next version of this model."),
 ]
 Follow = Annotated[bool, typer.Option("--follow/--detach", help="Wait and show its log, or not.")]
+Estimated = Annotated[
+    bool,
+    typer.Option(
+        "--estimate", help="Run it here up to fj.fit for an estimate of its memory; refuse what cannot fit."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job as YAML, and submit nothing.")]
 
 SECRET_WORDS = re.compile(r"(?:^|_)[A-Z0-9]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY)S?(?=_|$)")
@@ -69,6 +76,7 @@ def train(
     file: File = None,
     register: Register = None,
     follow: Follow = True,
+    estimate: Estimated = False,
     dry_run: DryRun = False,
     **options: Any,
 ) -> int:
@@ -77,6 +85,9 @@ def train(
         reading.check_name("--register", register, command="train")
     ready = prepare(form_of_options({**options, "args": args or None}), script=script, file=file)
     warn_of_secrets(ready.spec)
+    if estimate:
+        ready = estimated(ready)
+        _say_estimate(ready.spec)
     if dry_run:
         return _print_job(session, ready)
     with session.platform() as platform:
@@ -170,6 +181,11 @@ def _as_option(fault: Fault) -> Fault:
     field, _, inside = fault.where.removeprefix("spec.").partition(".")
     named = inside if field == "affinity" and inside else TYPED.get(field, field)
     return fault.model_copy(update={"where": spell_option((named,))})
+
+
+def _say_estimate(spec: JobSpec) -> None:
+    if spec.estimate is not None:
+        print(f"memory: {memory_of(spec.estimate)}", file=sys.stderr, flush=True)
 
 
 def _print_job(session: Session, ready: Prepared) -> int:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from falaj.drivers.sql.database import answering, sqlite_engine
 from falaj.errors import Conflict
 
-HEAD = "0012"
+HEAD = "0013"
 """The newest migration: a database that is there already starts without loading alembic."""
 
 LOCK = 0x66616C616A

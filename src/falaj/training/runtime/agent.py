@@ -9,11 +9,14 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
-from falaj.training.runtime.errors import CheckpointDamaged, Fault, InvalidTraining
+from falaj.training.runtime.checkpoint.folder import CheckpointFolder
+from falaj.training.runtime.checkpoint.store import CheckpointStore
+from falaj.training.runtime.errors import Fault, InvalidTraining
 
-Part: TypeAlias = bytes | memoryview
+RESUMED = "resumed."
+"""How the names of the parameters begin that tell of each time the run went on."""
 
 
 class Metric(NamedTuple):
@@ -24,6 +27,15 @@ class Metric(NamedTuple):
     value: float
 
 
+class Past(NamedTuple):
+    """What the attempts before have left of a run."""
+
+    losses: list[tuple[int, float]]
+    """The losses that were logged for the steps after the one that was asked for, in that order; some twice."""
+    resumes: list[str]
+    """The values of the parameters whose names begin with `RESUMED`."""
+
+
 class Agent(Protocol):
     """What a run asks of the platform. Calls come from one thread, and return when they have taken effect."""
 
@@ -31,6 +43,9 @@ class Agent(Protocol):
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Parameters of the run; one that it has keeps its value."""
+
+    def recall(self, after: int) -> Past:
+        """What is known of the run from before, with the losses of the steps after `after`."""
 
     def progress(self, step: int, total: int) -> None: ...
 
@@ -40,25 +55,18 @@ class Agent(Protocol):
     def say(self, words: str) -> None:
         """A line for people."""
 
-    def save_checkpoint(self, step: int, parts: Sequence[Part]) -> None:
-        """Keep these bytes, durable on return, all or nothing."""
-
-    def checkpoint_steps(self) -> list[int]:
-        """The steps that have a checkpoint, newest first."""
-
-    def load_checkpoint(self, step: int) -> bytearray:
-        """The bytes as they lie there; the run verifies them. CheckpointDamaged if they cannot be read."""
+    def checkpoints(self) -> CheckpointStore:
+        """Where the run's checkpoints are kept; another thread may use it than the one that calls the rest."""
 
     def close(self) -> None: ...
 
 
 class LocalAgent:
-    """An agent on a folder: metrics.jsonl, params.json, progress.json; checkpoints/step-….ckpt, `keep` of them."""
+    """An agent on a folder: metrics.jsonl, params.json, progress.json, and checkpoints/step-…/."""
 
-    def __init__(self, folder: str | Path, *, keep: int = 3) -> None:
-        self._folder, self._keep = Path(folder), keep
-        self._checkpoints = self._folder / "checkpoints"
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        checkpoints_of(self._folder).mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self._folder)
         self._metrics = os.open(self._folder / "metrics.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         _end_last_line(self._metrics)
@@ -68,14 +76,21 @@ class LocalAgent:
         os.write(self._metrics, "".join(f"{line}\n" for line in lines).encode())
 
     def params(self, values: Mapping[str, Any]) -> None:
-        path = self._folder / "params.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
         shown = {str(name): str(value) for name, value in values.items()}
-        _replace(path, [json.dumps(shown | known).encode()], durable=False)
+        _replace(self._folder / "params.json", json.dumps(shown | self._known_params()).encode())
+
+    def recall(self, after: int) -> Past:
+        logged = (m for m in read_metrics(self._folder) if m.name == "loss" and m.step > after)
+        resumes = [value for name, value in self._known_params().items() if name.startswith(RESUMED)]
+        return Past([(m.step, m.value) for m in logged], resumes)
+
+    def _known_params(self) -> dict[str, str]:
+        path = self._folder / "params.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def progress(self, step: int, total: int) -> None:
         text = json.dumps({"step": step, "total": total}).encode()
-        _replace(self._folder / "progress.json", [text], durable=False)
+        _replace(self._folder / "progress.json", text)
 
     def heartbeat(self) -> bool:
         return True
@@ -83,30 +98,17 @@ class LocalAgent:
     def say(self, words: str) -> None:
         print(words, file=sys.stderr, flush=True)
 
-    def save_checkpoint(self, step: int, parts: Sequence[Part]) -> None:
-        _replace(self._path(step), parts, durable=True)
-        for old in self.checkpoint_steps()[self._keep :]:
-            self._path(old).unlink(missing_ok=True)
-
-    def checkpoint_steps(self) -> list[int]:
-        steps = (path.stem.removeprefix("step-") for path in self._checkpoints.glob("step-*.ckpt"))
-        return sorted((int(step) for step in steps if step.isdigit()), reverse=True)
-
-    def load_checkpoint(self, step: int) -> bytearray:
-        try:
-            with self._path(step).open("rb") as file:
-                data = bytearray(os.fstat(file.fileno()).st_size)
-                file.readinto(data)
-        except OSError as error:
-            raise CheckpointDamaged(f"it cannot be read: {error}") from error
-        return data
+    def checkpoints(self) -> CheckpointStore:
+        return CheckpointFolder(checkpoints_of(self._folder))
 
     def close(self) -> None:
         os.close(self._metrics)
         os.close(self._lock)
 
-    def _path(self, step: int) -> Path:
-        return self._checkpoints / f"step-{step:010}.ckpt"
+
+def checkpoints_of(run: str | Path) -> Path:
+    """The folder of the checkpoints of the run that is kept in a folder."""
+    return Path(run) / "checkpoints"
 
 
 def read_metrics(folder: str | Path) -> Iterator[Metric]:
@@ -124,26 +126,11 @@ def plain(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _replace(path: Path, parts: Sequence[Part], *, durable: bool) -> None:
-    """Write aside, then rename: a reader sees the old bytes or the new ones. `durable`: also after a power cut."""
+def _replace(path: Path, data: bytes) -> None:
+    """Write aside, then rename: a reader sees the old bytes or the new ones."""
     aside = path.with_name(f".{path.name}.part")
-    with aside.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
+    aside.write_bytes(data)
     aside.replace(path)
-    if durable:
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _locked(folder: Path) -> int:

@@ -31,7 +31,12 @@ class BatchPlan:
             raise InvalidTraining(
                 "the dataset is smaller than one batch",
                 faults=[
-                    Fault("batch_size", self.batch_size, f"at most {self.samples} samples, all there are")
+                    Fault(
+                        "batch_size",
+                        self.batch_size,
+                        f"at most {self.samples} samples, all there are",
+                        f"batch_size={max(1, self.samples)}",
+                    )
                 ],
             )
 

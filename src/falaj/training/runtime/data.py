@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from falaj.training.runtime.errors import Fault, InvalidTraining, RaggedBatch
+from falaj.training.runtime.data_faults import is_out_of_memory, ragged, unreadable, unusable
+from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.randomness import seed_everything
 
 Batch: TypeAlias = Any
@@ -23,7 +25,15 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-Data: TypeAlias = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset
+class Tabular(Protocol):
+    """What pyarrow has of this kind: a table, a record batch or a reader of them, a dataset."""
+
+    @property
+    def schema(self) -> Any: ...
+
+
+Data: TypeAlias = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset | Tabular | str | Path
+"""Tensors; a dataset; or a table: pyarrow's, or the path of a file or folder of Parquet or Arrow."""
 
 
 class Source(Protocol):
@@ -35,8 +45,24 @@ class Source(Protocol):
         """The batch of `indices`. What is random about a sample (augmentation) is drawn from `seed`."""
 
 
-def open_data(data: Data, *, where: str = "data") -> Source:
-    """`data` as a source. Tensors are columns; a list is a dataset of samples."""
+def open_data(
+    data: Data,
+    *,
+    where: str = "data",
+    inputs: Sequence[str] | None = None,
+    target: str | Sequence[str] | None = None,
+) -> Source:
+    """`data` as a source. Tensors are columns; a list is a dataset of samples; columns of a table are named."""
+    if isinstance(data, Columns | Items):
+        return data
+    if is_table(data):
+        from falaj.training.runtime.arrow.opening import open_arrow
+
+        return open_arrow(data, inputs=inputs, target=target, where=where)
+    if inputs is not None or target is not None:
+        given = ", ".join(f"{n}={v!r}" for n, v in (("inputs", inputs), ("target", target)) if v is not None)
+        allowed = "only for a table, whose columns have names; of a tuple, the last member is the target"
+        raise unusable(where, f"a {type(data).__name__}, with {given}", allowed)
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, Tensor | tuple | Mapping):
@@ -45,17 +71,30 @@ def open_data(data: Data, *, where: str = "data") -> Source:
         allowed = (
             "tensors, or a dataset with __len__ and __getitem__: a step must be able to address its samples"
         )
-        raise _unusable(where, type(data).__name__, allowed)
-    if len(data) == 0:
-        raise _unusable(where, "no samples", "at least one sample")
-    return Items(data)
+        raise unusable(where, type(data).__name__, allowed)
+    dataset = cast(Dataset, data)
+    if len(dataset) == 0:
+        raise unusable(where, "no samples", "at least one sample")
+    return Items(dataset)
+
+
+def is_table(data: object) -> bool:
+    """Whether `data` is Arrow's, or a path to it; without importing Arrow."""
+    return isinstance(data, str | Path) or type(data).__module__.partition(".")[0] == "pyarrow"
 
 
 class Columns:
     """Tensors whose first dimension counts the samples."""
 
-    def __init__(self, columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor], *, where: str) -> None:
-        self._columns = columns
+    def __init__(
+        self,
+        columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor],
+        *,
+        where: str,
+        mapped: bool = False,
+    ) -> None:
+        """`mapped`: they lie in a file, and reading them may take its time."""
+        self._columns, self.mapped = columns, mapped
         self._len = _rows(columns, where=where)
         self.device = device_of(columns)
 
@@ -85,9 +124,10 @@ class Items:
     """A map-style dataset."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
+        self.note: Callable[[int], None] | None = None
+        """Is told which sample is read next, where somebody wants to know if reading it is the end."""
         self._len = len(dataset)
-        self._read_many: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
 
     def __len__(self) -> int:
         return self._len
@@ -95,8 +135,29 @@ class Items:
     def read(self, indices: Tensor, *, seed: int) -> Batch:
         seed_everything(seed)
         wanted: list[int] = indices.tolist()
-        samples = self._read_many(wanted) if self._read_many else [self._dataset[index] for index in wanted]
+        read_many = getattr(self.dataset, "__getitems__", None)
+        samples = self._together(read_many, wanted) if read_many else [self._one(index) for index in wanted]
         return stack(samples, wanted)
+
+    def _one(self, index: int) -> Any:
+        if self.note is not None:
+            self.note(index)
+        try:
+            return self.dataset[index]
+        except TrainingError:
+            raise
+        except Exception as error:
+            raise unreadable(index, error) from error
+
+    def _together(self, read_many: Callable[[list[int]], list[Any]], wanted: list[int]) -> list[Any]:
+        if self.note is not None:
+            self.note(wanted[0])
+        try:
+            return read_many(wanted)
+        except TrainingError:
+            raise
+        except Exception as error:
+            raise unreadable(wanted[0], error, among=len(wanted)) from error
 
 
 def stack(samples: list[Any], indices: list[int]) -> Batch:
@@ -104,7 +165,9 @@ def stack(samples: list[Any], indices: list[int]) -> Batch:
     try:
         batch = default_collate(samples)
     except (RuntimeError, TypeError, KeyError) as error:
-        raise _ragged(samples, indices, str(error)) from error
+        if is_out_of_memory(error):
+            raise
+        raise ragged(samples, indices, str(error)) from error
     return tuple(batch) if isinstance(batch, list) else batch
 
 
@@ -133,43 +196,17 @@ def _rows(columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor], *, where:
     else:
         named = dict(enumerate(columns)) if isinstance(columns, tuple) else columns
     if not named or not all(isinstance(column, Tensor) and column.dim() for column in named.values()):
-        raise _unusable(
+        raise unusable(
             where, {n: type(c).__name__ for n, c in named.items()}, "tensors with a row per sample"
         )
     if isinstance(columns, tuple) and len(columns) < 2:
-        raise _unusable(where, "one tensor in a tuple", "(inputs, target), or the tensor alone")
+        raise unusable(where, "one tensor in a tuple", "(inputs, target), or the tensor alone")
     rows = {name: len(column) for name, column in named.items()}
     if len(set(rows.values())) > 1:
-        raise _unusable(where, f"rows by column: {rows}", "the same number of rows in each")
+        raise unusable(where, f"rows by column: {rows}", "the same number of rows in each")
     if not (count := next(iter(rows.values()))):
-        raise _unusable(where, "no samples", "at least one sample")
+        raise unusable(where, "no samples", "at least one sample")
     return count
-
-
-def _unusable(where: str, given: object, allowed: str) -> InvalidTraining:
-    return InvalidTraining("the data cannot be used", faults=[Fault(where, given, allowed)])
-
-
-def _ragged(samples: list[Any], indices: list[int], reason: str) -> RaggedBatch:
-    """The error that names the first sample that is unlike the first of its batch."""
-    shapes = [_shape(sample) for sample in samples]
-    odd = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None)
-    if odd is None:
-        return RaggedBatch("the samples of a batch cannot be stacked", faults=[Fault("data", reason)])
-    given = f"sample {indices[odd]} is {shapes[odd]}, sample {indices[0]} is {shapes[0]}"
-    fix = "pad or crop in the dataset's __getitem__"
-    return RaggedBatch(
-        "the samples of a batch differ", faults=[Fault("data", given, "one shape for all samples", fix)]
-    )
-
-
-def _shape(sample: Any) -> str:
-    if isinstance(sample, tuple | list):
-        return f"({', '.join(_shape(part) for part in sample)})"
-    if isinstance(sample, Mapping):
-        return f"{{{', '.join(f'{name}: {_shape(part)}' for name, part in sample.items())}}}"
-    shape = getattr(sample, "shape", None)
-    return type(sample).__name__ if shape is None else str(list(shape))
 
 
 def move(batch: Batch, device: torch.device) -> Batch:

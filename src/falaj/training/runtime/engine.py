@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn, optim
 
+from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.data import Columns, Source
+from falaj.training.runtime.data_faults import is_out_of_memory
 from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.feeding.choosing import make_feeder
+from falaj.training.runtime.feeding.feeders import Feeder
 from falaj.training.runtime.graphs import GraphedStep
 from falaj.training.runtime.micro_batches import Reader
 from falaj.training.runtime.optimizers import make_optimizer, make_schedule
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.randomness import Dice
-from falaj.training.runtime.settings import Settings
-from falaj.training.runtime.spread.choosing import spread_exactly, spread_over
+from falaj.training.runtime.settings import Settings, Spreading
+from falaj.training.runtime.shortage import can_cut_alone, first_line, too_little_memory
+from falaj.training.runtime.spread.choosing import spread_exactly, spread_in_stages, spread_over
 from falaj.training.runtime.spread.layout import lay_out
+from falaj.training.runtime.spread.pipeline.pipeline import Pipeline
+from falaj.training.runtime.spread.pipeline.steps import PipelinedStep
+from falaj.training.runtime.spread.ways import Spread
 from falaj.training.runtime.steps import Loss, Step
 from falaj.training.runtime.world import World
 
@@ -32,14 +42,34 @@ class Engine:
     def __init__(
         self,
         reader: Reader,
+        feeder: Feeder,
         step: Step,
         *,
+        plan: Plan,
         graph: GraphedStep | None,
-        alone: bool,
+        world: World,
+        halves: bool,
         say: Callable[[str], None],
     ) -> None:
-        self.reader, self.step = reader, step
-        self._graph, self._alone, self._say = graph, alone, say
+        """`halves`: whether a process may cut its part of a batch into smaller pieces, which nobody else sees."""
+        self.reader, self.feeder, self.step, self.plan = reader, feeder, step, plan
+        self._graph, self._world, self._halves, self._say = graph, world, halves, say
+        self.pieces = 0
+        """How many micro-batches there are since memory ran out; 0 if it never did."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which steps had nothing to do but to wait for their samples."""
+        return self.feeder.waited_s
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds of reading that were hidden behind the computing."""
+        return max(0.0, self.feeder.reading_s - self.feeder.waited_s)
+
+    def close(self) -> None:
+        """No more steps: what reads for them is ended."""
+        self.feeder.close()
 
     def get_ready(self, plan: Plan) -> None:
         """What must wait until a checkpoint, if there is one, has been put into the model and the optimizer."""
@@ -53,7 +83,10 @@ class Engine:
         """Do step `number`; `look` is given its loss, where there is no graph before the model is changed by it."""
         if self._graph is not None and self._graph.takes(indices):
             try:
-                loss = self._graph.run(number, indices)
+                parts = [] if self._graph.reads else self.feeder.take(number, indices)
+                if self.step.before_update is not None:
+                    self.step.before_update()
+                loss = self._graph.run(number, indices, parts[0].batch if parts else None)
             except (
                 RuntimeError
             ) as failure:  # an operation that cannot be captured, or no memory for the graph
@@ -62,27 +95,61 @@ class Engine:
                 self._say(f"step {number}: cannot be a CUDA graph ({reason}); going on without one")
             else:
                 look(loss)
+                self.feeder.look_ahead(number)
                 return
         look(self.gradients(number, indices))
-        self.step.update(number)
+        try:
+            self.step.update(number)
+        except (RuntimeError, MemoryError) as failure:  # what is half updated cannot be tried again
+            if not is_out_of_memory(failure):
+                raise
+            raise too_little_memory(number, self.reader.count, failure) from failure
+        self.feeder.look_ahead(number)
 
     def gradients(self, number: int, indices: Tensor) -> Tensor:
         """The loss of a step, and its gradients; if memory runs out, in smaller pieces from now on."""
+        if self._world.size > 1 and self._world.does("halve"):
+            self._world.fulfil("halve")
+            self.cut_into(self._world.most(self.reader.count))
+        shortage: BaseException | None = None
         while True:
             try:
-                return self.step.gradients(number, list(self.reader.read(number, indices)))
-            except RuntimeError as failure:
-                if not (self._alone and is_out_of_memory(failure) and self.reader.count < len(indices)):
-                    raise
-                reason = str(failure).strip().split("\n")[0]
-            self.step.optimizer.zero_grad()
-            self.step.spread.forget()
-            if self.step.device.type == "cuda":
-                torch.cuda.empty_cache()
-            count = self.reader.halve()
-            self._say(
-                f"step {number}: out of memory ({reason}); the same global batch in {count} micro-batches from here on"
-            )
+                return self.step.gradients(number, self.feeder.take(number, indices))
+            except (RuntimeError, MemoryError, ValueError) as failure:
+                if not is_out_of_memory(failure):
+                    if shortage is None:
+                        raise
+                    # a model that needs more samples at once, or processes that have gone on meanwhile
+                    raise too_little_memory(number, self.reader.count, shortage) from failure
+                if not self._halves or self.reader.count >= len(indices):
+                    smallest = self.reader.count >= len(indices)
+                    raise too_little_memory(
+                        number, self.reader.count, failure, smallest=smallest
+                    ) from failure
+                shortage = failure.with_traceback(None)  # its frames would hold on to tensors
+            self._halve(number, shortage)
+
+    def cut_into(self, pieces: int) -> None:
+        """Compute in so many micro-batches from now on, as was found out by this run or before it was resumed."""
+        self.reader.cut(pieces)
+        self.pieces = self.reader.count
+        if self.pieces > 1:
+            self._graph = None  # it computes a batch in one piece
+
+    def _halve(self, number: int, shortage: BaseException) -> None:
+        self.step.optimizer.zero_grad()
+        self.step.spread.forget()
+        if self.step.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.cut_into(2 * self.reader.count)
+        world, where = self._world, ""
+        if world.size > 1:  # the others follow after the same step
+            world.wishes.add("halve")
+            where = f" in process {world.rank}"
+        self._say(
+            f"step {number}: out of memory{where} ({first_line(shortage)}); the same global batch in "
+            f"{self.reader.count} micro-batches from here on"
+        )
 
 
 def make_engine(
@@ -92,23 +159,30 @@ def make_engine(
     settings: Settings,
     plan: Plan,
     *,
-    batch_size: int,
+    batches: BatchPlan,
     total: int,
     world: World,
     say: Callable[[str], None],
+    endless: bool = False,
 ) -> Engine:
-    """The engine that trains `model` as `plan` says. Compiling is left for later: a checkpoint may come first."""
+    """The engine that trains `model` as `plan` says. Compiling is left for later: a checkpoint may come first.
+
+    Samples are read ahead up to the step `total`, or without an end. What reads is started first, before the GPU is.
+    """
     layout = lay_out(settings.spreading.parallel, world.size)
     source = resident(source, world.device)
     seed = settings.pace.seed
     reader = Reader(
         source, seed=seed, count=plan.micro_batches, rank=layout.data_rank(world.rank), size=layout.data
     )
+    last = sys.maxsize if endless else total
+    feeder, plan = make_feeder(reader, batches, plan, world.device, last=last, say=say)
     step = make_step(model, loss, settings, plan, total=total, world=world, micro_batches=reader.count)
     graph = None
     if plan.graph and can_be_graphed(step, reader, world):
-        graph = GraphedStep(step, source, seed=seed, batch_size=batch_size, say=say)
-    return Engine(reader, step, graph=graph, alone=world.size == 1 and not settings.spreading.exact, say=say)
+        graph = GraphedStep(step, source, batch_size=batches.batch_size)
+    halves = not settings.spreading.exact and can_cut_alone(layout)
+    return Engine(reader, feeder, step, plan=plan, graph=graph, world=world, halves=halves, say=say)
 
 
 def make_step(
@@ -124,20 +198,18 @@ def make_step(
     """The step over the parameters of `model` that can be trained, which is spread over the processes."""
     updates, spreading = settings.updates, settings.spreading
     images_last = plan.layout == "channels_last"
-    model.to(world.device).train()
+    trainable(model)
     if images_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    trainable(model)
-    if spreading.exact:
-        spread = spread_exactly(model, world, micro_batches=micro_batches)
-    else:
-        layout = lay_out(spreading.parallel, world.size)
-        spread = spread_over(model, world, layout, tensor_plan=spreading.tensor_plan)
+    spread, pipeline = spread_model(model.train(), world, spreading, micro_batches=micro_batches)
+    part = pipeline.part if pipeline else model
+    graph = plan.graph and world.device.type == "cuda"
     optimizer = make_optimizer(
-        updates.optimizer, trainable(model), lr=updates.lr, fused=plan.fused, capturable=plan.graph
+        updates.optimizer, trainable(part), lr=updates.lr, fused=plan.fused, capturable=graph
     )
-    return Step(
-        model,
+    refuse_strangers(optimizer, part)
+    step: Callable[..., Step] = partial(PipelinedStep, pipeline) if pipeline else partial(Step, model)
+    return step(
         loss,
         optimizer,
         device=world.device,
@@ -148,6 +220,36 @@ def make_step(
         clip=updates.clip,
         factor=make_schedule(updates.schedule, warmup=updates.warmup, steps=total),
     )
+
+
+def spread_model(
+    model: nn.Module, world: World, spreading: Spreading, *, micro_batches: int
+) -> tuple[Spread, Pipeline | None]:
+    """`model` on the devices of the processes. Of a pipeline, none has room for all of it."""
+    layout = lay_out(spreading.parallel, world.size)
+    if layout.pipeline > 1:
+        pipeline, spread = spread_in_stages(
+            model, world, layout, tensor_plan=spreading.tensor_plan, cuts=spreading.pipeline_cuts
+        )
+        return spread, pipeline
+    model.to(world.device)
+    if spreading.exact:
+        return spread_exactly(model, world, micro_batches=micro_batches), None
+    return spread_over(model, world, layout, tensor_plan=spreading.tensor_plan), None
+
+
+def refuse_strangers(optimizer: optim.Optimizer, model: nn.Module) -> None:
+    """An optimizer that was made before the model was cut would go on changing tensors that nobody uses any more."""
+    own = {id(parameter) for parameter in model.parameters()}
+    updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if all(id(parameter) in own for parameter in updated):
+        return
+    given = (
+        f"{type(optimizer).__name__} over parameters that are not the model's; cutting a model makes new ones"
+    )
+    fix = "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+    fault = Fault("optimizer", given, "a name, or a function from parameters to an optimizer", fix)
+    raise InvalidTraining("the optimizer would not train this model", faults=[fault])
 
 
 def can_be_graphed(step: Step, reader: Reader, world: World) -> bool:
@@ -171,7 +273,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
             "model", "lazy parameters without a shape", fix="call the model once on a sample before"
         )
         raise InvalidTraining("the model is not ready", faults=[fault])
-    free = [p for p in every if p.requires_grad]
+    free = [p for p in every if p.requires_grad and not p.is_meta]
     if not free:
         given = "all parameters are frozen" if every else "no parameters"
         fault = Fault("model", given, "at least one parameter with requires_grad=True")
@@ -189,8 +291,3 @@ def align_state(optimizer: optim.Optimizer) -> None:
                 and value.stride() != parameter.stride()
             ):
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def is_out_of_memory(failure: BaseException) -> bool:
-    """On a GPU, and on a CPU, where torch has no type for it."""
-    return isinstance(failure, torch.OutOfMemoryError) or "can't allocate memory" in str(failure)

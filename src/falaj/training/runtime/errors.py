@@ -3,9 +3,16 @@
 TrainingError               training.failed
 ├── InvalidTraining         training.invalid      an option, the model or the data cannot be used
 │   └── RaggedBatch         training.ragged       the samples of a batch differ in shape
+├── Unreadable              training.unreadable   the dataset failed to give a sample
+├── WorkerLost              training.worker       a process that reads samples died
 ├── LossNotFinite           training.not_finite   the loss or a parameter became NaN or infinite
+├── OutOfMemory             training.memory       memory runs out, however small the pieces
+├── NoEstimate              training.no_estimate  what a model takes of memory cannot be found out
+├── CallbackFailed          training.callback     what the user has called failed; the run was saved before it ended
 ├── CheckpointDamaged       checkpoint.damaged    the bytes are not what was written
 ├── CheckpointMismatch      checkpoint.mismatch   written by another model, optimizer or run
+├── CheckpointFailed        checkpoint.failed     the run could not be saved
+├── CertificateFalse        certificate.false     what a certificate says of a run is not so
 └── AgentLost               agent.lost            the agent beside the runtime does not answer
 """
 
@@ -52,6 +59,23 @@ class RaggedBatch(InvalidTraining):
     code = "training.ragged"
 
 
+class Unreadable(TrainingError):
+    code = "training.unreadable"
+
+    def __init__(self, message: str, *, sample: int = 0, faults: Iterable[Fault] = ()) -> None:
+        super().__init__(message, faults=faults)
+        self.sample = sample
+        self.step: int | None = None  # whoever reads for a step adds it
+
+    def __str__(self) -> str:
+        where = "" if self.step is None else f" of step {self.step}"
+        return f"sample {self.sample}{where} cannot be read: {super().__str__()}"
+
+
+class WorkerLost(TrainingError):
+    code = "training.worker"
+
+
 class LossNotFinite(TrainingError):
     code = "training.not_finite"
 
@@ -60,12 +84,32 @@ class LossNotFinite(TrainingError):
         self.step = step
 
 
+class OutOfMemory(TrainingError):
+    code = "training.memory"
+
+
+class NoEstimate(TrainingError):
+    code = "training.no_estimate"
+
+
+class CallbackFailed(TrainingError):
+    code = "training.callback"
+
+
 class CheckpointDamaged(TrainingError):
     code = "checkpoint.damaged"
 
 
 class CheckpointMismatch(TrainingError):
     code = "checkpoint.mismatch"
+
+
+class CheckpointFailed(TrainingError):
+    code = "checkpoint.failed"
+
+
+class CertificateFalse(TrainingError):
+    code = "certificate.false"
 
 
 class AgentLost(TrainingError):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from falaj.training.runtime.data import Data, Source, move, open_data
+from falaj.training.runtime.data_faults import is_out_of_memory
 from falaj.training.runtime.steps import Step
 
 Evaluate: TypeAlias = Callable[[nn.Module], float] | Data
@@ -61,31 +64,45 @@ class Evaluation:
 
 def scorer(evaluate: Evaluate, step: Step, *, device: torch.device, batch_size: int) -> Callable[[], float]:
     """`evaluate` as a function without arguments, which leaves the model in training mode."""
-    model = step.model
     if callable(evaluate) and not hasattr(evaluate, "__getitem__"):
-        measure: Callable[[nn.Module], float] = evaluate
+        judge: Callable[[nn.Module], float] = evaluate
+
+        def score() -> float:
+            with step.whole_model() as model, evaluating(model):
+                return float(judge(model))
     else:
         source = open_data(cast(Data, evaluate), where="evaluate")
 
-        def measure(_: nn.Module) -> float:
-            return mean_loss(step, source, device=device, batch_size=batch_size)
-
-    def score() -> float:
-        model.eval()
-        try:
-            with torch.no_grad():
-                return float(measure(model))
-        finally:
-            model.train()
+        def score() -> float:
+            with evaluating(step.model):
+                return mean_loss(step, source, device=device, batch_size=batch_size)
 
     return score
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train()
+
+
 def mean_loss(step: Step, source: Source, *, device: torch.device, batch_size: int) -> float:
-    """The mean loss over all of `source`, each sample with the same weight."""
+    """The mean loss over all of `source`, each sample with the same weight; in smaller batches if memory runs out."""
     total = torch.zeros((), dtype=torch.float64)
-    for start in range(0, len(source), batch_size):
+    start = 0
+    while start < len(source):
         indices = torch.arange(start, min(start + batch_size, len(source)))
         batch = move(source.read(indices, seed=start), device)
-        total += step.measure(batch).double().cpu() * len(indices)
+        try:
+            total += step.measure(batch).double().cpu() * len(indices)
+        except (RuntimeError, MemoryError) as failure:
+            if batch_size == 1 or dist.is_initialized() or not is_out_of_memory(failure):
+                raise  # other processes may wait for this one in the midst of the model
+            batch_size = -(-batch_size // 2)
+        else:
+            start += batch_size
     return total.item() / len(source)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from falaj.training.runtime.data import Batch, Columns, Source, map_tensors, move
-from falaj.training.runtime.randomness import address
 from falaj.training.runtime.steps import Step
 
 WARM_STEPS = 3  # real steps, run one kernel after the other, that settle what a capture may not do
@@ -21,29 +20,28 @@ class GraphedStep:
     Random numbers are addressed by the step as elsewhere: a graph reads its generator's seed when it is replayed.
     """
 
-    def __init__(
-        self, step: Step, source: Source, *, seed: int, batch_size: int, say: Callable[[str], None]
-    ) -> None:
-        self._step, self._source, self._seed = step, source, seed
-        self._batch_size, self._say = batch_size, say
+    def __init__(self, step: Step, source: Source, *, batch_size: int) -> None:
+        self._step, self._source, self._batch_size = step, source, batch_size
         self._graph: torch.cuda.CUDAGraph | None = None
         self._done = 0
         self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
         self._indices = torch.zeros(batch_size, dtype=torch.int64, device=step.device)
-        self._resident = isinstance(source, Columns) and source.device.type == "cuda"
+        self.reads = isinstance(source, Columns) and source.device.type == "cuda"
+        """Whether the samples lie on the device, and are read by the graph itself."""
         self._order: tuple[Tensor, Tensor] | None = (
             None  # on the host, which keeps its place there, and the device
         )
         self._slots: list[Tensor] = []
         self._batch: Batch = None
+        self._form: Batch = None
 
     def takes(self, indices: Tensor) -> bool:
         """Whether these samples fit: the last batch of an epoch may be shorter."""
         return len(indices) == self._batch_size
 
-    def run(self, number: int, indices: Tensor) -> Tensor:
-        """The loss of step `number`, which has updated the model."""
-        self._fill(number, indices)
+    def run(self, number: int, indices: Tensor, batch: Batch) -> Tensor:
+        """The loss of step `number`, which has updated the model; `batch` is none where the graph reads it."""
+        self._fill(indices, batch)
         self._step.set_rates(number)
         self._step.dice.roll(number, 0)
         if self._graph is not None:
@@ -58,7 +56,8 @@ class GraphedStep:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         drop_workspaces()
-        with torch.cuda.graph(graph, stream=self._stream):
+        # a checkpoint may be on its way in another thread, which must not spoil this
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._loss = self._whole()
         drop_workspaces()
         self._graph = graph
@@ -67,7 +66,7 @@ class GraphedStep:
         return self._loss.clone()
 
     def _whole(self) -> Tensor:
-        batch = self._source.read(self._indices, seed=0) if self._resident else self._batch
+        batch = self._source.read(self._indices, seed=0) if self.reads else self._batch
         loss = self._step.backward(self._step.laid_out(batch))
         self._step.clip()
         self._step.optimizer.step()
@@ -81,14 +80,17 @@ class GraphedStep:
         torch.cuda.current_stream().wait_stream(self._stream)
         return result
 
-    def _fill(self, number: int, indices: Tensor) -> None:
-        if self._resident:
+    def _fill(self, indices: Tensor, batch: Batch) -> None:
+        if self.reads:
             self._indices.copy_(self._on_device(indices), non_blocking=True)
             return
-        batch = self._source.read(indices, seed=address(b"read", self._seed, number, 0))
+        form = map_tensors(batch, form_of)
         if self._batch is None:
+            self._form = form
             self._batch = map_tensors(move(batch, self._step.device), torch.clone)
             self._slots = tensors_of(self._batch)
+        elif form != self._form:  # a copy into the slots would stretch rows, and leave out what is no tensor
+            raise RuntimeError("the batches differ by more than the values of their tensors")
         else:
             for slot, tensor in zip(self._slots, tensors_of(batch), strict=True):
                 slot.copy_(tensor, non_blocking=True)
@@ -113,6 +115,11 @@ def drop_workspaces() -> None:
     drop = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if drop is not None:
         drop()
+
+
+def form_of(tensor: Tensor) -> Any:
+    """What must be the same about a tensor for a graph to take it in the place of another."""
+    return tensor.shape, tensor.dtype
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
 from falaj.training.runtime.agent import Agent
 from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.callbacks import Callbacks
+from falaj.training.runtime.certificate import Certificate, home_of, settle_certificate
 from falaj.training.runtime.checkpoints import Facts, Position
 from falaj.training.runtime.data import Source
 from falaj.training.runtime.engine import Engine, make_engine
 from falaj.training.runtime.evaluation import Best, Evaluation, scorer
 from falaj.training.runtime.heartbeat import own_heartbeat
 from falaj.training.runtime.ledger import Ledger
+from falaj.training.runtime.metering import Clock
 from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.profiling.verdicts import Verdict
 from falaj.training.runtime.report import Report
 from falaj.training.runtime.saving import Saver
 from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Pace, Settings
 from falaj.training.runtime.spread.layout import lay_out
 from falaj.training.runtime.steps import Loss, Step
+from falaj.training.runtime.surviving import Survival
+from falaj.training.runtime.telling import Teller
 from falaj.training.runtime.world import World
+
+if TYPE_CHECKING:
+    from falaj.training.runtime.checkpoint.keeper import Keeper
 
 Stopped = Literal["done", "patience", "asked"]
 
@@ -50,6 +57,12 @@ class FitResult:
     """The head of the hash chain over the samples of all the steps; see `expected_head`."""
     plan: Plan
     """How the steps were computed."""
+    certificate: Certificate
+    """What the run has survived, and whether what it computed again was equal."""
+    mfu: float | None = None
+    """The part of the hardware's peak FLOP/s that the model used; none where it was not counted."""
+    profile: Verdict | None = None
+    """Where the time of a step went, if `profile` was asked for."""
 
 
 @dataclass
@@ -69,24 +82,40 @@ class Training:
     chosen: Plan
     number: int
     resumed_from: int
+    callbacks: Callbacks
+    survival: Survival
+    facts: Facts
+    home: Path | None
+    """The folder for files that the run leaves; none where nothing is kept."""
 
 
 def train(training: Training) -> FitResult:
     """Run the steps that are still missing, and save at the end."""
     t, heart = training, own_heartbeat()
+    called = bool(t.callbacks)
+    if called:
+        t.saver.wait_for_staging()  # what is called may change the model
+    t.callbacks.start(t.number, t.total)
     while (stopped := reason_to_stop(t)) is None:
         heart.beat()
         t.number += 1
         indices = t.plan.indices(t.number)
         t.engine.advance(t.number, indices, t.report.add)
         t.ledger.add(t.number, indices)
+        if called:
+            t.callbacks.steps(t.report.losses)
         if t.evaluation and t.number % t.evaluation.every == 0:
             evaluate(t, t.evaluation)
         if t.saver.due(t.number):
             save(t)
     heart.rest()
     save(t)
-    return account(t, stopped)
+    t.engine.step.give_back()
+    with t.clock.aside():
+        t.saver.flush()
+    result = account(t, stopped)
+    t.callbacks.end(result, kept=t.saver.kept)
+    return result
 
 
 def prepare(
@@ -97,38 +126,55 @@ def prepare(
     chosen: Plan,
     agent: Agent | None,
     world: World,
+    keeper: Keeper | None = None,
 ) -> Training:
     """Put the parts of a run together, and the newest checkpoint, if there is one, into them."""
     clock = Clock()
     pace, say = settings.pace, agent.say if agent else print
-    batch_size = (
-        chosen.batch_size or BATCH_SIZE_TO_START_FROM if pace.batch_size == "auto" else pace.batch_size
-    )
-    plan = BatchPlan(len(source), batch_size, pace.seed, pace.drop_last)
+    plan = make_batches(source, pace, chosen)
     total = steps_of(pace, plan)
+    teller = Teller(model, loss, source, settings, chosen, agent, world, plan=plan, total=total)
     engine = make_engine(
-        model, loss, source, settings, chosen, batch_size=batch_size, total=total, world=world, say=say
+        model, loss, source, settings, chosen, batches=plan, total=total, world=world, say=say
     )
-    step = engine.step
-    saver = Saver(
-        agent, step, facts(settings, chosen, plan, world), every=settings.checkpoint_every, world=world
-    )
-    evaluation = make_evaluation(settings, step, plan, device=world.device)
+    step, known = engine.step, facts(settings, chosen, plan, world)
+    layout = lay_out(settings.spreading.parallel, world.size).words
+    saver = Saver(keeper, agent, step, known, settings, world)
+    evaluation = make_evaluation(settings, step, plan, world)
     with clock.aside():
-        done = saver.resume()
+        done = found = saver.resume()
         if done is None:
-            done = Position()
+            done = Position(left_at=clock.began_at, layout=layout)
             saver.save(done)  # so that also a run that is killed before its next one starts from this model
-    if evaluation and done.best_step is not None and done.best_score is not None:
-        evaluation.best, evaluation.stale = Best(done.best_step, done.best_score), done.stale
+            saver.flush()  # before anybody hears of a loss: one that begins anew would have others
+    go_on_judging(evaluation, done)
+    if done.pieces:
+        engine.cut_into(done.pieces)
     engine.get_ready(chosen)
-    report = Report(agent, plan, saver, world, done=done.step, total=total)
-    ledger = Ledger(done.ledger)
+    report = teller.report(engine, saver, clock, done)
+    survival = Survival(done, layout=layout, is_exact=settings.spreading.exact, say=say)
+    if agent is not None:
+        is_over = done.step >= total or (evaluation is not None and evaluation.out_of_patience)
+        with clock.aside():
+            survival.recall(agent, goes_on=bool(found) and not is_over, differing=saver.differing)
+        report.survival = survival
     return Training(
-        *(pace, total, plan, world, engine, evaluation, saver, report, ledger, clock, chosen),
+        *(pace, total, plan, world, engine, evaluation, saver, report),
+        *(Ledger(done.ledger), clock, engine.plan),
         number=done.step,
         resumed_from=done.step,
+        callbacks=Callbacks(settings.callbacks, stop=lambda: world.wishes.add("stop"), done=done.step),
+        survival=survival,
+        facts=known,
+        home=home_of(settings.showing.run),
     )
+
+
+def make_batches(source: Source, pace: Pace, chosen: Plan) -> BatchPlan:
+    """Which samples each step sees."""
+    size = pace.batch_size
+    size = chosen.batch_size or BATCH_SIZE_TO_START_FROM if size == "auto" else size
+    return BatchPlan(len(source), size, pace.seed, pace.drop_last)
 
 
 def steps_of(pace: Pace, plan: BatchPlan) -> int:
@@ -136,14 +182,19 @@ def steps_of(pace: Pace, plan: BatchPlan) -> int:
     return pace.steps or (pace.epochs or 0) * plan.steps_per_epoch
 
 
-def make_evaluation(
-    settings: Settings, step: Step, plan: BatchPlan, *, device: torch.device
-) -> Evaluation | None:
+def make_evaluation(settings: Settings, step: Step, plan: BatchPlan, world: World) -> Evaluation | None:
     looks = settings.looks
     if looks.evaluate is None:
         return None
-    score = scorer(looks.evaluate, step, device=device, batch_size=plan.batch_size)
-    return Evaluation(score, looks.every or plan.steps_per_epoch, looks.better, looks.patience)
+    score = scorer(looks.evaluate, step, device=world.device, batch_size=plan.batch_size)
+    agreed = score if world.size == 1 else lambda: world.as_leader(score())
+    return Evaluation(agreed, looks.every or plan.steps_per_epoch, looks.better, looks.patience)
+
+
+def go_on_judging(evaluation: Evaluation | None, done: Position) -> None:
+    """Remember the best score of a run that stood at `done`."""
+    if evaluation and done.best_step is not None and done.best_score is not None:
+        evaluation.best, evaluation.stale = Best(done.best_step, done.best_score), done.stale
 
 
 def facts(settings: Settings, chosen: Plan, plan: BatchPlan, world: World) -> Facts:
@@ -179,61 +230,54 @@ def reason_to_stop(t: Training) -> Stopped | None:
 def evaluate(t: Training, evaluation: Evaluation) -> None:
     t.report.settle()
     with t.clock.aside():
-        t.report.log(t.number, "evaluation", evaluation.judge(t.number))
+        score = evaluation.judge(t.number)
+        t.report.log(t.number, "evaluation", score)
+        t.saver.judged(is_best=evaluation.best is not None and evaluation.best.step == t.number)
+    t.callbacks.steps(t.report.losses)
+    t.callbacks.evaluation(t.number, score)
 
 
 def save(t: Training) -> None:
     """Save the run as it stands. The metrics go first: no checkpoint is ahead of them."""
     t.report.settle()
+    t.callbacks.steps(t.report.losses)
+    before = t.saver.taken
     with t.clock.aside():
         t.report.tell()
         best = t.evaluation.best if t.evaluation else None
-        t.saver.save(
-            Position(
-                step=t.number,
-                ledger=t.ledger.head,
-                best_step=best.step if best else None,
-                best_score=best.score if best else None,
-                stale=t.evaluation.stale if t.evaluation else 0,
-            )
+        position = Position(
+            step=t.number,
+            ledger=t.ledger.head,
+            best_step=best.step if best else None,
+            best_score=best.score if best else None,
+            stale=t.evaluation.stale if t.evaluation else 0,
+            pieces=t.engine.pieces,
         )
+        position = t.survival.remember(position)
+        t.saver.save(t.report.meter.remember(position, ends=reason_to_stop(t) is not None))
+    if t.saver.taken != before and t.callbacks:
+        t.saver.wait_for_staging()  # what is called may change the model
+        t.callbacks.checkpoint(t.number)
 
 
 def account(t: Training, stopped: Stopped) -> FitResult:
     seconds, useful = t.clock.read()
-    first = t.resumed_from
-    samples = t.plan.samples_until(t.number) - t.plan.samples_until(first)
+    rates = t.report.conclude(t.number, t.ledger.head)
+    certificate = settle_certificate(
+        t.survival, t.facts, t.world, steps=t.number, ledger=t.ledger.head, home=t.home
+    )
     return FitResult(
         step=t.number,
-        resumed_from=first,
+        resumed_from=t.resumed_from,
         losses=t.report.losses,
         best=t.evaluation.best if t.evaluation else None,
         stopped=stopped,
-        samples_per_second=samples / useful,
+        samples_per_second=rates.samples_per_second,
         goodput=useful / seconds,
         seconds=seconds,
         ledger=t.ledger.head,
         plan=t.chosen,
+        certificate=certificate,
+        mfu=rates.mfu,
+        profile=t.report.watch.verdict if t.report.watch else None,
     )
-
-
-class Clock:
-    """Tells the time that went into training steps from all the time."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._aside = 0.0
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What happens here is not a training step."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._aside += time.perf_counter() - start
-
-    def read(self) -> tuple[float, float]:
-        """Seconds in all, and seconds in training steps."""
-        seconds = time.perf_counter() - self._start
-        return seconds, seconds - self._aside

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import Tensor
 
 from falaj.training.runtime.data import Batch, Source
+from falaj.training.runtime.errors import Unreadable
 from falaj.training.runtime.randomness import address
 
 
@@ -19,6 +21,14 @@ class MicroBatch(NamedTuple):
     share: float
 
 
+class Cut(NamedTuple):
+    """The samples of a micro-batch that is still to be read."""
+
+    place: int
+    indices: Tensor
+    share: float
+
+
 class Reader:
     """Cuts each global batch into `count` micro-batches, and reads those of process `rank` of `size`.
 
@@ -26,29 +36,48 @@ class Reader:
     """
 
     def __init__(self, source: Source, *, seed: int, count: int, rank: int = 0, size: int = 1) -> None:
-        self._source, self._seed = source, seed
+        self.source, self.seed = source, seed
         self._rank, self._size = rank, size
         self._cut(-(-count // size) * size)
 
-    def halve(self) -> int:
-        """Cut each micro-batch in two from now on; how many there are then."""
-        self._cut(2 * self.count)
-        return self.count
+    def cut(self, count: int) -> None:
+        """Cut each batch into `count` micro-batches from now on, or a few more: as many for each process."""
+        self._cut(-(-count // self._size) * self._size)
 
     def _cut(self, count: int) -> None:
         self.count, each = count, count // self._size
         self._places = range(self._rank * each, (self._rank + 1) * each)
 
-    def read(self, step: int, indices: Tensor) -> Iterator[MicroBatch]:
-        samples, found = len(indices), False
+    def cuts(self, indices: Tensor) -> Iterator[Cut]:
+        """Of the global batch of `indices`, what this process reads."""
+        if self.count == 1:
+            yield Cut(0, indices, 1.0)
+            return
+        samples, found = len(indices), 0
         for place in self._places:
             start, end = (samples * edge // self.count for edge in (place, place + 1))
             if start < end:
-                found = True
-                yield MicroBatch(place, self._part(step, place, indices[start:end]), (end - start) / samples)
-        if not found:  # it must take part in what the others do together
-            place = self._places[0]
-            yield MicroBatch(place, self._part(step, place, indices[:1]), 0.0)
+                found += 1
+                yield Cut(place, indices[start:end], (end - start) / samples)
+        if samples < self.count:  # those with fewer must take part in what the others do together
+            yield from [Cut(self._places[0], indices[:1], 0.0)] * (self._most(samples) - found)
 
-    def _part(self, step: int, place: int, indices: Tensor) -> Batch:
-        return self._source.read(indices, seed=address(b"read", self._seed, step, place))
+    def _most(self, samples: int) -> int:
+        """How many micro-batches have samples, in the process that has the most of them."""
+        edges = [samples * edge // self.count for edge in range(self.count + 1)]
+        full = [start < end for start, end in pairwise(edges)]
+        each = self.count // self._size
+        return max(sum(full[first : first + each]) for first in range(0, self.count, each))
+
+    def read(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        return [self.part(step, cut) for cut in self.cuts(indices)]
+
+    def part(self, step: int, cut: Cut) -> MicroBatch:
+        """A micro-batch. What cannot be read is told with its step."""
+        place, indices, share = cut
+        try:
+            batch = self.source.read(indices, seed=address(b"read", self.seed, step, place))
+        except Unreadable as failure:
+            failure.step = step
+            raise
+        return MicroBatch(place, batch, share)

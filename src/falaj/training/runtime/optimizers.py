@@ -46,22 +46,38 @@ def make_optimizer(
         return choice
     if callable(choice):
         return choice(parameters)
-    if choice not in _OPTIMIZERS:
-        allowed = f"{', '.join(_OPTIMIZERS)}, an optimizer, or a function from parameters to one"
-        raise InvalidTraining("unknown optimizer", faults=[Fault("optimizer", choice, allowed)])
+    if faults := optimizer_faults(choice):
+        raise InvalidTraining("unknown optimizer", faults=faults)
     options: dict[str, bool] = {"fused": True} if fused else {}
     if capturable and choice in ("adamw", "adam"):
         options["capturable"] = True
     return _OPTIMIZERS[choice](parameters, lr=lr, **options)
 
 
+def optimizer_faults(choice: object) -> list[Fault]:
+    if isinstance(choice, optim.Optimizer) or callable(choice) or _is_one_of(choice, _OPTIMIZERS):
+        return []
+    allowed = f"{', '.join(_OPTIMIZERS)}, an optimizer, or a function from parameters to one"
+    return [Fault("optimizer", choice, allowed, 'optimizer="adamw"')]
+
+
+def schedule_faults(choice: object) -> list[Fault]:
+    if callable(choice) or _is_one_of(choice, _DECAYS):
+        return []
+    allowed = f"{', '.join(_DECAYS)}, or a function from the step to a factor"
+    return [Fault("schedule", choice, allowed, 'schedule="cosine"')]
+
+
+def _is_one_of(choice: object, words: Mapping[str, object]) -> bool:
+    return isinstance(choice, str) and choice in words
+
+
 def make_schedule(choice: Schedule, *, warmup: int, steps: int) -> Callable[[int], float] | None:
     """The factor of each step: up over `warmup` steps, then as `choice` says. None where it is always 1."""
     if callable(choice):
         return choice
-    if choice not in _DECAYS:
-        allowed = f"{', '.join(_DECAYS)}, or a function from the step to a factor"
-        raise InvalidTraining("unknown schedule", faults=[Fault("schedule", choice, allowed)])
+    if faults := schedule_faults(choice):
+        raise InvalidTraining("unknown schedule", faults=faults)
     if choice == "constant" and not warmup:
         return None
     decay = _DECAYS[choice]

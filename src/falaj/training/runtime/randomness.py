@@ -29,6 +29,19 @@ class Dice:
             place = torch.cuda.current_device() if device.index is None else device.index
             self._generators.append(torch.cuda.default_generators[place])
 
+    def state(self) -> bytes:
+        """Where the dice stand, for `put` in another process with the same kind of device."""
+        states = torch.cat([generator.get_state() for generator in self._generators])
+        found = bytearray(len(states))
+        torch.frombuffer(found, dtype=torch.uint8).copy_(states)
+        return bytes(found)
+
+    def put(self, state: bytes) -> None:
+        states = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        lengths = [len(generator.get_state()) for generator in self._generators]
+        for generator, own in zip(self._generators, torch.split(states, lengths), strict=True):
+            generator.set_state(own.clone())
+
     def roll(self, step: int, micro_batch: int) -> None:
         number = address(b"dropout", self._seed, step, micro_batch)
         for generator in self._generators:

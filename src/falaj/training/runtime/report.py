@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,7 +13,11 @@ from torch import Tensor
 from falaj.training.runtime.agent import Agent, Metric
 from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.errors import Fault, LossNotFinite
+from falaj.training.runtime.metering import Meter, Rates
+from falaj.training.runtime.profiling.watching import Watch
 from falaj.training.runtime.saving import Saver
+from falaj.training.runtime.surviving import Survival
+from falaj.training.runtime.tensorboard import EventFile
 from falaj.training.runtime.world import World
 
 TELL_EVERY_S = 1.0
@@ -25,8 +31,18 @@ class Report:
     """The losses of the steps after `done`, where the newest checkpoint left off."""
 
     def __init__(
-        self, agent: Agent | None, plan: BatchPlan, saver: Saver, world: World, *, done: int, total: int
+        self,
+        agent: Agent | None,
+        plan: BatchPlan,
+        saver: Saver,
+        world: World,
+        *,
+        done: int,
+        total: int,
+        meter: Meter,
+        events_folder: Path | None = None,
     ) -> None:
+        """Metrics go to the agent, and as TensorBoard's event files to `events_folder`."""
         self._agent, self._plan, self._saver, self._world = agent, plan, saver, world
         self._done, self._total = done, total
         self._width = 1 if world.device.type == "cpu" else GPU_WINDOW
@@ -35,6 +51,12 @@ class Report:
         self._read_at = time.monotonic()
         self._next = time.monotonic() + TELL_EVERY_S
         self.losses: list[float] = []
+        self.meter = meter
+        self.watch: Watch | None = None
+        self.survival: Survival | None = None
+        """It compares the losses of steps that are computed again."""
+        self._events_folder = events_folder
+        self._events: EventFile | None = None
 
     def add(self, loss: Tensor) -> None:
         """Note the loss of the next step. Not finite: refused, on a CPU before the model is changed by it."""
@@ -70,20 +92,52 @@ class Report:
     def tell(self) -> None:
         """Hand the agent what is new, and ask whether the run is still wanted."""
         self._next = time.monotonic() + TELL_EVERY_S
-        if self._agent is None:
+        figures = self.meter.since_last(self._done + len(self.losses))
+        if self._agent is None and self._events_folder is None:
             return
         first = self._done + self._told + 1
         new = [Metric(first + place, "loss", value) for place, value in enumerate(self.losses[self._told :])]
-        if new:
-            self._agent.log(new)
+        if self.survival is not None:
+            self.survival.compare(first, self.losses[self._told :])
         self._told = len(self.losses)
+        self._send(new + figures)
+        if self._agent is None:
+            return
         self._agent.progress(self._done + self._told, self._total)
         if not self._agent.heartbeat():
             self._world.wishes.add("stop")
 
     def log(self, step: int, name: str, value: float) -> None:
+        self._send([Metric(step, name, value)])
+
+    def log_all(self, step: int, values: Mapping[str, float]) -> None:
+        self._send([Metric(step, name, value) for name, value in values.items()])
+
+    def conclude(self, step: int, ledger: str) -> Rates:
+        """The last word of a call whose last step is `step`: the figures of all of it."""
+        if self.watch is not None:
+            self.watch.end()
+        rates = self.meter.overall(step)
+        if step > self._done:
+            self._send(rates.metrics(step))
+            if self._agent is not None:
+                self._agent.params({f"ledger.{step}": ledger})
+        return rates
+
+    def close(self) -> None:
+        if self.watch is not None:
+            self.watch.abandon()
+        if self._events is not None:
+            self._events.close()
+
+    def _send(self, metrics: Sequence[Metric]) -> None:
+        if not metrics:
+            return
         if self._agent is not None:
-            self._agent.log([Metric(step, name, value)])
+            self._agent.log(metrics)
+        if self._events_folder is not None:
+            self._events = self._events or EventFile(self._events_folder, done=self._done)
+            self._events.add(metrics)
 
     def _not_finite(self, step: int, value: float) -> LossNotFinite:
         samples = self._plan.indices(step).tolist()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
 import torch
 
+from falaj.training.runtime.callbacks import Callback, callback_faults
+from falaj.training.runtime.checkpoint.store import MOST_KEPT
 from falaj.training.runtime.errors import Fault, InvalidTraining
 from falaj.training.runtime.evaluation import Better, Evaluate
-from falaj.training.runtime.optimizers import OptimizerChoice, Schedule
+from falaj.training.runtime.optimizers import OptimizerChoice, Schedule, optimizer_faults, schedule_faults
 from falaj.training.runtime.plan.nvml import cuda_is_there
 from falaj.training.runtime.plan.plans import MODES, PRECISIONS, CompileMode, Plan, Precision
-from falaj.training.runtime.spread.layout import Parallel
+from falaj.training.runtime.showing import Showing
+from falaj.training.runtime.spread.layout import AXES, Parallel, lay_out
 from falaj.training.runtime.spread.tensor_plan import TensorPlan
 
 MICRO_BATCHES_OF_EXACT = 8
@@ -43,9 +47,9 @@ class Pace:
             faults.append(Fault("steps", given, "one of steps and epochs", "epochs=10"))
         for name, value in (("steps", self.steps), ("epochs", self.epochs)):
             faults += [] if value is None else _whole(name, value)
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
+        if _whole("seed", self.seed, at_least=0) or self.seed >= 1 << 63:
             faults.append(Fault("seed", self.seed, "a whole number from 0 to 2**63 - 1"))
-        return faults
+        return faults + _flag("drop_last", self.drop_last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +63,9 @@ class Updates:
     clip: float | None
 
     def faults(self) -> list[Fault]:
-        faults = _whole("warmup", self.warmup, at_least=0)
-        for name, value in (("lr", self.lr), ("clip", self.clip)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                faults.append(Fault(name, value, "a number above 0"))
-        return faults
+        faults = optimizer_faults(self.optimizer) + schedule_faults(self.schedule)
+        faults += _whole("warmup", self.warmup, at_least=0) + _above_0("lr", self.lr)
+        return faults + ([] if self.clip is None else _above_0("clip", self.clip))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +81,15 @@ class Computing:
 
     def faults(self) -> list[Fault]:
         faults = [] if self.accumulate is None else _whole("accumulate", self.accumulate)
-        if self.precision is not None and self.precision not in PRECISIONS:
+        if self.precision is not None and not _is_word(self.precision, PRECISIONS):
             faults.append(Fault("precision", self.precision, ", ".join(PRECISIONS)))
-        if not isinstance(self.compile, bool | None) and self.compile not in MODES:
+        if not isinstance(self.compile, bool | None) and not _is_word(self.compile, MODES):
             faults.append(Fault("compile", self.compile, f"True, False, {', '.join(MODES)}"))
-        if not isinstance(self.tune, Plan) and self.tune not in ("auto", "off"):
+        if not isinstance(self.tune, Plan) and not _is_word(self.tune, ("auto", "off")):
             faults.append(Fault("tune", self.tune, "auto, off, or a Plan"))
-        if self.tune_seconds is not None and not self.tune_seconds > 0:
-            faults.append(Fault("tune_seconds", self.tune_seconds, "a number above 0"))
-        return faults
+        if self.tune_seconds is not None:
+            faults += _above_0("tune_seconds", self.tune_seconds)
+        return faults + device_faults(self.device)
 
     @property
     def fixed(self) -> dict[str, str | int]:
@@ -109,12 +111,20 @@ class Spreading:
 
     parallel: Parallel = "auto"
     tensor_plan: TensorPlan | None = None
+    pipeline_cuts: Sequence[str] | None = None
     exact: bool = False
+    memory: int | None = None
+    """The bytes that a process may use, where that is not all that its device has."""
 
     def faults(self) -> list[Fault]:
-        if self.exact and self.parallel not in ("auto", "ddp"):
+        faults = parallel_faults(self.parallel) + _flag("exact", self.exact)
+        cuts = self.pipeline_cuts
+        if cuts is not None and (isinstance(cuts, str) or not all(isinstance(each, str) for each in cuts)):
+            faults.append(Fault("pipeline_cuts", cuts, "names of layers", 'pipeline_cuts=["4", "8"]'))
+        faults += [] if self.memory is None else _whole("memory", self.memory)
+        if not faults and self.exact and self.parallel not in ("auto", "ddp"):
             return [Fault("exact", f"with parallel={self.parallel}", "parallel=ddp or auto")]
-        return []
+        return faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +145,27 @@ class Looks:
                     faults.append(
                         Fault(name, value, "only together with evaluate", "evaluate=validation_data")
                     )
-        if self.better not in ("lower", "higher"):
+        if not _is_word(self.better, ("lower", "higher")):
             faults.append(Fault("better", self.better, "lower, higher"))
         return faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the samples of a dataset are read. What is "auto" is measured, by the search or when the run starts."""
+
+    workers: int | Literal["auto"] = "auto"
+    prefetch: int | Literal["auto"] = "auto"
+
+    def faults(self) -> list[Fault]:
+        faults = [] if self.workers == "auto" else _whole("workers", self.workers, at_least=0)
+        return faults + ([] if self.prefetch == "auto" else _whole("prefetch", self.prefetch))
+
+    @property
+    def fixed(self) -> dict[str, str | int]:
+        """What the caller has decided, by the names that a plan has for it."""
+        given = {"workers": self.workers, "prefetch": self.prefetch}
+        return {name: value for name, value in given.items() if value != "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +177,11 @@ class Settings:
     computing: Computing
     looks: Looks
     checkpoint_every: int | timedelta
+    checkpoint_keep: int = 3
     spreading: Spreading = Spreading()
+    reading: Reading = Reading()
+    callbacks: Sequence[Callback] = ()
+    showing: Showing = field(default_factory=Showing)
 
     @property
     def micro_batches(self) -> int:
@@ -157,21 +189,94 @@ class Settings:
         asked = self.computing.accumulate or 1
         return MICRO_BATCHES_OF_EXACT if self.spreading.exact and asked == 1 else asked
 
+    def micro_batches_over(self, processes: int) -> int:
+        """As `micro_batches`; unless the caller says how many, a pipeline has two for each stage to be busy with."""
+        layout, batch_size = lay_out(self.spreading.parallel, processes), self.pace.batch_size
+        if layout.pipeline == 1 or self.computing.accumulate is not None:
+            return self.micro_batches
+        least = 2 * layout.pipeline * layout.data
+        return least if batch_size == "auto" else min(least, batch_size)
+
+    @property
+    def fixed(self) -> dict[str, str | int]:
+        """What the caller has decided of a plan."""
+        return {**self.computing.fixed, **self.reading.fixed}
+
     def __post_init__(self) -> None:
-        groups = (self.pace, self.updates, self.computing, self.spreading, self.looks)
-        faults = [fault for group in groups for fault in group.faults()]
-        if isinstance(self.checkpoint_every, timedelta):
-            if self.checkpoint_every <= timedelta(0):
-                faults.append(Fault("checkpoint_every", self.checkpoint_every, "steps, or a positive time"))
-        else:
-            faults += _whole("checkpoint_every", self.checkpoint_every)
+        groups = (
+            self.pace,
+            self.updates,
+            self.computing,
+            self.spreading,
+            self.reading,
+            self.looks,
+            self.showing,
+        )
+        faults = [fault for group in groups for fault in group.faults()] + callback_faults(self.callbacks)
+        every = self.checkpoint_every
+        if every <= timedelta(0) if isinstance(every, timedelta) else _whole("checkpoint_every", every):
+            faults.append(Fault("checkpoint_every", every, "a number of steps, or a timedelta, above 0"))
+        if _whole("checkpoint_keep", self.checkpoint_keep) or self.checkpoint_keep > MOST_KEPT:
+            allowed = f"a whole number from 1 to {MOST_KEPT}"
+            faults.append(Fault("checkpoint_keep", self.checkpoint_keep, allowed))
         if not faults and self.spreading.exact and self.micro_batches & (self.micro_batches - 1):
             faults.append(Fault("accumulate", self.micro_batches, "a power of two, with exact=True"))
         batch_size, accumulate = self.pace.batch_size, self.computing.accumulate
         if not faults and batch_size != "auto" and (accumulate or 1) > batch_size:
             faults.append(Fault("accumulate", accumulate, "at most the batch size"))
         if faults:
-            raise InvalidTraining("fit cannot start like this", faults=faults)
+            raise InvalidTraining("fit cannot start like this", faults=[with_fix(each) for each in faults])
+
+
+EXAMPLES = {
+    "accumulate": "accumulate=2",
+    "batch_size": "batch_size=32",
+    "better": 'better="higher"',
+    "checkpoint_every": "checkpoint_every=timedelta(minutes=5)",
+    "checkpoint_keep": "checkpoint_keep=3",
+    "clip": "clip=1.0",
+    "compile": "compile=True",
+    "device": 'device="auto"',
+    "drop_last": "drop_last=True",
+    "epochs": "epochs=10",
+    "evaluate_every": "evaluate_every=100",
+    "exact": 'exact=True, parallel="ddp"',
+    "lr": "lr=1e-3",
+    "parallel": 'parallel={"fsdp": 2, "tensor": 2}',
+    "patience": "patience=3",
+    "precision": 'precision="bf16"',
+    "prefetch": "prefetch=2",
+    "seed": "seed=0",
+    "steps": "steps=1000",
+    "tune": 'tune="auto"',
+    "tune_seconds": "tune_seconds=60",
+    "warmup": "warmup=100",
+    "workers": "workers=2",
+}
+
+
+def with_fix(fault: Fault) -> Fault:
+    """`fault`, and how its option can be given."""
+    return fault if fault.fix else replace(fault, fix=EXAMPLES.get(fault.where))
+
+
+def device_faults(name: object) -> list[Fault]:
+    """What is wrong with the name of a device, whether or not it is there."""
+    try:
+        if isinstance(name, str) and (name == "auto" or torch.device(name)):
+            return []
+    except RuntimeError:
+        pass
+    return [Fault("device", name, "auto, cpu, cuda, or a device of this machine")]
+
+
+def parallel_faults(parallel: object) -> list[Fault]:
+    """What is wrong with the words, however many processes there are."""
+    if isinstance(parallel, str) and parallel in ("auto", *AXES):
+        return []
+    if isinstance(parallel, Mapping) and parallel and all(_is_word(name, AXES) for name in parallel):
+        return [fault for name, count in parallel.items() for fault in _whole(f"parallel[{name!r}]", count)]
+    return [Fault("parallel", parallel, f"auto, {', '.join(AXES)}, or their counts")]
 
 
 def find_device(name: str) -> torch.device:
@@ -196,3 +301,17 @@ def _whole(name: str, value: object, *, at_least: int = 1) -> list[Fault]:
     if isinstance(value, int) and not isinstance(value, bool) and value >= at_least:
         return []
     return [Fault(name, value, f"a whole number, at least {at_least}")]
+
+
+def _above_0(name: str, value: object) -> list[Fault]:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+        return []
+    return [Fault(name, value, "a number above 0")]
+
+
+def _flag(name: str, value: object) -> list[Fault]:
+    return [] if isinstance(value, bool) else [Fault(name, value, "True, False")]
+
+
+def _is_word(value: object, words: Sequence[str]) -> bool:
+    return isinstance(value, str) and value in words

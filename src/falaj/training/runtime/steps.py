@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 
 from falaj.training.runtime.data import Batch, map_tensors, move
 from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.group_state import GroupState
 from falaj.training.runtime.micro_batches import MicroBatch
 from falaj.training.runtime.plan.plans import CompileMode, Precision
 from falaj.training.runtime.randomness import Dice
@@ -18,6 +19,9 @@ from falaj.training.runtime.spread.ways import Spread
 
 Loss = Callable[[Any, Any], Tensor]
 """loss(model(inputs), target) -> a scalar: the mean over the samples of the batch."""
+
+Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Given the name of a part of a step, and what does it: the same with something around it."""
 
 
 class Step:
@@ -43,12 +47,16 @@ class Step:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.spread, self.dice, self.device = spread, dice, device
         self._measure: Callable[[Batch], Tensor] = self._through_spread
+        self._differentiate: Callable[[Tensor], object] = Tensor.backward
         self._compile_failures: tuple[type[Exception], ...] = ()
         self._channels_last = channels_last
         self._autocast = autocast(precision, device)
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
         self._clip, self._factor = clip, factor
-        self._rates = [group["lr"] for group in optimizer.param_groups]
+        self.before_update: Callable[[], None] | None = None
+        """What must be over before the model changes: a checkpoint that is being copied."""
+        self.groups = GroupState(optimizer, has_schedule=factor is not None)
+        self._rates = [float(group["lr"]) for group in optimizer.param_groups]  # a tensor is changed in place
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     @property
@@ -63,10 +71,25 @@ class Step:
         options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
         if self.spread.factor == 1.0:
             self._measure = torch.compile(self._through_spread, **options)
-        else:  # torch knows how to compile its own DDP, but not what is around it
+        else:  # torch knows how to compile a model of shards, but not what is around it
             run = torch.compile(self.spread.run, **options)
             self._measure = lambda batch: self._apply(run, batch)
         self._compile_failures, self._say = (TorchDynamoException,), say
+
+    def observe(self, around: Around) -> Callable[[], None]:
+        """Have `around(name, part)` in place of each part of a step until what is returned is called."""
+        measure, differentiate = self._measure, self._differentiate
+        self._measure = watched = around("forward", measure)
+        self._differentiate = around("backward", differentiate)
+        self.update = around("optimizer", self.update)  # type: ignore[method-assign]
+
+        def leave() -> None:
+            if self._measure is watched:  # else compiling has failed meanwhile
+                self._measure = measure
+            self._differentiate = differentiate
+            del self.update
+
+        return leave
 
     def gradients(self, step: int, parts: Sequence[MicroBatch]) -> Tensor:
         """The loss of a global batch, detached, after its gradients were computed; `parts` are this process's."""
@@ -76,10 +99,13 @@ class Step:
             reason = str(failure).strip().split("\n")[0]
             self._say(f"step {step}: torch.compile failed ({reason}); going on without it")
             self._measure, self._compile_failures = self._through_spread, ()
+            self.spread.forget()  # the parts that went well are computed again too
             return self._gradients(step, parts)
 
     def update(self, step: int) -> None:
         """Move the parameters along their gradients."""
+        if self.before_update is not None:
+            self.before_update()
         self.set_rates(step)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -115,8 +141,16 @@ class Step:
         self.optimizer.zero_grad()
         with self._autocast:
             value = scalar(self._measure(batch))
-        value.backward()  # type: ignore[no-untyped-call]
+        self._differentiate(value)
         return value.detach()
+
+    @contextmanager
+    def whole_model(self) -> Iterator[nn.Module]:
+        """The model with all its tensors, for as long as this lasts; all processes ask for it at once."""
+        yield self.model
+
+    def give_back(self) -> None:
+        """At the end of a run: the caller's model is the trained one. Here it is that one all along."""
 
     def laid_out(self, batch: Batch) -> Batch:
         """`batch` with its images in the layout that the model has."""
@@ -126,7 +160,7 @@ class Step:
         self.optimizer.zero_grad()
         for part in parts:
             with self.spread.part(last=part is parts[-1]):
-                self.spread.add(self._backward(step, part))
+                self.spread.add(self._backward(step, part), part)
         return self.spread.finish()
 
     def _backward(self, step: int, part: MicroBatch) -> Tensor:
@@ -136,12 +170,12 @@ class Step:
         with self._autocast:
             value = scalar(self._measure(batch))
         if not value.requires_grad:
-            raise _bad_loss("a value without a gradient", "a function of the model's output")
+            raise bad_loss("a value without a gradient", "a function of the model's output")
         if part.share != 1.0:
             value = value * part.share
         scaled = value if self.spread.factor == 1.0 else value * self.spread.factor
         scaled = scaled if self.scaler is None else self.scaler.scale(scaled)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        self._differentiate(scaled)
         return value.detach()
 
     def _through_spread(self, batch: Batch) -> Tensor:
@@ -165,10 +199,12 @@ def channels_last(tensor: Tensor) -> Tensor:
 
 
 def scalar(value: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise bad_loss(f"a {type(value).__name__}", "a tensor, from which a gradient can be computed")
     if value.dim():
-        raise _bad_loss(f"a tensor of shape {list(value.shape)}", "a scalar, such as the mean over the batch")
+        raise bad_loss(f"a tensor of shape {list(value.shape)}", "a scalar, such as the mean over the batch")
     return value
 
 
-def _bad_loss(given: str, allowed: str) -> InvalidTraining:
+def bad_loss(given: str, allowed: str) -> InvalidTraining:
     return InvalidTraining("the loss cannot be trained on", faults=[Fault("loss", given, allowed)])

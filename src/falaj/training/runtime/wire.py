@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from falaj.training.runtime.agent import Agent, Metric, Part, plain
+from falaj.training.runtime.agent import Agent, Metric, Past, plain
+from falaj.training.runtime.checkpoint.remote import RemoteCheckpoints
+from falaj.training.runtime.checkpoint.store import Bytes, CheckpointStore, Mark, Retention
 from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining, TrainingError
 from falaj.training.runtime.heartbeat import show_life
 
@@ -28,6 +32,8 @@ METRICS_PER_CALL = 5_000  # stays below MAX_JSON_BYTES
 PATIENCE_S = 60.0
 """How long a run waits for an agent that went away: a platform that restarts is back by then."""
 LONGEST_ADDRESS = 100  # the kernel takes 107 bytes
+LOSS = struct.Struct("<qd")
+"""How the loss of a step is handed back: many of them are the body of an answer."""
 
 
 class Stream(Protocol):
@@ -35,7 +41,7 @@ class Stream(Protocol):
 
     def read(self, size: int, /) -> bytes: ...
     def readinto(self, buffer: bytearray, /) -> int: ...
-    def write(self, data: Part, /) -> int: ...
+    def write(self, data: Bytes, /) -> int: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
 
@@ -48,6 +54,7 @@ class SocketAgent:
 
     def __init__(self, stream: Stream, *, path: str | None = None, patience_s: float = PATIENCE_S) -> None:
         self._stream, self._path, self._patience_s = stream, path, patience_s
+        self._turn = threading.RLock()
 
     @classmethod
     def connect(cls, path: str, *, patience_s: float = PATIENCE_S) -> Self:
@@ -57,48 +64,40 @@ class SocketAgent:
         for start in range(0, len(metrics), METRICS_PER_CALL):
             few = metrics[start : start + METRICS_PER_CALL]
             rows = [[m.step, m.name, plain(m.value)] for m in few]
-            self._call("log", metrics=rows, id=uuid.uuid4().hex)
+            self.call("log", metrics=rows, id=uuid.uuid4().hex)
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Parameters of the run; one that it has keeps its value."""
-        self._call("params", params={str(name): _param(value) for name, value in values.items()})
+        self.call("params", params={str(name): _param(value) for name, value in values.items()})
+
+    def recall(self, after: int) -> Past:
+        resumes, losses = self.call("recall", after=after)
+        return Past(list(LOSS.iter_unpack(losses)), list(map(str, resumes)))
 
     def progress(self, step: int, total: int) -> None:
-        self._call("progress", step=step, total=total)
+        self.call("progress", step=step, total=total)
 
     def heartbeat(self) -> bool:
         show_life()
-        return bool(self._call("heartbeat")[0])
+        return bool(self.call("heartbeat")[0])
 
     def say(self, words: str) -> None:
         """What the run prints is its log."""
         print(words, file=sys.stderr, flush=True)
 
-    def save_checkpoint(self, step: int, parts: Sequence[Part]) -> None:
-        self._call("save_checkpoint", parts, step=step)
-
-    def checkpoint_steps(self) -> list[int]:
-        return [int(step) for step in self._call("checkpoint_steps")[0]]
-
-    def load_checkpoint(self, step: int) -> bytearray:
-        return self._call("load_checkpoint", step=step)[1]
+    def checkpoints(self) -> CheckpointStore:
+        """Over a connection of their own, so that a long part holds up nothing else."""
+        if self._path is None:
+            return RemoteCheckpoints(self, is_shared=True)
+        return RemoteCheckpoints(self.connect(self._path, patience_s=self._patience_s), is_shared=False)
 
     def close(self) -> None:
         self._stream.close()
 
-    def _call(self, name: str, body: Sequence[Part] = (), **values: Any) -> tuple[Any, bytearray]:
-        deadline = time.monotonic() + self._patience_s
-        while True:
-            try:
-                head, data = self._ask({"call": name, **values}, body)
-                break
-            except (OSError, ValueError) as error:
-                left = deadline - time.monotonic()
-                if self._path is None or left <= 0:
-                    raise AgentLost(f"the agent went away during {name}: {error}") from error
-                with suppress(OSError, ValueError):
-                    self._stream.close()
-                self._stream = open_stream(self._path, patience_s=left)
+    def call(self, name: str, body: Sequence[Bytes] = (), **values: Any) -> tuple[Any, bytearray]:
+        """The result of a call, and the bytes that came with it."""
+        with self._turn:
+            head, data = self._answered(name, body, values)
         if head.get("error") == CheckpointDamaged.code:
             raise CheckpointDamaged(head["message"])
         if head.get("error") == InvalidTraining.code:
@@ -107,7 +106,23 @@ class SocketAgent:
             raise AgentLost(f"the agent could not {name}: {head.get('message')}")
         return head["result"], data
 
-    def _ask(self, call: dict[str, Any], body: Sequence[Part]) -> tuple[dict[str, Any], bytearray]:
+    def _answered(
+        self, name: str, body: Sequence[Bytes], values: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], bytearray]:
+        went_away: float | None = None
+        while True:
+            try:
+                return self._ask({"call": name, **values}, body)
+            except (OSError, ValueError) as error:
+                went_away = went_away or time.monotonic()  # only now: a long part takes long to be sent
+                left = went_away + self._patience_s - time.monotonic()
+                if self._path is None or left <= 0:
+                    raise AgentLost(f"the agent went away during {name}: {error}") from error
+                with suppress(OSError, ValueError):
+                    self._stream.close()
+                self._stream = open_stream(self._path, patience_s=left)
+
+    def _ask(self, call: dict[str, Any], body: Sequence[Bytes]) -> tuple[dict[str, Any], bytearray]:
         send(self._stream, call, body)
         answer = receive(self._stream)
         if answer is None:
@@ -177,30 +192,46 @@ def answer_calls(stream: Stream, agent: Agent) -> None:
             send(stream, {"result": result}, [data])
 
 
-def _perform(agent: Agent, head: dict[str, Any], body: bytearray) -> tuple[Any, Part]:
+def _perform(agent: Agent, head: dict[str, Any], body: bytearray) -> tuple[Any, Bytes]:
     match head:
         case {"call": "log", "metrics": metrics}:
             agent.log([Metric(int(step), str(name), float(value)) for step, name, value in metrics])
         case {"call": "params", "params": dict(params)}:
             agent.params(params)
+        case {"call": "recall", "after": int(after)}:
+            past = agent.recall(after)
+            return past.resumes, b"".join(LOSS.pack(*each) for each in past.losses)
         case {"call": "progress", "step": int(step), "total": int(total)}:
             agent.progress(step, total)
         case {"call": "heartbeat"}:
             return agent.heartbeat(), b""
         case {"call": "say", "words": str(words)}:
             agent.say(words)
-        case {"call": "save_checkpoint", "step": int(step)}:
-            agent.save_checkpoint(step, [memoryview(body)])
+        case _:
+            return _keep(agent.checkpoints(), head, body)
+    return None, b""
+
+
+def _keep(store: CheckpointStore, head: dict[str, Any], body: bytearray) -> tuple[Any, Bytes]:
+    match head:
         case {"call": "checkpoint_steps"}:
-            return agent.checkpoint_steps(), b""
-        case {"call": "load_checkpoint", "step": int(step)}:
-            return None, memoryview(agent.load_checkpoint(step))
+            return store.steps(), b""
+        case {"call": "save_part", "step": int(step), "save": str(save), "number": int(number)}:
+            store.save_part(Mark(step, save), number, [memoryview(body)])
+        case {"call": "commit_checkpoint", "step": int(step), "save": str(save), "sizes": list(sizes)}:
+            retention = Retention(int(head["keep"]), head.get("best"))
+            store.commit(Mark(step, save), sizes, bytes(body), retention)
+        case {"call": "load_manifest", "step": int(step)}:
+            return None, store.load_manifest(step)
+        case {"call": "load_part", "step": int(step), "number": int(number)}:
+            data = store.load_part(step, number, offset=head["offset"], length=head["length"])
+            return None, memoryview(data)
         case _:
             raise ValueError(f"unknown call {head.get('call')!r}")
     return None, b""
 
 
-def send(stream: Stream, head: dict[str, Any], body: Sequence[Part] = ()) -> None:
+def send(stream: Stream, head: dict[str, Any], body: Sequence[Bytes] = ()) -> None:
     """Write one frame."""
     send_head(stream, head, sum(len(part) for part in body))
     for part in body:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from falaj.training.runtime.errors import Fault, InvalidTraining
 
-Wish = Literal["stop", "save"]
+Wish = Literal["stop", "save", "halve"]
 WISHES: tuple[Wish, ...] = get_args(Wish)
 
 
 @dataclass
 class World:
-    """Process `rank` of `size`. What one process wishes, to stop or to save, all do after the same step."""
+    """Process `rank` of `size`. What one process wishes, to stop, to save or to compute in smaller pieces, all do after
+    the same step."""
 
     rank: int = 0
     size: int = 1
@@ -37,8 +39,11 @@ class World:
         """The sum of what each process gives, which is on the device; wishes travel along."""
         if self.size == 1:
             return loss
-        wishes = torch.tensor([wish in self.wishes for wish in WISHES], dtype=loss.dtype, device=loss.device)
-        summed = torch.cat([loss.reshape(1), wishes])
+        summed = loss.new_zeros(1 + len(WISHES))  # made on the device: what is sent there waits for it
+        summed[0] = loss
+        for place, wish in enumerate(WISHES, 1):
+            if wish in self.wishes:
+                summed[place] = 1
         dist.all_reduce(summed)
         self._heard = summed[1:]
         return summed[0]
@@ -65,6 +70,30 @@ class World:
         dist.broadcast(said, 0)
         return bool(said.item())
 
+    def most(self, value: int) -> int:
+        """The largest of what each process gives."""
+        if self.size == 1:
+            return value
+        given = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(given, dist.ReduceOp.MAX)
+        return int(given.item())
+
+    def any(self, value: bool) -> bool:
+        """Whether any process says so, for all."""
+        if self.size == 1:
+            return value
+        said = torch.tensor([value], dtype=torch.uint8, device=self.device)
+        dist.all_reduce(said, op=dist.ReduceOp.MAX)
+        return bool(said.item())
+
+    def as_leader(self, value: float) -> float:
+        """The number that the leading process has, for all: what depends on it must not differ."""
+        if self.size == 1:
+            return value
+        said = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.broadcast(said, 0)
+        return float(said.item())
+
     def share_bytes(self, given: bytearray | None) -> bytearray | None:
         """The leading process's bytes, for all; none if it has none."""
         if self.size == 1:
@@ -85,23 +114,32 @@ class World:
 
 def join_world(device: torch.device) -> World:
     """The world that torchrun's variables tell of; this process alone if there are none."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 and not dist.is_initialized():
-        return World(device=device)
     if not dist.is_initialized():
-        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if missing:
-            fault = Fault(
-                ", ".join(missing), "not set", "torchrun's variables", f"torchrun --nproc-per-node={size}"
-            )
+        size = os.environ.get("WORLD_SIZE", "1")
+        if size == "1":
+            return World(device=device)
+        if faults := list(place_faults(size)):
             raise InvalidTraining(
-                f"WORLD_SIZE is {size}, but this process does not know its place", faults=[fault]
+                f"WORLD_SIZE is {size}, but this process does not know its place", faults=faults
             )
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(leave)
     return World(dist.get_rank(), dist.get_world_size(), device)
+
+
+def place_faults(size: str) -> Iterator[Fault]:
+    """What is wrong with the variables that tell this process which of `size` it is: others would wait for it."""
+    fix = f"torchrun --nproc-per-node={size if size.isdecimal() and int(size) else 2}"
+    if not (size.isdecimal() and int(size)):
+        yield Fault("WORLD_SIZE", size, "how many processes there are", fix)
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        yield Fault(", ".join(missing), "not set", "torchrun's variables", fix)
+    rank = os.environ.get("RANK", "0")
+    if not rank.isdecimal() or (size.isdecimal() and int(rank) >= int(size)):
+        yield Fault("RANK", rank, f"a number below WORLD_SIZE, {size}", fix)
 
 
 def leave() -> None:

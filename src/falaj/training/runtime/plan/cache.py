@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from falaj.training.runtime.plan.nvml import gpu_names
 from falaj.training.runtime.plan.plans import Plan, plan_from
 
 FORMAT = 1
+PLAIN = bool | int | float | str | None
 
 
 def cache_folder() -> Path:
@@ -31,8 +35,10 @@ def cache_folder() -> Path:
     )
 
 
-def load_plan(key: str) -> Plan | None:
+def load_plan(key: str | None) -> Plan | None:
     """The plan that was kept under `key`; None where there is none, or none that makes sense."""
+    if key is None:
+        return None
     try:
         kept = json.loads(_path(key).read_text())
         return plan_from(kept["plan"]) if kept["format"] == FORMAT and kept["key"] == key else None
@@ -40,8 +46,10 @@ def load_plan(key: str) -> Plan | None:
         return None
 
 
-def keep_plan(key: str, plan: Plan, *, table: list[dict[str, Any]]) -> None:
+def keep_plan(key: str | None, plan: Plan, *, table: list[dict[str, Any]]) -> None:
     """Keep `plan`, all or nothing. A cache that cannot be written costs a search, not the run."""
+    if key is None:
+        return
     with suppress(OSError):
         path = _path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,10 +59,17 @@ def keep_plan(key: str, plan: Plan, *, table: list[dict[str, Any]]) -> None:
         aside.replace(path)
 
 
-def plan_key(model: nn.Module, sample: Batch, device: torch.device, options: Mapping[str, Any]) -> str:
-    """What a plan depends on: the model's structure, the samples' shapes, the options, hardware and versions."""
+def plan_key(model: nn.Module, sample: Batch, device: torch.device, options: Mapping[str, Any]) -> str | None:
+    """What a plan depends on: the model's code and structure, the samples' shapes, the options, hardware and versions.
+
+    None where it cannot be told: a class that has no source to show.
+    """
+    try:
+        described = [description(module) for module in model.modules()]
+    except (OSError, TypeError):
+        return None
     parts = [
-        [str(type(model).__qualname__), repr(model)],
+        [repr(model), described],
         [[name, *_kind(tensor)] for name, tensor in [*model.named_parameters(), *model.named_buffers()]],
         _kinds(sample),
         {name: str(value) for name, value in sorted(options.items())},
@@ -62,6 +77,31 @@ def plan_key(model: nn.Module, sample: Batch, device: torch.device, options: Map
         [torch.__version__, platform.python_version(), FORMAT],
     ]
     return sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def description(module: nn.Module) -> list[Any]:
+    """What its class does, and the plain values that it was made with, of which its words may say nothing."""
+    own = {name: value for name, value in vars(module).items() if name != "training" and _is_plain(value)}
+    code = _code_of_class(type(module))  # type: ignore[arg-type]
+    return [code, sorted((name, repr(value)) for name, value in own.items())]
+
+
+def description_of_loss(loss: Callable[..., Any]) -> list[Any]:
+    """As `description`, also of a function."""
+    return [description(each) for each in loss.modules()] if isinstance(loss, nn.Module) else [code_of(loss)]
+
+
+def code_of(of: Any) -> str:
+    """The source of a class or function that is not torch's own, with its name; OSError where it has none to show."""
+    name = f"{of.__module__}.{of.__qualname__}" if isinstance(of, type | FunctionType) else repr(of)
+    if name.startswith("torch.") or isinstance(of, BuiltinFunctionType):
+        return name
+    return name + inspect.getsource(of)
+
+
+@lru_cache(maxsize=1024)
+def _code_of_class(of: type) -> str:
+    return code_of(of)  # which reads all of its file
 
 
 def hardware(device: torch.device) -> list[str]:
@@ -73,15 +113,21 @@ def hardware(device: torch.device) -> list[str]:
             str(torch.version.cuda),
             os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         ]
-    return [platform.machine(), _cpu_name(), str(os.cpu_count()), str(torch.get_num_threads())]
+    return [platform.machine(), cpu_name(), str(os.cpu_count()), str(torch.get_num_threads())]
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(isinstance(each, PLAIN) for each in value)
+    return isinstance(value, PLAIN)
 
 
 def _kinds(sample: Batch) -> Any:

@@ -37,6 +37,8 @@ class Space:
     compiles: bool = True
     risky: bool = True
     """Whether a candidate may crash: only where that costs no more than a child process."""
+    sends: bool = False
+    """Whether each batch is sent to the GPU, and is not there already."""
     threads: int = 1
     margin: float = 1.02
     """How much faster a candidate must be: less is noise."""
@@ -115,6 +117,8 @@ def _on_gpu(leader: Leader) -> Walk:
         yield from leader.change(graph=True)
         if leader.plan.graph:
             yield from leader.change(precision="tf32")
+    if space.sends:
+        yield from leader.change(pinned=False)
     if space.chooses_batch:
         yield from _larger_batches(leader)
     if not space.compiles:

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from falaj.training.runtime.agent import Agent
 from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.checkpoint_format import decode
-from falaj.training.runtime.data import Source
-from falaj.training.runtime.errors import TrainingError
+from falaj.training.runtime.checkpoint.manifest import kept_runs
+from falaj.training.runtime.data import Items, Source
+from falaj.training.runtime.data_faults import is_out_of_memory
+from falaj.training.runtime.errors import OutOfMemory, TrainingError
 from falaj.training.runtime.graphs import tensors_of
 from falaj.training.runtime.heartbeat import show_life
-from falaj.training.runtime.plan.cache import keep_plan, load_plan, plan_key
+from falaj.training.runtime.plan.cache import description_of_loss, keep_plan, load_plan, plan_key
 from falaj.training.runtime.plan.candidates import Space
 from falaj.training.runtime.plan.children import ChildLost, can_fork_for_gpu
 from falaj.training.runtime.plan.plans import Plan, plan_from
+from falaj.training.runtime.plan.reading import ReadingTrials, search_reading
 from falaj.training.runtime.plan.searching import Found, InChild, confirm, search, table
 from falaj.training.runtime.plan.trials import Outcome, TrialGround
 from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
@@ -43,11 +45,13 @@ def choose_plan(
     model: nn.Module, loss: Loss, source: Source, settings: Settings, agent: Agent | None, world: World
 ) -> Plan:
     """The plan of this run, the same for all its processes."""
-    tune, fixed = settings.computing.tune, settings.computing.fixed
-    plain = plan_from({**fixed, "micro_batches": settings.micro_batches})
-    if isinstance(tune, Plan):
-        return replace(tune, **fixed)  # type: ignore[arg-type]
-    if settings.spreading.exact:
+    tune, fixed = settings.computing.tune, settings.fixed
+    plain = plan_from({**fixed, "micro_batches": settings.micro_batches_over(world.size)})
+    exact = settings.spreading.exact
+    if isinstance(tune, Plan):  # an exact run has the same pieces, whoever trains it
+        pieces = {"micro_batches": plain.micro_batches} if exact else {}
+        return replace(tune, **{**fixed, **pieces})  # type: ignore[arg-type]
+    if exact:
         return plain
     if world.size > 1:
         return replace(plan_of_leader(agent, world, plain), **fixed, graph=False)  # type: ignore[arg-type]
@@ -68,9 +72,9 @@ def plan_of_leader(agent: Agent | None, world: World, plain: Plan) -> Plan:
 
 def kept_plan(agent: Agent, world: World) -> Plan | None:
     """The plan that the newest checkpoint was made by: a run that goes on goes on in the same way."""
-    for step in agent.checkpoint_steps():
+    for run in kept_runs(agent):
         try:
-            facts = decode(agent.load_checkpoint(step)).manifest["facts"]
+            facts = run["facts"]
             modes = {True: "default", False: "off"}
             mode = modes.get(facts["compile"], facts["compile"])
             values = {**facts, "micro_batches": facts["accumulate"], "compile": mode}
@@ -134,7 +138,7 @@ class Chooser:
         self._agent, self._device, self._plain = agent, world.device, plain
         self._ground = TrialGround(model, loss, source, settings, world.device)
         self._say: Callable[[str], None] = agent.say if agent else print
-        self._loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
+        self._loss = loss
 
     def choose(self) -> Plan:
         key = self._key()
@@ -145,16 +149,31 @@ class Chooser:
         if self._device.type == "cpu" and not self._long_enough():
             return self._plain
         self._say("looking for the fastest way to train this model here")
+        _ = self._ground.sample  # for all trials, also those in child processes
         found = self._search()
         if not found.tried:
             return self._plain
-        plan = found.plan or self._plain
-        shown = table(found)
-        self._say(f"plan: {plan.words} (found in {found.seconds:.0f} s)\n{shown}")
+        plan, shown, seconds = found.plan or self._plain, table(found), found.seconds
+        read = self._search_reading(found)
+        if read is not None and read.plan is not None:
+            plan, seconds = read.plan, seconds + read.seconds
+            shown += f"\nreading, beside the computing:\n{table(read)}" if read.tried else ""
+        self._say(f"plan: {plan.words} (found in {seconds:.0f} s)\n{shown}")
         self._keep_as_parameters({"plan": plan.words, "plan.tried": shown})
         if found.best is not None:
-            keep_plan(key, plan, table=[outcome.line() for outcome in found.tried])
+            tried = found.tried + (read.tried if read else [])
+            keep_plan(key, plan, table=[outcome.line() for outcome in tried])
         return plan
+
+    def _search_reading(self, found: Found) -> Found | None:
+        """How a dataset is read best, beside the best computing; none where it is decided."""
+        best, source = found.best, self._source
+        if best is None or not isinstance(source, Items) or "workers" in self._settings.fixed:
+            return None
+        trials = ReadingTrials(self._ground, source, self._settings, computing=best.samples_per_second)
+        allowed_s = self._budget(found.tried[0]) - found.seconds
+        share = best.samples_per_second * self._ground.sample[1]
+        return search_reading(source, best.plan, trials, share=share, allowed_s=allowed_s)
 
     def _search(self) -> Found:
         if self._device.type == "cpu":
@@ -185,13 +204,14 @@ class Chooser:
         return Space(
             on_gpu=on_gpu,
             start=self._plain,
-            fixed=settings.computing.fixed,
+            fixed=settings.fixed,
             batch_size=planned_batch(self._source, settings),
             chooses_batch=settings.pace.batch_size == "auto",
             samples=len(self._source),
             images=any(isinstance(module, nn.Conv2d) for module in self._model.modules()),
             fusible=isinstance(optimizer, str),
             fast_16=fast_16_bits(self._device),
+            sends=isinstance(self._source, Items),
             risky=risky,
             threads=torch.get_num_threads(),
             margin=GPU_MARGIN if on_gpu else CPU_MARGIN,
@@ -210,25 +230,35 @@ class Chooser:
     def _long_enough(self) -> bool:
         if self._settings.computing.tune_seconds is not None:
             return True
-        run_s = planned_steps(self._source, self._settings) * self._ground.step_seconds(self._plain)
+        size, steps = planned_batch(self._source, self._settings), planned_steps(self._source, self._settings)
+        try:
+            step_s = self._ground.step_seconds(self._plain)
+        except (OutOfMemory, RuntimeError, MemoryError) as failure:
+            if not isinstance(failure, OutOfMemory) and not is_out_of_memory(failure):
+                raise
+            reason = str(failure).strip().split("\n")[0]
+            self._say(f"no plan is looked for: a copy of the model to try one on finds no memory ({reason})")
+            return False
+        run_s = steps * (step_s + size * self._ground.sample[1])
         return SHARE_OF_RUN * run_s >= LEAST_S
 
     def _alive(self) -> bool:
         show_life()
         return self._agent is None or self._agent.heartbeat()
 
-    def _key(self) -> str:
+    def _key(self) -> str | None:
         settings = self._settings
         updates = settings.updates
         optimizer = updates.optimizer
         options: dict[str, Any] = {
-            **settings.computing.fixed,
-            "loss": self._loss_name,
+            **settings.fixed,
+            "loss": words_of_loss(self._loss),
             "batch_size": settings.pace.batch_size,
             "samples": len(self._source) if settings.pace.batch_size == "auto" else 0,
             "optimizer": optimizer if isinstance(optimizer, str) else type(optimizer).__qualname__,
             "changing_rate": updates.schedule != "constant" or bool(updates.warmup),
             "clip": updates.clip is not None,
+            "dataset": type(getattr(self._source, "dataset", None)).__qualname__,
         }
         sample = self._source.read(torch.zeros(1, dtype=torch.int64), seed=0)
         return plan_key(self._model, sample, self._device, options)
@@ -236,6 +266,14 @@ class Chooser:
     def _keep_as_parameters(self, values: Mapping[str, str]) -> None:
         if self._agent is not None:
             self._agent.params(values)
+
+
+def words_of_loss(loss: Loss) -> str:
+    """Its code, or its name where it has none to show."""
+    try:
+        return str(description_of_loss(loss))
+    except (OSError, TypeError):
+        return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
 
 def fast_16_bits(device: torch.device) -> str | None:

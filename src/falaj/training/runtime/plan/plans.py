@@ -37,6 +37,12 @@ class Plan:
     """The global batch, where the search was asked to choose it."""
     threads: int | None = None
     """How many threads an operation uses on a CPU; none: as many as torch is set to."""
+    workers: int | None = None
+    """How many processes read the samples of a dataset; none: as many as seem to pay when the run starts."""
+    prefetch: int | None = None
+    """How many steps each of them reads ahead; none: two."""
+    pinned: bool | None = None
+    """On a GPU, whether the next batch is sent beside the computing, out of page-locked memory; none: it is."""
 
     def __post_init__(self) -> None:
         allowed: dict[str, tuple[str, ...]] = {"precision": PRECISIONS, "layout": LAYOUTS, "compile": MODES}
@@ -46,9 +52,12 @@ class Plan:
             if getattr(self, name) not in words
         ]
         counts = {"micro_batches": self.micro_batches, "batch_size": self.batch_size, "threads": self.threads}
+        counts["prefetch"] = self.prefetch
         for name, count in counts.items():
             if count is not None and (not isinstance(count, int) or count < 1):
                 faults.append(Fault(f"tune.{name}", count, "a whole number, at least 1"))
+        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 0):
+            faults.append(Fault("tune.workers", self.workers, "a whole number, at least 0"))
         if faults:
             raise InvalidTraining("there is no such plan", faults=faults)
 
@@ -63,6 +72,9 @@ class Plan:
         parts += [f"{self.threads} threads"] * (self.threads is not None)
         parts += [f"batch {self.batch_size}"] * (self.batch_size is not None)
         parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
+        parts += [f"{self.workers} workers"] * bool(self.workers)
+        parts += [f"prefetch {self.prefetch}"] * (self.prefetch is not None)
+        parts += ["not pinned"] * (self.pinned is False)
         return ", ".join(parts)
 
     def facts(self) -> dict[str, Any]:

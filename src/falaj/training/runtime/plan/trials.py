@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.data import Source
-from falaj.training.runtime.engine import Engine, is_out_of_memory, make_engine, resident
+from falaj.training.runtime.data import Items, Source
+from falaj.training.runtime.data_faults import is_out_of_memory
+from falaj.training.runtime.engine import Engine, make_engine, resident
 from falaj.training.runtime.plan.judging import (
     SHAKE,
     Errors,
@@ -28,6 +29,7 @@ from falaj.training.runtime.plan.judging import (
 )
 from falaj.training.runtime.plan.numerics import numerics_of
 from falaj.training.runtime.plan.plans import Plan, Precision, plan_from
+from falaj.training.runtime.plan.sampling import sampled
 from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
 from falaj.training.runtime.steps import Loss
 from falaj.training.runtime.world import World
@@ -78,8 +80,13 @@ class TrialGround:
         return self._world.device.type == "cuda"
 
     @cached_property
+    def sample(self) -> tuple[Source, float]:
+        """What is read in trials, and the seconds that a sample of a dataset takes. The GPU is not needed."""
+        return sampled(self._source) if isinstance(self._source, Items) else (self._source, 0.0)
+
+    @cached_property
     def _near(self) -> Source:
-        return resident(self._source, self._world.device)
+        return resident(self.sample[0], self._world.device)
 
     def try_out(self, plan: Plan) -> Outcome:
         """What comes of training by `plan` for a moment; never an exception of its own."""
@@ -99,7 +106,7 @@ class TrialGround:
 
     def step_seconds(self, plan: Plan) -> float:
         """About how long a step takes; a glance, for short runs."""
-        engine, batches, _ = self._engine(plan)
+        engine, batches, _ = self.engine(plan)
         took = []
         for number in (1, 2, 3):
             began = time.perf_counter()
@@ -108,7 +115,7 @@ class TrialGround:
         return min(took)
 
     def _measured(self, plan: Plan) -> Outcome:
-        engine, batches, said = self._engine(plan)
+        engine, batches, said = self.engine(plan)
         reference = self._reference(batches)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -142,22 +149,28 @@ class TrialGround:
         memory = torch.cuda.max_memory_allocated() if self.on_gpu else 0
         return replace(found, samples_per_second=rate, memory_bytes=memory, why_not=said_first(said))
 
-    def _engine(self, plan: Plan) -> tuple[Engine, BatchPlan, list[str]]:
-        pace, said = self._settings.pace, list[str]()
+    def batches(self, plan: Plan) -> BatchPlan:
+        pace = self._settings.pace
         given = BATCH_SIZE_TO_START_FROM if pace.batch_size == "auto" else pace.batch_size
         batch_size = min(plan.batch_size or given, len(self._source))
-        batches = BatchPlan(len(self._source), batch_size, pace.seed, drop_last=True)
+        return BatchPlan(len(self._source), batch_size, pace.seed, drop_last=True)
+
+    def engine(self, plan: Plan, *, source: Source | None = None) -> tuple[Engine, BatchPlan, list[str]]:
+        """An engine over a copy of the model, its batches, and what it says; on the samples, or on `source`."""
+        pace, said = self._settings.pace, list[str]()
+        batches = self.batches(plan)
         model, settings = self._own_copy()
         engine = make_engine(
             model,
             self._loss,
-            self._near,
+            source or self._near,
             settings,
             plan,
-            batch_size=batch_size,
+            batches=batches,
             total=pace.steps or 1000,
             world=self._world,
             say=said.append,
+            endless=True,
         )
         engine.get_ready(plan)
         return engine, batches, said
@@ -179,14 +192,14 @@ class TrialGround:
 
     def _plain(self, batches: BatchPlan, *, first: bool) -> Reference:
         plain = Plan(batch_size=batches.batch_size, micro_batches=self._settings.micro_batches)
-        engine, _, _ = self._engine(plain)
+        engine, _, _ = self.engine(plain)
         loss, gradients = self._gradients(engine, batches, 1)
         course: list[float] = []
         if first:
             other, others = self._gradients(engine, batches, 2)
             self._noise = distance(others, gradients), abs(other - loss)
             del others
-            course, _ = self._course(engine, batches, least=2)
+            course, _ = self._course(engine, batches, least=GRAPH_STEPS if self.on_gpu else 2)
         noise, spread = self._noise
         return Reference(loss=loss, gradients=gradients, noise=noise, spread=spread, course=course)
 
@@ -196,7 +209,7 @@ class TrialGround:
             precision = "tf32"  # which torch computes convolutions in, unless it is told not to
         if precision not in self._steadiness:
             with numerics_of(Plan()):
-                engine, _, _ = self._engine(Plan(batch_size=batches.batch_size))
+                engine, _, _ = self.engine(Plan(batch_size=batches.batch_size))
                 shake(engine.step.model, SHAKE[precision])
                 _, shaken = self._gradients(engine, batches, 1)
             self._steadiness[precision] = steadiness(shaken, reference.gradients)
@@ -255,7 +268,7 @@ def shake(model: nn.Module, by: float) -> None:
 
 def is_plain(plan: Plan) -> bool:
     """Whether `plan` is what others are compared with."""
-    return replace(plan, batch_size=None, micro_batches=1) == Plan()
+    return replace(plan, batch_size=None, micro_batches=1, workers=None, prefetch=None) == Plan()
 
 
 def said_first(said: list[str]) -> str | None:

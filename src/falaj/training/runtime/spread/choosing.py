@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from falaj.training.runtime.errors import Fault, InvalidTraining
 from falaj.training.runtime.spread.layout import Layout
-from falaj.training.runtime.spread.tensor_plan import TensorPlan, find_cuts
-from falaj.training.runtime.spread.ways import (
-    Alone,
-    Copies,
-    CutCopies,
-    ExactCopies,
-    Shards,
-    Spread,
-    same_start,
-)
+from falaj.training.runtime.spread.pipeline.cutting import find_stages
+from falaj.training.runtime.spread.pipeline.pipeline import Pipeline
+from falaj.training.runtime.spread.sums import word_group
+from falaj.training.runtime.spread.tensor_plan import Cut, TensorPlan, find_cuts
+from falaj.training.runtime.spread.ways import Alone, Copies, ExactCopies, Shards, Spread, same_start
 from falaj.training.runtime.world import World
 
 
@@ -25,39 +22,75 @@ def spread_over(model: nn.Module, world: World, layout: Layout, *, tensor_plan: 
     """`model`, which lies on its device, spread over the processes of `world`."""
     if world.size == 1:
         return Alone(model, world)
-    same_start(model)
-    mesh = init_device_mesh(
-        world.device.type, (layout.data, layout.tensor), mesh_dim_names=("data", "tensor")
-    )
-    if layout.tensor > 1:
-        cut_tensors(model, mesh["tensor"], tensor_plan)
-    found = _over_data(model, world, layout, mesh)
-    found.speaks = layout.speaks(world.rank)
-    return found
+    cuts = find_tensor_cuts(model, layout, tensor_plan)
+    same_start(model, world.device)
+    return _over_mesh(model, world, layout, make_mesh(world, layout), cuts)
+
+
+def spread_in_stages(
+    model: nn.Module,
+    world: World,
+    layout: Layout,
+    *,
+    tensor_plan: TensorPlan | None,
+    cuts: Sequence[str] | None,
+) -> tuple[Pipeline, Spread]:
+    """`model` cut into the stages of a pipeline; the part of this process is spread further as `layout` says."""
+    tensor_cuts = find_tensor_cuts(model, layout, tensor_plan)
+    plan = find_stages(model, count=layout.pipeline, cuts=cuts)
+    same_start(model, world.device)
+    mesh = make_mesh(world, layout)
+    pipeline = Pipeline(model, plan, world, mesh["pipeline"].get_group())
+    spread = _over_mesh(pipeline.part, world, layout, mesh, tensor_cuts)
+    spread.stages = pipeline.group
+    return pipeline, spread
+
+
+def find_tensor_cuts(model: nn.Module, layout: Layout, plan: TensorPlan | None) -> Mapping[str, Cut]:
+    """What is refused is refused before the processes talk: one that has left would be missed by the others."""
+    return find_cuts(model, plan, size=layout.tensor) if layout.tensor > 1 else {}
+
+
+def make_mesh(world: World, layout: Layout) -> DeviceMesh:
+    shape = (layout.pipeline, layout.data, layout.tensor)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
 
 
 def spread_exactly(model: nn.Module, world: World, *, micro_batches: int) -> Spread:
     """A copy in each process, and sums that are the same to the bit for any number of them."""
     require_exact(model, world, micro_batches)
     if world.size > 1:
-        same_start(model)
+        same_start(model, world.device)
     return ExactCopies(model, world)
+
+
+def _over_mesh(
+    model: nn.Module, world: World, layout: Layout, mesh: DeviceMesh, cuts: Mapping[str, Cut]
+) -> Alone:
+    if cuts:
+        cut_tensors(model, mesh["tensor"], cuts)
+    found = _over_data(model, world, layout, mesh)
+    found.speaks = layout.speaks(world.rank)
+    return found
 
 
 def _over_data(model: nn.Module, world: World, layout: Layout, mesh: DeviceMesh) -> Alone:
     if layout.data == 1:
         return Alone(model, world)
-    if layout.shards:
-        return Shards(model, world, mesh["data"])
-    if layout.tensor > 1:
-        return CutCopies(model, world, mesh["data"])
-    return Copies(model, world, mesh["data"], unused=False)
+    way = Shards if layout.shards else Copies
+    return way(model, world, mesh["data"], word_group(mesh, "data"))
 
 
-def cut_tensors(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan | None) -> None:
-    cuts = find_cuts(model, plan, size=mesh.size())
+def cut_tensors(model: nn.Module, mesh: DeviceMesh, cuts: Mapping[str, Cut]) -> None:
+    """Cut the layers that this process holds; those of other stages of a pipeline are cut by others."""
     kinds = {"column": ColwiseParallel, "row": RowwiseParallel}
-    parallelize_module(model, mesh, {name: kinds[cut]() for name, cut in cuts.items()})
+    here = {
+        name: kinds[cut]()
+        for name, cut in cuts.items()
+        if not any(p.is_meta for p in model.get_submodule(name).parameters())
+    }
+    if here:
+        parallelize_module(model, mesh, here)
 
 
 def require_exact(model: nn.Module, world: World, micro_batches: int) -> None:

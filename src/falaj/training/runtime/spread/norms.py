@@ -11,16 +11,20 @@ from torch.distributed.tensor import DTensor
 
 
 def clip_gradients(
-    parameters: Sequence[nn.Parameter], most: float, *, over: dist.ProcessGroup | None
+    parameters: Sequence[nn.Parameter],
+    most: float,
+    *,
+    over: dist.ProcessGroup | None,
+    device: torch.device,
 ) -> Tensor:
     """Scale all gradients so that their norm is at most `most`; the norm that they had.
 
     `over` are the processes that hold other parameters of the same model, the stages of a pipeline.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients:
-        return torch.zeros(())
-    squares = torch.stack([square(gradient) for gradient in gradients]).sum()
+    squares = torch.zeros((), device=device)
+    if gradients:
+        squares = torch.stack([square(gradient) for gradient in gradients]).sum()
     if over is not None:
         dist.all_reduce(squares, group=over)
     norm = squares.sqrt()

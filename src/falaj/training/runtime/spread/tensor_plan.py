@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Literal
 
 from torch import nn
@@ -30,7 +30,8 @@ EACH_BY_ITSELF = (
 
 def find_cuts(model: nn.Module, plan: TensorPlan | None, *, size: int) -> dict[str, Cut]:
     """The layers of `model` to cut: those that `plan` names, or pairs where the second takes what the first gives."""
-    found = dict(_named(model, plan)) if plan is not None else dict(_pairs(model))
+    shared = layers_that_share(model)
+    found = dict(_named(model, plan)) if plan is not None else dict(_pairs(model, shared))
     if not found:
         fault = Fault(
             "tensor_plan",
@@ -40,9 +41,22 @@ def find_cuts(model: nn.Module, plan: TensorPlan | None, *, size: int) -> dict[s
         )
         raise InvalidTraining("the model has nothing to cut", faults=[fault])
     faults = [uneven for name, cut in found.items() if (uneven := _uneven(model, name, cut, size))]
+    allowed = "layers with parameters of their own; to cut one of two would part them"
+    faults += [
+        Fault(name, "shares a parameter with another layer", allowed) for name in found if name in shared
+    ]
     if faults:
         raise InvalidTraining(f"layers cannot be cut in {size}", faults=faults)
     return found
+
+
+def layers_that_share(model: nn.Module) -> Set[str]:
+    """Layers with a parameter that is another layer's too, or that have several names themselves."""
+    holders: dict[int, set[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), set()).add(name)
+    return {name for names in holders.values() if len(names) > 1 for name in names}
 
 
 def _named(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, Cut]]:
@@ -57,25 +71,29 @@ def _named(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, Cut]]:
         yield from ((name, cut) for name in matching)
 
 
-def _pairs(model: nn.Module) -> Iterator[tuple[str, Cut]]:
+def _pairs(model: nn.Module, shared: Set[str]) -> Iterator[tuple[str, Cut]]:
     """Two linear layers with nothing between them that mixes features: the hidden ones can be cut.
 
     Only where the order of the layers is known: what a module does in its forward cannot be seen from here.
     """
     for prefix, module in model.named_modules():
         path = f"{prefix}." if prefix else ""
+        pairs: list[tuple[str, str]] = []
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-            yield from ((f"{path}linear1", "column"), (f"{path}linear2", "row"))
+            pairs = [("linear1", "linear2")]
         elif isinstance(module, nn.Sequential):
-            yield from ((f"{path}{name}", cut) for name, cut in _in_sequence(module))
+            pairs = list(_in_sequence(module))
+        for first, second in pairs:
+            if not {f"{path}{first}", f"{path}{second}"} & shared:
+                yield from ((f"{path}{first}", "column"), (f"{path}{second}", "row"))
 
 
-def _in_sequence(module: nn.Sequential) -> Iterator[tuple[str, Cut]]:
+def _in_sequence(module: nn.Sequential) -> Iterator[tuple[str, str]]:
     before: tuple[str, nn.Linear] | None = None
     for name, layer in module.named_children():
         if isinstance(layer, nn.Linear):
             if before is not None and before[1].out_features == layer.in_features:
-                yield from ((before[0], "column"), (name, "row"))
+                yield before[0], name
                 before = None
             else:
                 before = name, layer

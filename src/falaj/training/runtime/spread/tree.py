@@ -5,6 +5,7 @@ The leaves are the micro-batches of a step, a power of two of them; each process
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -16,23 +17,36 @@ Sums = list[Tensor | None]
 
 
 class PairwiseSum:
-    """Adds leaves one after the other, always the two halves of a subtree, as in a binary counter."""
+    """Adds leaves one after the other, always the two halves of a subtree; few wait for others at any time."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, Sums]] = []
 
-    def add(self, leaf: Sums) -> None:
-        width = 1
-        while self._waiting and self._waiting[-1][0] == width:
-            leaf = added(self._waiting.pop()[1], leaf)
-            width *= 2
-        self._waiting.append((width, leaf))
+    def add(self, leaf: Sums, *, place: int) -> None:
+        """Add the leaf at `place`, which is after all others; those that are left out are nothing."""
+        if self._waiting:
+            self._merge(below=height(self._waiting[-1][0], place))
+        self._waiting.append((place, leaf))
+        end = (place ^ (place + 1)).bit_length()  # the subtrees up to this height end with `place`
+        self._merge(below=end)
 
-    def take(self) -> Sums:
-        """The sum of the whole subtree."""
-        ((_, total),) = self._waiting
+    def take(self) -> Sums | None:
+        """The sum of the whole subtree; None if it has no leaves."""
+        self._merge(below=sys.maxsize)
+        total = self._waiting[0][1] if self._waiting else None
         self._waiting = []
         return total
+
+    def _merge(self, *, below: int) -> None:
+        """Add up the last ones, as far as they meet at a smaller height than this."""
+        while len(self._waiting) > 1 and height(self._waiting[-2][0], self._waiting[-1][0]) < below:
+            place, right = self._waiting.pop()
+            self._waiting[-1] = place, added(self._waiting[-1][1], right)
+
+
+def height(left: int, right: int) -> int:
+    """The height of the smallest subtree with both leaves."""
+    return (left ^ right).bit_length()
 
 
 def added(left: Sums, right: Sums) -> Sums:

@@ -1,4 +1,4 @@
-"""The ways to spread a model over data: alone, copies (DDP), copies that add up exactly, and shards (FSDP2)."""
+"""The ways to spread a model over data: alone, copies, copies that add up exactly, and shards (FSDP2)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
-from falaj.training.runtime.spread.norms import clip_gradients, local
+from falaj.training.runtime.micro_batches import MicroBatch
+from falaj.training.runtime.spread.norms import clip_gradients
+from falaj.training.runtime.spread.shard_order import ShardOrder
+from falaj.training.runtime.spread.sums import BufferShare, GradientSum
 from falaj.training.runtime.spread.tree import PairwiseSum, sum_over_processes
 from falaj.training.runtime.world import World
 
@@ -27,8 +29,8 @@ class Spread(Protocol):
     def part(self, *, last: bool) -> AbstractContextManager[Any]:
         """Around the forward and backward pass of one micro-batch."""
 
-    def add(self, loss: Tensor) -> None:
-        """The loss of the micro-batch whose gradients have just been computed."""
+    def add(self, loss: Tensor, part: MicroBatch) -> None:
+        """The loss of the micro-batch `part`, whose gradients have just been computed."""
 
     def forget(self) -> None:
         """Drop what was added since the last `finish`: the step is computed again."""
@@ -50,11 +52,13 @@ class Alone:
         self._losses: list[Tensor] = []
         self.speaks = True
         """Whether the loss of this process counts, or is that of another one with the same samples."""
+        self.stages: dist.ProcessGroup | None = None
+        """The processes that hold the other parameters of the same copy, where there is a pipeline."""
 
     def part(self, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def add(self, loss: Tensor) -> None:
+    def add(self, loss: Tensor, part: MicroBatch) -> None:
         self._losses.append(loss)
 
     def forget(self) -> None:
@@ -65,43 +69,36 @@ class Alone:
         own = losses[0]
         for loss in losses[1:]:
             own = own + loss
+        if self.stages is not None:  # those that have no loss do not know its type either
+            own = own.double()
         return self._world.total(own if self.speaks else torch.zeros_like(own))
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> None:
-        if any(isinstance(parameter, DTensor) for parameter in parameters):
-            clip_gradients(parameters, most, over=None)
+        if self.stages is not None or any(isinstance(parameter, DTensor) for parameter in parameters):
+            clip_gradients(parameters, most, over=self.stages, device=self._world.device)
         else:
             nn.utils.clip_grad_norm_(parameters, most)
 
 
 class Copies(Alone):
-    """A copy in each process; torch's DDP averages the gradients while the last backward pass goes on."""
+    """A copy in each process, whose gradients are added while the last backward pass goes on."""
 
-    def __init__(self, model: nn.Module, world: World, mesh: DeviceMesh, *, unused: bool) -> None:
+    def __init__(self, model: nn.Module, world: World, mesh: DeviceMesh, words: dist.ProcessGroup) -> None:
         super().__init__(model, world)
-        self._copy = DistributedDataParallel(model, device_mesh=mesh, find_unused_parameters=unused)
-        self.run, self.factor = self._copy, float(mesh.size())
+        group = mesh.get_group()
+        self._sum = GradientSum(held(model), group, words)
+        self._buffers = BufferShare(model, group, words)
 
     def part(self, *, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if last else self._copy.no_sync()
+        return self._sum.listening() if last else nullcontext()
 
-
-class CutCopies(Alone):
-    """Copies of a model whose tensors are cut: gradients are added once the last backward pass is over.
-
-    torch's DDP takes such parameters apart, so that norms and checkpoints would be those of a piece.
-    """
-
-    def __init__(self, model: nn.Module, world: World, mesh: DeviceMesh) -> None:
-        super().__init__(model, world)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._group = mesh.get_group()
+    def forget(self) -> None:
+        super().forget()
+        self._sum.forget()
 
     def finish(self) -> Tensor:
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(local(parameter.grad), group=self._group)
+        self._sum.finish()
+        self._buffers.share()
         return super().finish()
 
 
@@ -110,11 +107,16 @@ class ExactCopies(Alone):
 
     def __init__(self, model: nn.Module, world: World) -> None:
         super().__init__(model, world)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._parameters = held(model)
+        self._loss_type = torch.float32
         self._sum = PairwiseSum()
 
-    def add(self, loss: Tensor) -> None:
-        self._sum.add([*(p.grad for p in self._parameters), loss])
+    def add(self, loss: Tensor, part: MicroBatch) -> None:
+        self._loss_type = loss.dtype
+        if (
+            part.share
+        ):  # a process without samples computes with those of another one, which has them in its sum
+            self._sum.add([*(p.grad for p in self._parameters), loss], place=part.place)
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -122,9 +124,11 @@ class ExactCopies(Alone):
         self._sum = PairwiseSum()
 
     def finish(self) -> Tensor:
-        own, world = self._sum.take(), self._world
+        world = self._world
+        own = self._sum.take() or [None] * (len(self._parameters) + 1)
         if world.size > 1:
-            like = [*(p.detach() for p in self._parameters), torch.zeros((), device=world.device)]
+            loss_like = torch.zeros((), dtype=self._loss_type, device=world.device)
+            like = [*(p.detach() for p in self._parameters), loss_like]
             own = sum_over_processes(own, like, rank=world.rank, size=world.size)
         *gradients, loss = own
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -136,16 +140,31 @@ class ExactCopies(Alone):
 class Shards(Alone):
     """Parameters, gradients and optimizer state cut over the processes (FSDP2), block by block."""
 
-    def __init__(self, model: nn.Module, world: World, mesh: DeviceMesh) -> None:
+    def __init__(self, model: nn.Module, world: World, mesh: DeviceMesh, words: dist.ProcessGroup) -> None:
         super().__init__(model, world)
-        for block in blocks(model):
+        elsewhere = {p for p in model.parameters() if p.is_meta}
+        here = [block for block in blocks(model) if not any(p in elsewhere for p in block.parameters())]
+        for block in here:
             fully_shard(block, mesh=mesh)
-        self._sharded = fully_shard(model, mesh=mesh)
+        self._sharded = fully_shard(model, mesh=mesh, ignored_params=elsewhere or None)
+        self._order = ShardOrder(model, here, words)
+        self._buffers = BufferShare(model, mesh.get_group(), words)
         self.factor = float(mesh.size())
 
     def part(self, *, last: bool) -> AbstractContextManager[Any]:
         self._sharded.set_requires_gradient_sync(last)
         return nullcontext()
+
+    def finish(self) -> Tensor:
+        self._order.compare()
+        self._buffers.share()
+        return super().finish()
+
+
+def held(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that this process may train, frozen ones too: a callback may thaw them. Those of other stages of a
+    pipeline lie nowhere here."""
+    return [p for p in model.parameters() if not p.is_meta]
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -170,8 +189,11 @@ def stands_alone(part: nn.Module, holders: dict[nn.Parameter, set[int]]) -> bool
     return bool(parameters) and all(holders[parameter] <= within for parameter in parameters)
 
 
-def same_start(model: nn.Module) -> None:
-    """Every process begins with the leading one's parameters and buffers."""
+def same_start(model: nn.Module, device: torch.device) -> None:
+    """Every process begins with the leading one's parameters and buffers, wherever they lie; they go by `device`."""
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.detach(), 0)
+            sent = tensor.detach().to(device, memory_format=torch.contiguous_format)
+            dist.broadcast(sent, 0)
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.copy_(sent)

@@ -1,0 +1,110 @@
+"""What users have called while a model is trained, and what becomes of the run if that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+from falaj.training.runtime.errors import CallbackFailed, Fault
+
+MOMENTS: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
+
+Callback: TypeAlias = Callable[[int, float], Any] | object
+"""A function of a step and its loss; or an object with any of these methods:
+
+on_start(step, total)       before the first step; `step` is the one that the run goes on from, of `total`
+on_step(step, loss)         after each step; on a GPU a little later, for losses are read some at a time there
+on_evaluation(step, score)  after each evaluation
+on_checkpoint(step)         after a checkpoint was taken, which may still be on its way to where it is kept
+on_end(result)              after the last step was saved
+
+Each may return `STOP`: the run is saved and ends after this step, with several processes after the next one.
+"""
+
+
+class Stop(Enum):
+    STOP = "stop"
+
+
+STOP: Final = Stop.STOP
+"""What a callback returns to have the training end; `fit` says then that it was asked to."""
+
+
+class Callbacks:
+    """The callbacks of a run. After one has failed none is called, and the run ends as soon as it can be saved."""
+
+    def __init__(self, given: Sequence[Callback], *, stop: Callable[[], None], done: int = 0) -> None:
+        """`stop` asks the run to end. The first step is the one after `done`."""
+        self._stop, self._done = stop, done
+        self._by_moment = {moment: list(_methods(given, moment)) for moment in MOMENTS}
+        self._told = 0
+        self._failure: CallbackFailed | None = None
+
+    def __bool__(self) -> bool:
+        return any(self._by_moment.values())
+
+    def start(self, step: int, total: int) -> None:
+        self._call("on_start", step, total)
+
+    def steps(self, losses: Sequence[float]) -> None:
+        """Tell of the steps whose losses have been read since the last time; `losses` are all that were."""
+        while self._told < len(losses):
+            self._told += 1
+            self._call("on_step", self._done + self._told, losses[self._told - 1])
+
+    def evaluation(self, step: int, score: float) -> None:
+        self._call("on_evaluation", step, score)
+
+    def checkpoint(self, step: int) -> None:
+        self._call("on_checkpoint", step)
+
+    def end(self, result: Any, *, kept: str) -> None:
+        """The run is over and saved. CallbackFailed if one of them has failed, now or before."""
+        self._call("on_end", result)
+        if self._failure is not None:
+            words = f"{self._failure.message}; the run ended, its last checkpoint: {kept}"
+            raise CallbackFailed(words) from self._failure.__cause__
+
+    def _call(self, moment: str, *values: Any) -> None:
+        for name, call in self._by_moment[moment]:
+            if self._failure is not None:
+                return
+            try:
+                if call(*values) is STOP:
+                    self._stop()
+            except Exception as error:
+                self._failure = _failed(name, moment, values, error)
+                self._stop()
+
+
+def callback_faults(given: object) -> list[Fault]:
+    """What is wrong with the option `callbacks`."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [Fault("callbacks", type(given).__name__, "a list", "callbacks=[lambda step, loss: …]")]
+    faults = []
+    for place, each in enumerate(given):
+        unknown = [name for name in dir(each) if name.startswith("on_") and name not in MOMENTS]
+        if unknown or not any(_methods([each], moment) for moment in MOMENTS):
+            named = f"{type(each).__name__} with {', '.join(unknown)}" if unknown else type(each).__name__
+            allowed = f"a function of (step, loss), or an object with any of {', '.join(MOMENTS)}"
+            faults.append(Fault(f"callbacks[{place}]", named, allowed))
+    return faults
+
+
+def _methods(given: Iterable[Callback], moment: str) -> list[tuple[str, Callable[..., Any]]]:
+    found: list[tuple[str, Callable[..., Any]]] = []
+    for each in given:
+        method = getattr(each, moment, None)
+        if callable(method):
+            found.append((f"{type(each).__name__}.{moment}", method))
+        elif moment == "on_step" and callable(each) and not any(hasattr(each, name) for name in MOMENTS):
+            found.append((getattr(each, "__qualname__", type(each).__name__), each))
+    return found
+
+
+def _failed(name: str, moment: str, values: Sequence[Any], error: Exception) -> CallbackFailed:
+    at = f" at step {values[0]}" if isinstance(values[0], int) else ""
+    failed = CallbackFailed(f"the callback {name} failed{at}: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed

@@ -1,0 +1,126 @@
+"""Where a step takes its micro-batches from; the plain ways, without other processes."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.data import Items
+from falaj.training.runtime.micro_batches import MicroBatch, Reader
+from falaj.training.runtime.randomness import address
+
+
+class Feeder(Protocol):
+    """Gives each step its micro-batches. Any step can be asked for; the one after it is the one that is expected."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which nothing else was done than to wait for data."""
+
+    @property
+    def reading_s(self) -> float:
+        """Seconds of reading, whoever did it; what was not waited for was hidden behind the computing."""
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        """The micro-batches of `step`, whose global batch is `indices`."""
+
+    def look_ahead(self, step: int) -> None:
+        """`step` is being computed: there may be time to get the next one ready."""
+
+    def close(self) -> None:
+        """Nothing is read any more; what was started for it is gone."""
+
+
+class Inline:
+    """Reads when a step asks, which is the best way for tensors: they are copied faster than they are handed over."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._draws = isinstance(reader.source, Items)
+        self.waited_s = 0.0
+
+    @property
+    def reading_s(self) -> float:
+        return self.waited_s
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        began = time.perf_counter()
+        parts = self._reader.read(step, indices)
+        if self._draws:
+            forget_draws(self._reader.seed, step)
+        self.waited_s += time.perf_counter() - began
+        return parts
+
+    def look_ahead(self, step: int) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class Beside:
+    """A thread that reads the next step while one is computed: for files, which are read without holding Python up.
+
+    Only for sources that draw no random numbers: a thread would draw from the same generators as the model.
+    """
+
+    def __init__(self, reader: Reader, batches: BatchPlan, *, last: int, ahead: int) -> None:
+        self._reader, self._batches, self._last, self._ahead = reader, batches, last, ahead
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="falaj-reads")
+        self._coming: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
+        self.waited_s = self.reading_s = 0.0
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        began, cut = time.perf_counter(), self._reader.count
+        found = self._coming.pop((step, cut), None) or self._thread.submit(self._read, step, indices)
+        wanted = [(after, cut) for after in range(step + 1, min(step + self._ahead, self._last) + 1)]
+        self._coming = {
+            key: self._coming.get(key) or self._thread.submit(self._read, key[0], None) for key in wanted
+        }
+        parts = found.result()
+        self.waited_s += time.perf_counter() - began
+        return parts
+
+    def look_ahead(self, step: int) -> None:
+        return
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _read(self, step: int, indices: Tensor | None) -> list[MicroBatch]:
+        began = time.perf_counter()
+        parts = self._reader.read(step, self._batches.indices(step) if indices is None else indices)
+        self.reading_s += time.perf_counter() - began
+        return parts
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What is drawn inside, for a step that has not begun, is not missing to whoever draws outside."""
+    numpy = sys.modules.get("numpy")
+    ours, theirs = torch.default_generator.get_state(), random.getstate()
+    third = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(ours)
+        random.setstate(theirs)
+        if numpy is not None and third is not None:
+            numpy.random.set_state(third)
+
+
+def forget_draws(seed: int, step: int) -> None:
+    """What a model draws by `random` or numpy must not depend on who has read its samples, and drawn before."""
+    number = address(b"model", seed, step)
+    random.seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number & 0xFFFFFFFF)

@@ -1,0 +1,65 @@
+"""A script that is only asked how much memory its training takes: `fit` answers, and the script ends there.
+
+FALAJ_ESTIMATE names a file that says for what: {"processes": 4, "device": "cuda"}. The answer takes its place:
+{"estimate": …}, or {"failed": "in words"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import nn
+
+from falaj.training.runtime.data import Source
+from falaj.training.runtime.errors import TrainingError
+from falaj.training.runtime.memory.estimator import Estimator
+from falaj.training.runtime.plan.plans import Plan, plan_from
+from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
+from falaj.training.runtime.steps import Loss
+
+ASKED_BY = "FALAJ_ESTIMATE"
+
+
+class Estimated(SystemExit):
+    """The script has said what was asked of it."""
+
+
+def is_asked() -> bool:
+    return ASKED_BY in os.environ
+
+
+def answer(settings: Settings, model: nn.Module, loss: Loss, source: Source) -> NoReturn:
+    """Write the estimate of what was to be trained, and end the script."""
+    path = Path(os.environ[ASKED_BY])
+    asked = json.loads(path.read_text())
+    try:
+        found: dict[str, Any] = {"estimate": estimate_of(settings, model, loss, source, **asked)}
+    except TrainingError as error:
+        found = {"failed": str(error)}
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(found))
+    aside.replace(path)
+    sys.stdout.flush()
+    raise Estimated(0)
+
+
+def estimate_of(
+    settings: Settings, model: nn.Module, loss: Loss, source: Source, *, processes: int, device: str
+) -> dict[str, Any]:
+    """As plain values: what training takes on so many processes of a kind of device."""
+    spreading, given = settings.spreading, settings.pace.batch_size
+    tune, fixed = settings.computing.tune, settings.computing.fixed
+    plan = tune if isinstance(tune, Plan) else plan_from({"micro_batches": settings.micro_batches, **fixed})
+    estimator = Estimator(
+        *(model, loss, source, settings.updates.optimizer, plan),
+        min(len(source), BATCH_SIZE_TO_START_FROM) if given == "auto" else given,
+        device=device,
+        tensor_plan=spreading.tensor_plan,
+        exact=spreading.exact,
+        fixed_pieces=settings.computing.accumulate is not None,
+    )
+    return estimator.estimate(spreading.parallel, processes).facts()

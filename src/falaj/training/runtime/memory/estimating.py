@@ -1,0 +1,58 @@
+"""`estimate`: the memory that training a model would take, found without training it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.data import Data, open_data
+from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.memory.estimates import Estimate, Way
+from falaj.training.runtime.memory.estimator import Estimator
+from falaj.training.runtime.optimizers import OptimizerChoice
+from falaj.training.runtime.plan.plans import Plan, Precision
+from falaj.training.runtime.settings import find_device
+from falaj.training.runtime.spread.layout import Parallel
+from falaj.training.runtime.spread.tensor_plan import TensorPlan
+from falaj.training.runtime.steps import Loss
+
+__all__ = ["Estimate", "Way", "estimate"]
+
+
+def estimate(
+    model: nn.Module,
+    loss: Loss,
+    data: Data,
+    *,
+    target: str | Sequence[str] | None = None,
+    inputs: Sequence[str] | None = None,
+    batch_size: int = 32,
+    optimizer: OptimizerChoice = "adamw",
+    precision: Precision = "fp32",
+    accumulate: int = 1,
+    parallel: Parallel = "auto",
+    tensor_plan: TensorPlan | None = None,
+    processes: int = 1,
+    device: str = "auto",
+) -> Estimate:
+    """The peak memory of training `model` like this. Nothing is computed, and nothing that is given is changed.
+
+    `device` is where it would be trained, cuda or cpu; it need not be there. `precision`, `accumulate`, `parallel` and
+    the others are those of `fit`. NoEstimate where the model can be followed neither on fake tensors nor on samples.
+    """
+    name = find_device(device).type if device == "auto" else device.partition(":")[0]
+    faults = [] if name in ("cpu", "cuda") else [Fault("device", device, "auto, cpu or cuda")]
+    for what, count in (("processes", processes), ("batch_size", batch_size), ("accumulate", accumulate)):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            faults.append(Fault(what, count, "a whole number, at least 1"))
+    if faults:
+        raise InvalidTraining("nothing can be estimated like this", faults=faults)
+    source = open_data(data, inputs=inputs, target=target)
+    BatchPlan(len(source), batch_size, 0)  # refuses a batch that is larger than the data
+    plan = Plan(precision=precision, micro_batches=accumulate)
+    estimator = Estimator(
+        model, loss, source, optimizer, plan, batch_size, device=name, tensor_plan=tensor_plan
+    )
+    return estimator.estimate(parallel, processes)

@@ -1,0 +1,106 @@
+"""A model, a loss, an optimizer and a batch without their numbers: fake tensors, which take no memory."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from falaj.training.runtime.data import Batch, map_tensors
+from falaj.training.runtime.optimizers import OptimizerChoice, make_optimizer
+from falaj.training.runtime.steps import Loss
+
+
+@dataclass(frozen=True)
+class Fakes:
+    """The parts of a step, of which the real ones know nothing. They live inside `mode`."""
+
+    mode: FakeTensorMode
+    model: nn.Module
+    loss: Loss
+    optimizer: optim.Optimizer
+    batch: Batch
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+
+def fake_step(
+    model: nn.Module,
+    loss: Loss,
+    choice: OptimizerChoice,
+    sample: Batch,
+    *,
+    size: int,
+    fused: bool,
+    foreach: bool,
+) -> Fakes:
+    """Fakes of a step over `size` samples like the one in `sample`; `foreach`: as optimizers work on a GPU."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    memo = fake_tensors(mode, model, loss)
+    with mode:
+        fake = copy.deepcopy(model, memo).train()
+        optimizer = _fake_optimizer(choice, fake, memo, fused=fused)
+        if foreach and not fused:
+            for group in optimizer.param_groups:
+                if group.get("foreach", False) is None and not group.get("fused"):
+                    group["foreach"] = True
+        fake_loss = copy.deepcopy(loss, memo) if isinstance(loss, nn.Module) else loss
+        return Fakes(mode, fake, fake_loss, optimizer, fake_batch(sample, size))
+
+
+def fake_tensors(mode: FakeTensorMode, *holders: Any) -> dict[int, Any]:
+    """For `copy.deepcopy`: the fake to put in the place of each parameter and buffer, by the real one's id."""
+    memo: dict[int, Any] = {}
+    with mode:
+        for holder in holders:
+            for tensor in _tensors_of(holder):
+                memo.setdefault(id(tensor), _fake(tensor))
+    return memo
+
+
+def fake_batch(sample: Batch, size: int) -> Batch:
+    """As many samples as `size`, each like the only one in `sample`. Inside a mode these are fakes."""
+
+    def widen(tensor: Tensor) -> Tensor:
+        shape = (size, *tensor.shape[1:]) if tensor.dim() else ()
+        return torch.empty(shape, dtype=tensor.dtype)
+
+    return map_tensors(sample, widen)
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if not isinstance(tensor, nn.Parameter):
+        return made
+    return nn.Parameter(made, requires_grad=tensor.requires_grad)
+
+
+def _tensors_of(holder: Any) -> Iterable[Tensor]:
+    if not isinstance(holder, nn.Module):
+        return []
+    return [*holder.parameters(), *holder.buffers()]
+
+
+def _fake_optimizer(
+    choice: OptimizerChoice, model: nn.Module, memo: dict[int, Any], *, fused: bool
+) -> optim.Optimizer:
+    """Over the fake parameters, and with nothing remembered: the first step makes its state."""
+    if not isinstance(choice, optim.Optimizer):
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return make_optimizer(choice, trained, lr=1e-3, fused=fused)
+    made = copy.copy(choice)
+    groups = [{**group, "params": [memo[id(p)] for p in group["params"]]} for group in choice.param_groups]
+    made.__setstate__({"state": {}, "param_groups": groups, "defaults": dict(choice.defaults)})
+    made.state = defaultdict(dict)
+    for name, value in vars(choice).items():  # what a subclass has of its own
+        if name not in vars(made):
+            setattr(made, name, value)
+    return made

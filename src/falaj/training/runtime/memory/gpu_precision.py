@@ -1,0 +1,43 @@
+"""What autocast on a GPU computes in fp32 though autocast on a CPU, where a step is traced, does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+IN_FP32: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(functional.layer_norm, functional.group_norm, functional.softplus),
+        *(functional.softmax, functional.log_softmax, functional.softmin, functional.normalize),
+        *(torch.layer_norm, torch.group_norm, torch.softmax, torch.log_softmax),
+        *(torch.exp, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.pow, torch.rsqrt),
+        *(torch.cumsum, torch.cumprod, torch.cdist, torch.norm, torch.sum, torch.prod),
+        *(Tensor.softmax, Tensor.log_softmax, Tensor.exp, Tensor.log, Tensor.pow, Tensor.__pow__),
+        *(Tensor.rsqrt, Tensor.cumsum, Tensor.norm, Tensor.sum, Tensor.prod),
+    }
+)
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class AsOnGpu(TorchFunctionMode):
+    """Inside autocast: gives the functions above their tensors in fp32, as autocast does on a GPU."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function in IN_FP32:
+            args = tuple(_wide(value) for value in args)
+        return function(*args, **(kwargs or {}))
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALVES else value

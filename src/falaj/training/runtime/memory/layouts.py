@@ -1,0 +1,121 @@
+"""What a step takes in each of several processes, from what it takes in one.
+
+With P the parameters' bytes (Pt of those that are trained), B the buffers', G = Pt the gradients', S the optimizer's
+state, U what its update has for a moment, W the GPU libraries' workspaces, A(n) the activations of n samples with the
+samples themselves, E the gradients that are there already when the activations are at their most, and n the samples
+that a process computes at once, a process takes at most W plus the largest of
+
+    alone      P + B + S + A(n) + E                                  while it computes
+               P + B + S + G + U                                     while it updates
+    several    micro-batches: E = G, since all but the first add to gradients that are there
+    ddp        P + B + S + 2 G                                       while gradients are added, in flat copies of them
+               and + E while it computes, for those copies that are made already
+    exact      + 2 G while it computes: sums of subtrees that wait, and the leaf that is added
+    fsdp N     (P + G + S + U) / N + B; while it computes also what is gathered: R, the parameters outside the repeated
+               blocks, with their gradients, and 2 of the largest block M (the next one is fetched ahead) with 2 of its
+               gradients (the sum that is sent): 2 R + 4 M. With several micro-batches gradients wait whole: + G
+               P + B + max(M, R) / N                                 before it starts: the model is there whole, once
+    tensor T   the layers that are cut count as C / T instead of C, in parameters, gradients, state and update. Their
+               activations are counted whole, so this is a bound from above
+    pipeline L (P + B + G + S + U + A(n)) / L, of a cut into even stages; as many micro-batches as there are stages, or
+               as there are in all if those are fewer, wait for their backward pass: A(n) counts so many times. The
+               whole model, from which it starts and which it gives back at the end, lies in the host's memory
+
+A(n) is linear in n: it is followed for one or two n, and a line is drawn through them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from falaj.training.runtime.memory.trace import Trace
+from falaj.training.runtime.spread.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the memory of a step is made of: traces of it for one or two numbers of samples, and the model's cuts."""
+
+    traces: tuple[Trace, ...]
+    largest_block: int
+    """M: the bytes of the largest block that fsdp gathers by itself."""
+    outside_blocks: int
+    """R: those of the parameters that are in no block."""
+    cut: int
+    """C: those of the layers that tensor parallelism cuts; 0 where it finds none."""
+    method: str = "traced"
+    """traced, on fake tensors; or sampled, computed on a few real samples."""
+
+    def activations(self, samples: int) -> int:
+        """A(n): on the line through the traces; through zero, where there is one."""
+        first, last = self.traces[0], self.traces[-1]
+        if samples == first.samples:
+            return first.activations
+        if first.samples == last.samples:
+            return round(first.activations * samples / first.samples)
+        slope = (last.activations - first.activations) / (last.samples - first.samples)
+        return max(0, round(first.activations + slope * (samples - first.samples)))
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def parts_from(values: dict[str, Any]) -> Parts:
+    """The parts that `facts` told of."""
+    return Parts(**{**values, "traces": tuple(Trace(**each) for each in values["traces"])})
+
+
+def samples_at_once(batch_size: int, layout: Layout, micro_batches: int) -> int:
+    """n: the most samples of a micro-batch; as many of these as divide evenly among those who share the data."""
+    each = -(-micro_batches // layout.data)
+    return -(-batch_size // (each * layout.data))
+
+
+def peak_bytes(
+    parts: Parts, layout: Layout, *, batch_size: int, micro_batches: int = 1, exact: bool = False
+) -> int:
+    """The most that a process of `layout` takes for its part of the global batch, in so many micro-batches."""
+    trace = parts.traces[0]
+    mine = -(-micro_batches // layout.data)  # micro-batches of this process
+    under_way = parts.activations(samples_at_once(batch_size, layout, micro_batches)) * min(
+        layout.pipeline, mine
+    )
+    share = _share(parts, layout)
+    gradients, early = trace.trained * share, trace.early_gradients * share
+    steady = (trace.parameters + trace.state) * share + trace.buffers
+    updating = gradients + trace.update * share
+    if layout.shards:
+        computing = under_way + gradients + _gathered(parts, layout, several=mine > 1)
+    else:
+        computing = under_way + (gradients if mine > 1 else early)
+        if exact:
+            computing += 2 * gradients
+        elif layout.data > 1:
+            computing += early
+            updating = max(updating, 2 * gradients)
+    peak = (steady + max(computing, updating)) / layout.pipeline
+    return round(max(peak, _at_start(parts, layout))) + trace.workspace
+
+
+def _share(parts: Parts, layout: Layout) -> float:
+    """The part of the parameters, and of what goes with them, that a process of one stage holds."""
+    cut = parts.cut / parts.traces[0].parameters
+    whole = 1 - cut + cut / layout.tensor
+    return whole / layout.data if layout.shards else whole
+
+
+def _gathered(parts: Parts, layout: Layout, *, several: bool) -> float:
+    """What fsdp has of others while it computes; no more than the whole model with its gradients, and some."""
+    trace, whole = parts.traces[0], _share(parts, layout) * layout.data
+    gathered = 2 * parts.outside_blocks + 4 * parts.largest_block
+    waiting = trace.trained if several else 0
+    return whole * (min(gathered, 2 * trace.parameters + trace.trained) + waiting)
+
+
+def _at_start(parts: Parts, layout: Layout) -> float:
+    """What there is before a model is cut, with the first pieces; of a pipeline in the host's memory."""
+    if layout.pipeline > 1 or not (layout.shards or layout.tensor > 1):
+        return 0.0
+    trace = parts.traces[0]
+    return trace.parameters + trace.buffers + max(parts.largest_block, parts.outside_blocks) / layout.data

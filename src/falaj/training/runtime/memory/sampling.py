@@ -1,0 +1,93 @@
+"""Follows the memory of a step on a few real samples, for models that cannot be followed on fake tensors.
+
+Only the forward and backward pass are computed, with the model's own parameters and copies of its buffers, so nothing
+that was given is changed; gradients, the optimizer's state and its update are counted from the parameters' shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from falaj.training.runtime.data import Batch
+from falaj.training.runtime.memory.tally import Tally, tensors_in
+from falaj.training.runtime.memory.trace import Trace
+from falaj.training.runtime.memory.tracing import apply, casting, quiet, state_tensors, workspace_of
+from falaj.training.runtime.optimizers import OptimizerChoice, make_optimizer
+from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.steps import Loss
+
+
+def trace_samples(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: OptimizerChoice,
+    batch: Batch,
+    *,
+    samples: int,
+    plan: Plan,
+    device: str,
+) -> Trace:
+    """What a step over the samples in `batch` takes; it is computed, where the model is."""
+    gpu = device == "cuda"
+    tally = Tally(copies=gpu and plan.layout != "channels_last")
+    own = {name: p.detach().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    trained = [p for p in own.values() if p.requires_grad]
+    was_training = model.training
+
+    def run(*inputs: Any) -> Any:
+        return functional_call(model, {**own, **buffers}, inputs)
+
+    try:
+        model.train()
+        with quiet(), tally:
+            with casting(plan.precision, gpu=gpu):
+                value = apply(run, loss, batch)
+            gradients = torch.autograd.grad(value, trained, allow_unused=True)
+    finally:
+        model.train(was_training)
+    state, update = optimizer_bytes(optimizer, model, plan, gpu=gpu)
+    early = tally.held((g for g in gradients if g is not None), at_peak=True)
+    size = tally.held(iter(trained))
+    return Trace(
+        samples=samples,
+        parameters=tally.held(iter(own.values())),
+        trained=size,
+        buffers=tally.held(iter(buffers.values())),
+        state=2 * size if state is None else state,
+        activations=max(0, tally.peak - early) + tally.held(tensors_in(batch)),
+        early_gradients=early,
+        update=size if update is None else update,
+        workspace=workspace_of(True, True) if gpu else 0,
+    )
+
+
+def optimizer_bytes(
+    choice: OptimizerChoice, model: nn.Module, plan: Plan, *, gpu: bool
+) -> tuple[int | None, int | None]:
+    """What the optimizer remembers, and has while it updates; None where it cannot be seen: then as Adam's."""
+    if isinstance(choice, torch.optim.Optimizer):
+        return None, None
+    try:
+        with FakeTensorMode(), Tally() as tally:
+            shapes = [p.shape for p in model.parameters() if p.requires_grad]
+            fakes = [nn.Parameter(torch.empty(shape)) for shape in shapes]
+            made = make_optimizer(choice, fakes, lr=1e-3, fused=plan.fused and gpu)
+            for group in made.param_groups:
+                if gpu and group.get("foreach", False) is None and not group.get("fused"):
+                    group["foreach"] = True
+            for fake in fakes:
+                fake.grad = torch.empty_like(fake)
+            made.step()
+            state = tally.held(state_tensors(made))
+            tally.restart()
+            settled = tally.now
+            made.step()
+            return state, tally.peak - settled
+    except Exception:  # an optimizer of the user's own may do anything
+        return None, None

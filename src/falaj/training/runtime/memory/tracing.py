@@ -1,0 +1,146 @@
+"""Follows the memory of a training step, on fake tensors: what it takes, and what of it is what.
+
+Two steps are followed, since the first has no optimizer state yet. Both run on fake CPU tensors, where every operation
+gives an empty result of the right shape; what a GPU does otherwise is put right: see `tally` and `gpu_precision`.
+A model that asks for the value of a tensor (to choose a branch, or the shape of another one) has none to see there: it
+is followed on a few real samples instead, forward and backward, and the optimizer on fakes; see `sampling`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from falaj.training.runtime.data import Batch
+from falaj.training.runtime.memory.fakes import Fakes, fake_step
+from falaj.training.runtime.memory.gpu_precision import AsOnGpu
+from falaj.training.runtime.memory.tally import Tally, tensors_in
+from falaj.training.runtime.memory.trace import Trace
+from falaj.training.runtime.optimizers import OptimizerChoice
+from falaj.training.runtime.plan.plans import Plan, Precision
+from falaj.training.runtime.steps import Loss
+
+MiB = 1 << 20
+WORKSPACE_BYTES = 32 * MiB
+"""What cuBLAS takes for each thread that multiplies matrices, on Hopper (8 MiB on GPUs before it); forward and backward
+passes have a thread each."""
+LT_WORKSPACE_BYTES = 1 * MiB
+"""What cuBLASLt, which multiplies and adds at once, takes beside it in the forward pass."""
+
+
+def trace_step(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: OptimizerChoice,
+    sample: Batch,
+    *,
+    samples: int,
+    plan: Plan,
+    device: str,
+) -> Trace:
+    """What a step over `samples` samples, each like the one in `sample`, takes on a `device`: cuda or cpu.
+
+    Nothing of it is computed, and nothing given here is changed. Whatever the model raises on fakes, this raises.
+    """
+    gpu = device == "cuda"
+    with quiet():
+        fakes = fake_step(
+            *(model, loss, optimizer, sample), size=samples, fused=plan.fused and gpu, foreach=gpu
+        )
+        tally = Tally(copies=gpu and plan.layout != "channels_last")
+        with fakes.mode, tally:
+            return _follow(fakes, tally, samples=samples, precision=plan.precision, gpu=gpu)
+
+
+def _follow(fakes: Fakes, tally: Tally, *, samples: int, precision: Precision, gpu: bool) -> Trace:
+    model, optimizer = fakes.model, fakes.optimizer
+    for tensor in [*model.parameters(), *model.buffers(), *tensors_in(_members(fakes.batch))]:
+        tally.hold(tensor)
+    parameters, buffers = tally.held(model.parameters()), tally.held(model.buffers())
+    trained = tally.held(iter(fakes.trained))
+    _pass(fakes, tally, precision, gpu=gpu)
+    optimizer.step()
+    optimizer.zero_grad()
+    state = tally.held(state_tensors(optimizer))
+    tally.restart()
+    multiplies = _pass(fakes, tally, precision, gpu=gpu)
+    early = tally.held((p.grad for p in fakes.trained if p.grad is not None), at_peak=True)
+    activations = tally.peak - parameters - buffers - state - early
+    tally.restart()
+    settled = tally.now
+    optimizer.step()
+    return Trace(
+        samples=samples,
+        parameters=parameters,
+        trained=trained,
+        buffers=buffers,
+        state=state,
+        activations=max(0, activations),
+        early_gradients=early,
+        update=tally.peak - settled,
+        workspace=workspace_of(*multiplies) if gpu else 0,
+    )
+
+
+def _pass(fakes: Fakes, tally: Tally, precision: Precision, *, gpu: bool) -> tuple[bool, bool]:
+    """Forward and backward; whether each of them multiplies matrices."""
+    tally.multiplied = False
+    with casting(precision, gpu=gpu):
+        value = apply(fakes.model, fakes.loss, fakes.batch)
+    forward, tally.multiplied = tally.multiplied, False
+    value.backward()  # type: ignore[no-untyped-call]
+    return forward, tally.multiplied
+
+
+def workspace_of(forward: bool, backward: bool) -> int:
+    """What the library that multiplies matrices on a GPU takes, if each pass does so."""
+    return forward * (WORKSPACE_BYTES + LT_WORKSPACE_BYTES) + backward * WORKSPACE_BYTES
+
+
+def apply(run: Callable[..., Any], loss: Loss, batch: Batch) -> Tensor:
+    """The loss of `batch`, as a step computes it."""
+    inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
+    return loss(run(*inputs), target)
+
+
+def state_tensors(optimizer: optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from tensors_in(list(state.values()) if isinstance(state, dict) else state)
+
+
+def _members(batch: Batch) -> Any:
+    return [_members(part) for part in batch.values()] if isinstance(batch, dict) else batch
+
+
+@contextmanager
+def casting(precision: Precision, *, gpu: bool) -> Iterator[None]:
+    """Autocast as on the device that is meant, for fake or real tensors of the CPU."""
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    with ExitStack() as stack:
+        cast: AbstractContextManager[Any] = nullcontext() if half is None else torch.autocast("cpu", half)
+        stack.enter_context(cast)
+        if half is not None and gpu:
+            stack.enter_context(AsOnGpu())
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Random numbers go on afterwards as if nothing had been, and nobody is warned of what does not happen."""
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    drawn = None if numpy is None else numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(drawn)

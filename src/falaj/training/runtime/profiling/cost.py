@@ -1,0 +1,139 @@
+"""What a step costs: floating-point operations and bytes, counted on tensors that have shapes and no values.
+
+The model is copied with such tensors in place of its own, so that nothing of the run is touched: no weight, no random
+number, no tensor that the model keeps for later. It is run only after real steps: what functions outside of the model
+keep for later is filled then. A model that cannot be counted like this has no cost, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from falaj.training.runtime.data import Batch, map_tensors
+from falaj.training.runtime.plan.cache import cache_folder, plan_key
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a step: floating-point operations; and bytes to and from memory, as if each operation ran by itself."""
+
+    flops: float
+    bytes: float
+
+
+class Ghost:
+    """A copy of a model and its loss without values. Made before the model is spread, which changes it."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        """Raises what copying the model raises."""
+        stand_ins: dict[int, Any] = {
+            id(tensor): torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+            for tensor in (*model.parameters(), *model.buffers())
+        }
+        # deepcopy takes these where it finds the originals, also where one is used twice.
+        self._model, self._loss = copy.deepcopy((model, loss), stand_ins)
+        self._device = next(iter(model.parameters())).device
+
+    def count(self, sample: Batch, *, samples: int) -> Cost:
+        """Run a forward and a backward pass over `samples` samples like `sample`. Raises what the model raises."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.utils.flop_counter import FlopCounterMode
+
+        traffic, flops = Traffic(), FlopCounterMode(display=False)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            self._take_shapes()
+            batch = map_tensors(sample, lambda each: self._shape((samples, *each.shape[1:]), each))
+            inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
+            with traffic, flops:
+                self._loss(self._model.train()(*inputs), target).backward()  # type: ignore[no-untyped-call]
+        return Cost(float(flops.get_total_flops()), float(traffic.bytes))
+
+    def _take_shapes(self) -> None:
+        """Have shapes on the device in place of the stand-ins; what is shared stays shared."""
+        made: dict[int, Tensor] = {}
+        for part in self._model.modules():
+            for held in (part._parameters, part._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None and tensor.device.type == "meta":
+                        new = made.get(id(tensor))
+                        if new is None:
+                            new = self._shape(tensor.shape, tensor).requires_grad_(tensor.requires_grad)
+                        held[name] = made[id(tensor)] = new  # type: ignore[assignment]
+
+    def _shape(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return torch.empty(tuple(shape), dtype=like.dtype, device=self._device)
+
+
+def kept_cost(model: nn.Module, sample: Batch, *, samples: int) -> Cost | None:
+    """The cost that was counted before, for a model of this structure; none if it never was."""
+    try:
+        if (key := cost_key(model, sample, samples)) is None:
+            return None
+        found = json.loads((cache_folder() / "costs" / f"{key}.json").read_text())
+        return Cost(float(found["flops"]), float(found["bytes"]))
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        return None
+
+
+def bytes_of_update(optimizer: optim.Optimizer) -> float:
+    """What an update reads and writes: parameters and state both, gradients once."""
+    total = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            held = [v for v in optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor)]
+            total += 2 * sum(tensor.nbytes for tensor in [parameter, *held]) + parameter.nbytes
+    return float(total)
+
+
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes that operations read and write; a view moves none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not is_view(func):
+            self.bytes += sum(
+                leaf.numel() * leaf.element_size()
+                for leaf in tree_leaves((args, kwargs, out))
+                if isinstance(leaf, Tensor)
+            )
+        return out
+
+
+def is_view(func: Any) -> bool:
+    """Whether what comes out shares the memory of what went in, and nothing is written."""
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def cost_key(model: nn.Module, sample: Batch, samples: int) -> str | None:
+    first = next(iter(model.parameters()))
+    return plan_key(model, sample, first.device, {"samples": samples, "counted": "cost"})
+
+
+def keep_cost(key: str | None, cost: Cost) -> None:
+    """All or nothing; a cache that cannot be written costs a moment next time."""
+    if key is None:
+        return
+    with suppress(OSError):
+        folder = cache_folder() / "costs"
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".{key}.{os.getpid()}"
+        aside.write_text(json.dumps(asdict(cost)))
+        aside.replace(folder / f"{key}.json")

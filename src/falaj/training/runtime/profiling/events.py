@@ -1,0 +1,75 @@
+"""What a profiler saw, as a small record for each event; read from a trace in Chrome's format, as torch writes it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+PREFIX = "falaj."
+"""Ranges of ours are called falaj.step, falaj.data, falaj.forward, falaj.backward, falaj.optimizer …"""
+
+Kind = Literal["range", "operation", "launch", "kernel", "copy", "communication"]
+"""range: one of ours. operation: on a CPU. launch: the call that sends something to a GPU. The rest: on the device,
+but for communication, which a CPU does in a thread of its own."""
+
+KINDS: Mapping[str, Kind] = {
+    "cpu_op": "operation",
+    "cuda_runtime": "launch",
+    "cuda_driver": "launch",
+    "kernel": "kernel",
+    "gpu_memset": "kernel",
+    "gpu_memcpy": "copy",
+}
+COLLECTIVES = ("gloo:", "mpi:", "ucc:")
+TO_A_GPU, WITHIN_A_GPU = "Memcpy HtoD", "Memcpy DtoD"
+
+
+class Event(NamedTuple):
+    """`start` and `end` are seconds of one clock. What a launch sent has the launch's `correlation`; 0 is none."""
+
+    name: str
+    kind: Kind
+    start: float
+    end: float
+    correlation: int = 0
+
+
+def read_trace(path: str | Path) -> list[Event]:
+    """The events of a trace file."""
+    file = Path(path)
+    data = file.read_bytes()
+    trace = json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)
+    return list(events_of(trace["traceEvents"]))
+
+
+def events_of(rows: list[dict[str, Any]]) -> Iterator[Event]:
+    """The rows of a trace that tell where time went."""
+    for row in rows:
+        if row.get("ph") != "X":
+            continue
+        name, kind = str(row.get("name", "")), _kind(row)
+        if kind is not None:
+            start = float(row["ts"]) / 1e6
+            yield Event(name, kind, start, start + float(row.get("dur", 0)) / 1e6, _correlation(row))
+
+
+def _kind(row: Mapping[str, Any]) -> Kind | None:
+    name, category = str(row.get("name", "")), str(row.get("cat", ""))
+    if category == "user_annotation":
+        if name.startswith(COLLECTIVES):
+            return "communication"
+        return "range" if name.startswith(PREFIX) else None
+    kind = KINDS.get(category)
+    if kind == "kernel" and "nccl" in name.lower():
+        return "communication"
+    if kind == "copy" and not name.startswith(TO_A_GPU):
+        return "kernel" if name.startswith(WITHIN_A_GPU) else None
+    return kind
+
+
+def _correlation(row: Mapping[str, Any]) -> int:
+    found = (row.get("args") or {}).get("correlation", 0)
+    return found if isinstance(found, int) else 0

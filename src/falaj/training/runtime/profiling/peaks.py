@@ -1,0 +1,156 @@
+"""What a device can do at most: floating-point operations and bytes a second, from a table or by trying."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+import torch
+
+from falaj.training.runtime.plan.cache import cache_folder, hardware
+from falaj.training.runtime.plan.plans import Precision
+
+TERA, GIGA = 1e12, 1e9
+TRIES_S = 0.05
+CPU_WIDTH, GPU_WIDTH = 512, 4096
+CPU_COPY_BYTES, GPU_COPY_BYTES = 1 << 26, 1 << 28
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of one device: FLOP/s in the precision of the run, and bytes a second to and from its memory."""
+
+    flops: float
+    bandwidth: float | None
+    """None where nobody asked for it, and no table has it: to measure it takes some memory."""
+    measured: bool = False
+    """Else they are the maker's."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """Dense figures without sparsity, in TFLOP/s, and GB/s; `half` is bf16 and fp16."""
+
+    fp32: float
+    tf32: float
+    half: float
+    bandwidth: float
+
+    def peaks(self, precision: Precision) -> Peaks:
+        rates = {"fp32": self.fp32, "tf32": self.tf32}
+        return Peaks(rates.get(precision, self.half) * TERA, self.bandwidth * GIGA)
+
+
+CARDS: tuple[tuple[str, Card], ...] = (
+    ("GB200", Card(80, 1250, 2500, 8000)),
+    ("B200", Card(75, 1125, 2250, 8000)),
+    ("GH200", Card(67, 494, 989, 4000)),
+    ("H200", Card(67, 494, 989, 4800)),
+    ("H100 PCIe", Card(51, 378, 756, 2000)),
+    ("H100 NVL", Card(60, 418, 835, 3900)),
+    ("H100", Card(67, 494, 989, 3350)),
+    ("H800", Card(67, 494, 989, 3350)),
+    ("A100-PCIE-40GB", Card(19.5, 156, 312, 1555)),
+    ("A100-SXM4-40GB", Card(19.5, 156, 312, 1555)),
+    ("A100", Card(19.5, 156, 312, 2039)),
+    ("A800", Card(19.5, 156, 312, 2039)),
+    ("A40", Card(37.4, 74.8, 149.7, 696)),
+    ("A30", Card(10.3, 82, 165, 933)),
+    ("A10G", Card(31.2, 35, 70, 600)),
+    ("A10", Card(31.2, 62.5, 125, 600)),
+    ("L40S", Card(91.6, 183, 362, 864)),
+    ("L40", Card(90.5, 90.5, 181, 864)),
+    ("L4", Card(30.3, 60, 121, 300)),
+    ("V100", Card(15.7, 15.7, 125, 900)),
+    ("T4", Card(8.1, 8.1, 65, 320)),
+    ("RTX 4090", Card(82.6, 82.6, 165, 1008)),
+    ("RTX 3090", Card(35.6, 35.6, 71, 936)),
+)
+"""By a part of the name that the driver gives; the first that is in it counts."""
+
+
+def peaks_of_card(name: str, precision: Precision) -> Peaks | None:
+    """The peaks of the card that the driver calls `name`; none for one that the table does not have."""
+    words = name.split()
+    for part, card in CARDS:
+        if part in name if " " in part or "-" in part else any(w.split("-")[0] == part for w in words):
+            return card.peaks(precision)
+    return None
+
+
+def peaks_of(
+    device: torch.device, precision: Precision, *, reached: float = 0.0, with_bandwidth: bool = False
+) -> Peaks:
+    """The peaks of `device`; those that no table has are measured once on this hardware, in a moment, and kept.
+
+    A measured peak below what was `reached` was measured while something else was going on: it is measured again.
+    """
+    if device.type == "cuda":
+        known = peaks_of_card(torch.cuda.get_device_name(device), precision)
+        if known is not None:
+            return known
+    parts = [FORMAT, torch.__version__, precision, *hardware(device)]
+    key = sha256(json.dumps(parts).encode()).hexdigest()
+    kept = _kept(key) or Peaks(0.0, None, measured=True)
+    flops, bandwidth = kept.flops, kept.bandwidth
+    if not flops or flops < reached:
+        flops = max(flops, measure_flops(device, precision))
+    if with_bandwidth and bandwidth is None:
+        bandwidth = measure_bandwidth(device)
+    found = Peaks(flops, bandwidth, measured=True)
+    return kept if found == kept else _keep(key, found)
+
+
+def measure_flops(device: torch.device, precision: Precision) -> float:
+    """What a multiplication of matrices reaches here."""
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    width = GPU_WIDTH if device.type == "cuda" else CPU_WIDTH
+    matrix = torch.ones(width, width, dtype=dtypes.get(precision, torch.float32), device=device)
+    out = torch.empty_like(matrix)
+    return 2.0 * width**3 / _quickest(lambda: torch.mm(matrix, matrix, out=out), device)
+
+
+def measure_bandwidth(device: torch.device) -> float:
+    """What a copy inside the device's memory reaches here, read and written."""
+    size = GPU_COPY_BYTES if device.type == "cuda" else CPU_COPY_BYTES
+    data = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(data)
+    return 2.0 * size / _quickest(lambda: target.copy_(data), device)
+
+
+def _quickest(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the quickest of some tries."""
+    best, began = float("inf"), time.perf_counter()
+    while best == float("inf") or time.perf_counter() - began < TRIES_S:
+        for _ in range(2):
+            start = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _kept(key: str) -> Peaks | None:
+    try:
+        found = json.loads((cache_folder() / "peaks" / f"{key}.json").read_text())
+        bandwidth = found["bandwidth"]
+        return Peaks(float(found["flops"]), bandwidth and float(bandwidth), measured=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(key: str, peaks: Peaks) -> Peaks:
+    with suppress(OSError):
+        folder = cache_folder() / "peaks"
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".{key}.{os.getpid()}"
+        aside.write_text(json.dumps({"flops": peaks.flops, "bandwidth": peaks.bandwidth}))
+        aside.replace(folder / f"{key}.json")
+    return peaks

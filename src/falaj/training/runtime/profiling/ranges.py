@@ -1,0 +1,45 @@
+"""Named ranges around the parts of a step: for a profiler of torch's, or for Nsight Systems by NVTX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import torch
+
+from falaj.training.runtime.engine import Engine
+from falaj.training.runtime.profiling.events import PREFIX
+
+Mark: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+Undo: TypeAlias = Callable[[], None]
+
+
+def for_torch(name: str) -> AbstractContextManager[Any]:
+    """A range that torch's profiler sees."""
+    return torch.profiler.record_function(PREFIX + name)
+
+
+def for_nvtx(name: str) -> AbstractContextManager[Any]:
+    """A range that Nsight Systems sees."""
+    return torch.cuda.nvtx.range(PREFIX + name)
+
+
+def mark_parts(engine: Engine, mark: Mark) -> Undo:
+    """Have ranges around waiting for data, forward, backward and optimizer until what is returned is called."""
+
+    def around(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+        def marked(*values: Any, **options: Any) -> Any:
+            with mark(name):
+                return part(*values, **options)
+
+        return marked
+
+    feeder, leave_step = engine.feeder, engine.step.observe(around)
+    feeder.take = around("data", feeder.take)  # type: ignore[method-assign]
+
+    def leave() -> None:
+        leave_step()
+        del feeder.take
+
+    return leave

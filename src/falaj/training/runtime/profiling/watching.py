@@ -1,0 +1,218 @@
+"""Profiles some steps of a run: after a warm-up, ranges and torch's profiler are put around them, and then taken away.
+
+What goes wrong here costs the profile, never the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from falaj.training.runtime.engine import Engine
+from falaj.training.runtime.metering import Clock, Price
+from falaj.training.runtime.profiling.cost import Cost, bytes_of_update
+from falaj.training.runtime.profiling.events import read_trace
+from falaj.training.runtime.profiling.ranges import Undo, for_nvtx, for_torch, mark_parts
+from falaj.training.runtime.profiling.shares import Overlap, shares_of
+from falaj.training.runtime.profiling.verdicts import Circumstances, Verdict, judge
+
+WARM_STEPS = 5
+"""Steps before the profile: what compiles, captures or fills caches does so in these."""
+NAME = "profile-{step}.pt.trace.json"
+"""With the last of its steps. As TensorBoard's profiler wants it; chrome://tracing and Perfetto open it too."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What to profile, and where what is found goes."""
+
+    steps: int
+    folder: Path
+    circumstances: Circumstances
+    price: Price | None
+    samples: int
+    """Of a step."""
+    devices: int
+    say: Callable[[str], None]
+    done: Callable[[int, Verdict], None]
+    checkpoints: Callable[[], Overlap]
+    """Seconds that checkpoints of the whole run have taken so far, and how many beside the steps."""
+
+
+class Watch:
+    """Stands before an engine until the profile is made, and is gone from then on."""
+
+    def __init__(self, engine: Engine, clock: Clock, assignment: Assignment, *, left: int) -> None:
+        """`left` are the steps that the run still has."""
+        self._engine, self._clock, self._asked = engine, clock, assignment
+        self._warm = max(0, min(WARM_STEPS, left - assignment.steps - 1))
+        self._wanted = min(assignment.steps, left - self._warm)
+        self._seen, self._number = 0, 0
+        self._advance, self._before_us = engine.advance, vars(engine).get("advance")
+        self._stands = left > 0
+        self._undo: list[Undo] = []
+        self._profiler: profile | None = None
+        self._step: AbstractContextManager[Any] | None = None
+        self._read_before = Overlap()
+        self._verdict: Verdict | None = None
+        if self._stands:
+            engine.advance = self.advance  # type: ignore[method-assign]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """With the checkpoints that were made since."""
+        if self._verdict is None or not (saved := self._asked.checkpoints()).took:
+            return self._verdict
+        return replace(self._verdict, overlap={**self._verdict.overlap, "checkpoints": saved})
+
+    def advance(self, number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
+        """A step; it lasts until the next one begins."""
+        self._seen += 1
+        self._close_step()
+        if self._seen > self._warm + self._wanted:
+            self.end()
+            self._engine.advance(number, indices, look)
+            return
+        if self._seen == max(1, self._warm):  # the first step under a profiler is slower than others
+            self._begin()
+        self._number = number
+        if self._profiler is not None and self._seen > self._warm:
+            if self._seen == self._warm + 1:
+                self._read_before = reading(self._engine)
+            self._step = for_torch("step")
+            self._step.__enter__()
+        self._advance(number, indices, look)
+
+    def end(self) -> None:
+        """The last step is over: judge what was seen, and leave."""
+        if not self._stands:
+            return
+        self._stands = False
+        del self._engine.advance
+        if self._before_us is not None:
+            self._engine.advance = self._before_us  # type: ignore[method-assign]
+        profiler, self._profiler = self._profiler, None
+        with self._clock.aside():
+            try:
+                if profiler is not None:
+                    self._finish(profiler)
+            except Exception as failure:
+                self._asked.say(f"the profile failed ({type(failure).__name__}: {failure}); training goes on")
+            finally:
+                self._leave()
+
+    def abandon(self) -> None:
+        """The run has ended in the middle of a step: there is nothing to judge."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            with suppress(Exception):
+                self._close_step()
+                profiler.stop()
+            self._leave()
+
+    def _leave(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _begin(self) -> None:
+        with self._clock.aside():
+            try:
+                activities = [ProfilerActivity.CPU]
+                if self._engine.step.device.type == "cuda":
+                    activities.append(ProfilerActivity.CUDA)
+                    torch.cuda.synchronize()
+                profiler = profile(activities=activities)
+                profiler.start()
+            except Exception as failure:
+                self._asked.say(f"the profile failed ({type(failure).__name__}: {failure}); training goes on")
+                return
+            self._profiler = profiler
+            self._undo += [mark_parts(self._engine, for_torch), mark_aside(self._clock)]
+
+    def _close_step(self) -> None:
+        if self._step is not None:
+            if self._engine.step.device.type == "cuda" and self._seen > self._warm + self._wanted:
+                torch.cuda.synchronize()  # what the last steps have sent belongs to them
+            self._step.__exit__(None, None, None)
+            self._step = None
+
+    def _finish(self, profiler: profile) -> None:
+        asked = self._asked
+        self._seen = self._warm + self._wanted + 1
+        self._close_step()
+        profiler.stop()
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        trace = asked.folder / NAME.format(step=self._number)
+        profiler.export_chrome_trace(str(trace))
+        shares = shares_of(read_trace(trace))
+        read = reading(self._engine)
+        before = self._read_before
+        data = Overlap(read.took - before.took, read.hidden - before.hidden)
+        cost, price = None, asked.price
+        if price is not None and (counted := price.of_step(asked.samples)) is not None:
+            update = bytes_of_update(self._engine.step.optimizer)
+            cost = Cost(counted.flops / asked.devices, counted.bytes / asked.devices + update)
+        self._verdict = judge(
+            shares,
+            asked.circumstances,
+            cost=cost,
+            peaks=price.peaks(with_bandwidth=True) if price is not None else None,
+            overlap={"data": data, "checkpoints": asked.checkpoints()},
+            trace=str(trace),
+        )
+        asked.say(self._verdict.words)
+        asked.done(self._number, self._verdict)
+
+
+def reading(engine: Engine) -> Overlap:
+    """Seconds that samples took to be read so far, and how many of them beside the computing."""
+    return Overlap(engine.waited_s + engine.hidden_s, engine.hidden_s)
+
+
+def mark_aside(clock: Clock) -> Undo:
+    """Have a range around what is not a training step."""
+    plain = clock.aside
+
+    def aside() -> AbstractContextManager[None]:
+        return Both(for_torch("aside"), plain())
+
+    clock.aside = aside  # type: ignore[method-assign, assignment]
+
+    def leave() -> None:
+        del clock.aside
+
+    return leave
+
+
+class Both:
+    """One context inside of another."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self._inner.__exit__(*failure)
+        self._outer.__exit__(*failure)
+
+
+def mark_for_nsight(engine: Engine) -> None:
+    """Have NVTX ranges around each step and its parts, to the end of the run."""
+    mark_parts(engine, for_nvtx)
+    plain = engine.advance
+
+    def advance(number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
+        with for_nvtx(f"step {number}"):
+            plain(number, indices, look)
+
+    engine.advance = advance  # type: ignore[method-assign]

@@ -1,0 +1,77 @@
+"""How a run comes back: the newest good checkpoint, compared with what there is now, then put into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from falaj.training.runtime.checkpoints import Facts, compare_facts
+from falaj.training.runtime.errors import CheckpointMismatch, Fault
+from falaj.training.runtime.restoring import find_wanted, parameter_of, put_model, put_optimizer
+from falaj.training.runtime.state import MODEL, OPTIMIZER, model_tensors, parameter_names
+from falaj.training.runtime.steps import Step
+
+if TYPE_CHECKING:
+    from falaj.training.runtime.checkpoint.keeper import Keeper
+    from falaj.training.runtime.checkpoint.manifest import Manifest
+
+
+def put_newest(
+    keeper: Keeper, step: Step, facts: Facts, *, say: Callable[[str], None]
+) -> tuple[Mapping[str, Any], list[str]] | None:
+    """Put the newest checkpoint that verifies into the model and optimizer; what it says of its run, and what is not
+    as it was then. None if there is none."""
+    layouts: dict[str, Tensor | None] = {}
+    differing: list[str] = []
+
+    def choose(manifest: Manifest) -> Mapping[str, Tensor | None]:
+        nonlocal layouts, differing
+        differing = compare_facts(manifest.run["facts"], facts)
+        layouts = compare_tensors(keeper, step, manifest)
+        return layouts
+
+    found = keeper.load(choose, say=say)
+    if found is None:
+        return None
+    manifest, pieces = found
+    put_model(step.model, pieces)
+    put_optimizer(step.model, step.optimizer, pieces, manifest.numbers, layouts=layouts)
+    step.groups.put(manifest.run.get("groups", ()))
+    if step.scaler and manifest.run["scaler"]:
+        step.scaler.load_state_dict(manifest.run["scaler"])
+    say(f"resuming after step {manifest.mark.step}")
+    for difference in differing:
+        say(f"not bitwise the same as before: {difference}")
+    return manifest.run, differing
+
+
+def compare_tensors(keeper: Keeper, step: Step, manifest: Manifest) -> dict[str, Tensor | None]:
+    """What this process needs; refused, by all processes, where one needs something else than was saved."""
+    model, optimizer, saved = step.model, step.optimizer, manifest.every_kind
+    wanted = find_wanted(model, optimizer, saved)
+    own = wanted.faults, list(model_tensors(model)), list(parameter_names(model, optimizer))
+    faults, names, parameters = set[Fault](), set[str](), set[str]()
+    for their_faults, their_names, their_parameters in keeper.gather(own):
+        faults |= set(their_faults)
+        names |= set(their_names)
+        parameters |= set(their_parameters)
+    stored = {name.removeprefix(MODEL) for name in saved if name.startswith(MODEL)}
+    faults |= {Fault(name, "not in the model") for name in stored - names}
+    if faults:
+        ordered = sorted(faults, key=lambda fault: fault.where)
+        raise CheckpointMismatch("the checkpoint is of another model", faults=ordered)
+    compare_optimizers(manifest, type(optimizer).__name__, parameters)
+    return wanted.layouts
+
+
+def compare_optimizers(manifest: Manifest, now: str, parameters: set[str]) -> None:
+    """Refuse the state of an optimizer of another kind, or of parameters that this one does not have."""
+    then = manifest.run["optimizer"]
+    kept = {parameter_of(name) for name in manifest.kinds if name.startswith(OPTIMIZER)}
+    faults = [Fault(name, "not in the optimizer") for name in sorted(kept - parameters)]
+    if then != now:
+        faults = [Fault("optimizer", now, then)]
+    if faults:
+        raise CheckpointMismatch("the checkpoint is of another optimizer", faults=faults)

@@ -1,0 +1,168 @@
+"""parallel="auto": how a model is spread over the processes, by the memory that each way would take.
+
+Copies (ddp) where they fit, since they talk the least; otherwise shards (fsdp), shards of cut layers, and then all of
+these in smaller pieces. The leading process decides, by the least memory that any process has, and says why.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from falaj.training.runtime.data import Columns, Source
+from falaj.training.runtime.errors import Fault, InvalidTraining, NoEstimate
+from falaj.training.runtime.graphs import tensors_of
+from falaj.training.runtime.memory.choices import automatic
+from falaj.training.runtime.memory.estimator import Estimator
+from falaj.training.runtime.memory.limits import memory_of
+from falaj.training.runtime.memory.words import spell
+from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
+from falaj.training.runtime.spread.layout import Layout, lay_out
+from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.world import World
+
+SMALL = 0.05
+"""A bound on what a model takes that is at most this part of the memory is no reason to look closer."""
+RESIDENT_SHARE = 0.25
+"""Data that takes at most this part of a GPU lies there while it is trained on."""
+
+
+def settle_layout(
+    model: nn.Module,
+    loss: Loss,
+    source: Source,
+    settings: Settings,
+    plan: Plan,
+    world: World,
+    say: Callable[[str], None],
+) -> tuple[Settings, Plan]:
+    """The settings and the plan with the layout, and the micro-batches, that `auto` stands for here."""
+    spreading = settings.spreading
+    if world.size == 1 or spreading.exact or spreading.parallel != "auto":
+        return settings, plan
+    memory = least(spreading.memory or memory_of(world.device), world)
+    decided: dict[str, Any] = {}
+    if world.leads:
+        decided = decide(model, loss, source, settings, plan, world, memory)
+    shared = world.share_bytes(bytearray(json.dumps(decided).encode()) if world.leads else None)
+    decided = json.loads(bytes(shared or b"{}"))
+    if "fault" in decided:
+        raise InvalidTraining(
+            "this model does not fit in the memory that there is", faults=[Fault(**decided["fault"])]
+        )
+    if world.leads and decided["words"]:
+        say(decided["words"])
+    spread = replace(spreading, parallel=decided["parallel"])
+    return replace(settings, spreading=spread), replace(plan, micro_batches=decided["micro_batches"])
+
+
+def decide(
+    model: nn.Module,
+    loss: Loss,
+    source: Source,
+    settings: Settings,
+    plan: Plan,
+    world: World,
+    memory: int,
+) -> dict[str, Any]:
+    """What the leading process tells the others: a layout with its micro-batches and a reason, or a fault."""
+    given = settings.pace.batch_size
+    size = plan.batch_size or (BATCH_SIZE_TO_START_FROM if given == "auto" else given)
+    copies = lay_out("ddp", world.size)
+    try:
+        if rough_bytes(model, source, -(-size // world.size)) <= SMALL * memory:
+            return _decision(copies, plan.micro_batches, "")
+        estimator = Estimator(
+            *(model, loss, source, settings.updates.optimizer, plan, size),
+            device=world.device.type,
+            tensor_plan=settings.spreading.tensor_plan,
+            fixed_pieces=settings.computing.accumulate is not None,
+        )
+        return choose(estimator, world.size, memory - resident_bytes(source, world, memory))
+    except NoEstimate as failure:
+        return _decision(copies, plan.micro_batches, f"parallel: {copies.words}; {failure.message}")
+    except Exception as failure:  # the others wait for an answer, and this is only a guess
+        reason = str(failure).strip().split("\n")[0]
+        return _decision(copies, plan.micro_batches, f"parallel: {copies.words}; no estimate ({reason})")
+
+
+def choose(estimator: Estimator, processes: int, memory: int) -> dict[str, Any]:
+    """The first way that fits; with the micro-batches that were asked for, if these were."""
+    first: str | None = None
+    for layout, count in automatic(estimator, processes):
+        if count != estimator.plan.micro_batches and not estimator.splits("auto", processes):
+            continue
+        peak = estimator.peak(layout, count)
+        words = layout.words + (f" in {count} micro-batches" if count != estimator.plan.micro_batches else "")
+        first = first or f"; {words} would take {spell(peak)}"
+        if peak <= memory:
+            why = "" if words == lay_out("ddp", processes).words else first
+            taken = f"parallel: {words}, {spell(peak)} a process of {spell(memory)}{why}"
+            return _decision(layout, count, taken)
+    return {"fault": refusal(estimator, processes, memory)}
+
+
+def refusal(estimator: Estimator, processes: int, memory: int) -> dict[str, Any]:
+    """The number, and the nearest way that fits."""
+    found = estimator.estimate("auto", processes)
+    least_way = min((way for way in found.ways if way.as_asked), key=lambda way: way.peak_bytes)
+    nearest = next(found.fitting(memory), None)
+    return {
+        "where": f"memory of {processes} processes",
+        "given": f"{found.ways[0].words}; at the least {least_way.words}",
+        "allowed": f"{spell(memory)} a process",
+        "fix": f"{nearest.processes} processes: {nearest.words}" if nearest else "a smaller model or batch",
+    }
+
+
+def least(own: int, world: World) -> int:
+    """The least that any process has."""
+    found = torch.tensor([own], dtype=torch.int64, device=world.device)
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return int(found.item())
+
+
+def rough_bytes(model: nn.Module, source: Source, samples: int) -> float:
+    """A generous guess at what training takes, without looking at what the model does.
+
+    Parameters, gradients, their copies, two of state and one for the update make six. At each position of a sample each
+    layer keeps eight numbers for each of its inputs and outputs, and sixteen for each pair of positions in a sequence.
+    """
+    every = list(model.parameters())
+    widths = sum(sum(p.shape[:2]) for p in every)
+    sample = tensors_of(source.read(torch.zeros(1, dtype=torch.int64), seed=0))
+    places = max(map(positions, sample), default=1)
+    pairs = places**2 * len(every) if any(map(is_sequence, sample)) else 0
+    return 6 * sum(p.nbytes for p in every) + samples * (32 * places * widths + 64 * pairs)
+
+
+def positions(tensor: Tensor) -> int:
+    """At most how often a parameter is used on one sample: tokens, steps of time, pixels."""
+    shape = tensor.shape[1:]
+    if not tensor.is_floating_point():
+        return max(1, math.prod(shape))
+    return max(1, math.prod(shape[1:]), max(shape) if len(shape) == 2 else 1)
+
+
+def is_sequence(tensor: Tensor) -> bool:
+    return tensor.dim() == (3 if tensor.is_floating_point() else 2) and tensor.shape[1] > 1
+
+
+def resident_bytes(source: Source, world: World, memory: int) -> int:
+    """What the data takes on a GPU, where it lies there."""
+    if world.device.type != "cuda" or not isinstance(source, Columns):
+        return 0
+    return source.size_bytes if source.size_bytes <= RESIDENT_SHARE * memory else 0
+
+
+def _decision(layout: Layout, micro_batches: int, words: str) -> dict[str, Any]:
+    parallel = {"fsdp" if layout.shards else "ddp": layout.data, "tensor": layout.tensor}
+    return {"parallel": parallel, "micro_batches": micro_batches, "words": words}

@@ -1,0 +1,195 @@
+"""Adds the gradients of several copies of a model, whichever of its parameters each of them used.
+
+torch's DDP waits for ever, or adds nothing, where a parameter gets no gradient that it expected. Here every process
+adds every bucket once a step, in the same order: as soon as the bucket is complete in the last backward pass, or after
+it. A parameter that no process used has no gradient afterwards, as in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from falaj.training.runtime.spread.norms import local
+from falaj.training.runtime.spread.tree import by_dtype
+
+BUCKET_BYTES = 25 << 20
+
+
+class GradientSum:
+    """The sum over `group` of the gradients of `parameters`. `words` are the same processes, talking by their CPUs."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, words: dist.ProcessGroup
+    ) -> None:
+        self._frozen, self._group, self._words = list(parameters), group, words
+        self._parameters: list[nn.Parameter] = []
+        self._buckets: list[list[nn.Parameter]] = []
+        self._sizes: list[list[int]] = []
+        self._bucket_of: dict[int, int] = {}
+        self._listens = False
+        self._under_way: list[tuple[dist.Work, Tensor]] = []
+        self._missing: list[int] = []
+        self._late = False
+        self._take_thawed()
+        self._start_over()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Around the last backward pass: what is complete is added at once."""
+        self._listens = True
+        try:
+            yield
+        finally:
+            self._listens = False
+
+    def forget(self) -> None:
+        """The step is computed again. What is under way cannot be called back: all add everything anew at the end."""
+        self._late = self._late or bool(self._under_way)
+        self._missing = [len(bucket) for bucket in self._buckets]
+
+    def finish(self) -> None:
+        """From here on, the gradients are those of all processes."""
+        self._take_thawed()
+        while len(self._under_way) < len(self._buckets):
+            self._launch()
+        used, late = self._agree()
+        if late:
+            self._under_way = [self._add(bucket) for bucket in self._buckets]
+        for bucket, sizes, (work, flat) in zip(self._buckets, self._sizes, self._under_way, strict=True):
+            work.wait()
+            pieces = zip(bucket, torch.split(flat, sizes), strict=True)
+            put_gradients([(parameter, piece) for parameter, piece in pieces if id(parameter) in used])
+        self._start_over()
+
+    def _take_thawed(self) -> None:
+        """Add buckets of what is not frozen any more, which all processes thaw before the same step."""
+        thawed = [parameter for parameter in self._frozen if parameter.requires_grad]
+        if not thawed:
+            return
+        self._frozen = [parameter for parameter in self._frozen if not parameter.requires_grad]
+        self._parameters += thawed
+        for bucket in in_buckets(thawed[::-1]):  # about the order of a backward pass
+            self._bucket_of |= {id(parameter): len(self._buckets) for parameter in bucket}
+            self._buckets.append(bucket)
+            self._sizes.append([local(parameter.detach()).numel() for parameter in bucket])
+            self._missing.append(len(bucket))
+        for parameter in thawed:
+            parameter.register_post_accumulate_grad_hook(self._has_gradient)  # type: ignore[no-untyped-call]
+
+    def _start_over(self) -> None:
+        self._under_way = []
+        self._missing = [len(bucket) for bucket in self._buckets]
+        self._late = False
+
+    def _has_gradient(self, parameter: Tensor) -> None:
+        if not self._listens:
+            return
+        number = self._bucket_of[id(parameter)]
+        if number < len(self._under_way):  # it came again, after it was sent: what was sent is not all
+            self._late = True
+            return
+        self._missing[number] -= 1
+        while len(self._under_way) < len(self._buckets) and self._missing[len(self._under_way)] <= 0:
+            self._launch()
+
+    def _launch(self) -> None:
+        self._under_way.append(self._add(self._buckets[len(self._under_way)]))
+
+    def _add(self, bucket: Sequence[nn.Parameter]) -> tuple[dist.Work, Tensor]:
+        flat = torch.cat([gradient_of(parameter).reshape(-1) for parameter in bucket])
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        return work, flat
+
+    def _agree(self) -> tuple[set[int], bool]:
+        """The parameters that some process has a gradient for, and whether what was sent must be sent again."""
+        said = [p.grad is not None for p in self._parameters] + [self._late]
+        *used, late = most(said, self._words)
+        return {id(p) for p, is_used in zip(self._parameters, used, strict=True) if is_used}, late
+
+
+class BufferShare:
+    """Gives all processes the first one's buffers, such as running means, after steps that changed them."""
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, words: dist.ProcessGroup) -> None:
+        own = [[b for b in module.buffers(recurse=False) if not b.is_meta] for module in model.modules()]
+        self._buffers = [buffers for buffers in own if buffers]
+        self._group, self._words = group, words
+        self._seen = [0 for _ in self._buffers]
+
+    def share(self) -> None:
+        if not self._buffers:
+            return
+        changed = most([a != b for a, b in zip(self._versions(), self._seen, strict=True)], self._words)
+        first = dist.get_global_rank(self._group, 0)
+        new = [b for buffers, is_new in zip(self._buffers, changed, strict=True) if is_new for b in buffers]
+        for together in by_dtype(new):
+            flat = torch.cat([buffer.reshape(-1) for buffer in together])
+            dist.broadcast(flat, first, group=self._group)
+            for buffer, piece in zip(together, torch.split(flat, [b.numel() for b in together]), strict=True):
+                buffer.copy_(piece.view(buffer.shape))
+        self._seen = self._versions()
+
+    def _versions(self) -> list[int]:
+        """How often the buffers of each module were changed; a batch norm counts one of its three only."""
+        return [sum(buffer._version for buffer in buffers) for buffers in self._buffers]
+
+
+def word_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
+    """The processes along `axis`, talking by their CPUs: what they say must not wait for what a GPU has to do."""
+    if mesh.device_type == "cpu":
+        return mesh[axis].get_group()
+    names = mesh.mesh_dim_names or ()
+    lines = mesh.mesh.movedim(names.index(axis), -1)
+    ranks = lines.reshape(-1, lines.shape[-1]).tolist()
+    group: dist.ProcessGroup
+    group, _ = dist.new_subgroups_by_enumeration(ranks, backend="gloo")  # type: ignore[no-untyped-call]
+    return group
+
+
+def most(said: Sequence[bool], words: dist.ProcessGroup) -> list[bool]:
+    """For each question, whether some process says yes."""
+    answers = torch.tensor(said, dtype=torch.uint8)
+    dist.all_reduce(answers, dist.ReduceOp.MAX, group=words)
+    return [bool(each) for each in answers.tolist()]
+
+
+def in_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters of one type, in order, about `BUCKET_BYTES` together."""
+    found: list[list[nn.Parameter]] = []
+    size = 0
+    for parameter in parameters:
+        own = local(parameter.detach())
+        if not found or found[-1][0].dtype != own.dtype or size + own.nbytes > BUCKET_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(parameter)
+        size += own.nbytes
+    return found
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """What this process has of the gradient; zeros if it has none."""
+    if parameter.grad is None:
+        return torch.zeros_like(local(parameter.detach()))
+    own = local(parameter.grad)
+    return own.to_dense() if own.is_sparse else own
+
+
+def put_gradients(given: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    """Put each sum, which is flat, where the gradient of its parameter is; all at once, which is much quicker."""
+    places = [place_of_gradient(parameter) for parameter, _ in given]
+    sums = [piece.view(place.shape) for place, (_, piece) in zip(places, given, strict=True)]
+    if places:
+        torch._foreach_copy_(places, sums)
+
+
+def place_of_gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None or parameter.grad.is_sparse:
+        parameter.grad = torch.zeros_like(parameter)
+    return local(parameter.grad)

@@ -1,0 +1,76 @@
+"""Two processes that train as the argument says, one way after the other; prints what each of them held at the most."""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from falaj.training.runtime.errors import TrainingError
+from falaj.training.runtime.fit import fit
+from falaj.training.runtime.memory.tally import tensors_in
+from gangs import gang
+
+BATCH_SIZE, WIDTH = 64, 128
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes of all living tensors, looked up anew after each operation: storages may shrink and grow."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = operation(*args, **(kwargs or {}))
+        for tensor in tensors_in((args, found)):
+            held = getattr(tensor, "_local_tensor", tensor)  # of one that is cut, the piece that is here
+            if type(held) in (Tensor, nn.Parameter) and held.device.type != "meta":
+                self._seen.add(held.untyped_storage())
+        self.peak = max(self.peak, sum(storage.nbytes() for storage in self._seen))
+        return found
+
+
+def network() -> nn.Module:
+    """Blocks in a list, so that shards are gathered block by block."""
+    blocks = [
+        nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(6)
+    ]
+    return nn.Sequential(nn.Sequential(*blocks), nn.Linear(WIDTH, 1))
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(2 * BATCH_SIZE, WIDTH, generator=torch.Generator().manual_seed(1))
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+def train(options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    data = rows()
+    with Watch() as watch:
+        model = network()
+        result = fit(
+            model, nn.functional.mse_loss, data, batch_size=BATCH_SIZE, steps=3, tune="off", **options
+        )
+    return {"peak": watch.peak, "losses": result.losses}
+
+
+def said_by(options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return train(options)
+    except TrainingError as refusal:
+        return {"refused": str(refusal)}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    print(
+        json.dumps([gang(2, lambda _, each=each: said_by(each), folder) for each in json.loads(sys.argv[1])])
+    )

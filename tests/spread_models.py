@@ -1,0 +1,141 @@
+"""Small models for runs over several processes; each is hard in a way of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+FEATURES = 6
+
+
+class Net(nn.Module):
+    """Blocks in a list, a weight that is used twice, and, if asked for, dropout and a parameter without use."""
+
+    def __init__(self, *, dropout: float, unused: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, 16))
+            for _ in range(2)
+        )
+        self.twice = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 1)
+        if unused:
+            self.unused = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(self.first(x))
+        for block in self.blocks:
+            x = x + block(x)
+        found: Tensor = self.last(self.twice(x))
+        return found
+
+
+class Residual(nn.Module):
+    """A block that looks at its values, which no tracer could follow."""
+
+    def __init__(self, width: int, *, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.isfinite(x).all():
+            return x
+        found: Tensor = x + self.down(self.drop(self.up(self.norm(x)).relu()))
+        return found
+
+
+class Blocks(nn.Module):
+    """A list of blocks, with values and numbers that several of them need, and a branch that is never taken."""
+
+    def __init__(self, *, dropout: float, unused: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 16)
+        self.shift = nn.Parameter(torch.zeros(16))
+        self.dropout = dropout
+        self.blocks = nn.ModuleList(Residual(16, dropout=dropout) for _ in range(4))
+        self.last = nn.Linear(16, 1)
+        self.register_buffer("scale", torch.tensor(0.5))
+        if unused:
+            self.unused = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        rows, _ = x.shape
+        early = self.first(x) + self.shift
+        x = early
+        for block in self.blocks:
+            x = block(x)
+            x = nn.functional.dropout(x, self.dropout, self.training)
+        if mask is not None:
+            x = x * mask
+        found: Tensor = self.last((x + early * self.scale).view(rows, -1))
+        return found
+
+
+class Branches(nn.Module):
+    """Uses one of two layers: from step to step the other one (of so many calls `a_step`), or as the samples are."""
+
+    def __init__(self, a_step: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 16)
+        self.ways = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.last = nn.Linear(16, 1)
+        self.a_step, self.calls = a_step, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        way = self.calls // self.a_step % 2 if self.a_step else int(x.sum() > 0)
+        self.calls += 1
+        found: Tensor = self.last(self.ways[way](self.first(x)).relu())
+        return found
+
+
+class Tied(nn.Module):
+    """The layer that reads is also the one that writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(FEATURES, 16, bias=False)
+        self.middle = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+        self.write = nn.Linear(FEATURES, 16, bias=False)
+        self.write.weight = self.read.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.middle(self.read(x)) @ self.write.weight
+        return found.sum(1, keepdim=True)
+
+
+class Spare(nn.Module):
+    """Gives more than the loss looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.unseen = nn.Linear(FEATURES, 1), nn.Linear(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.seen(x), self.unseen(x)
+
+
+def layers(*, dropout: float) -> nn.Sequential:
+    """Layers in a row, some of them in rows of their own."""
+    inner = [
+        nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, 16)) for _ in range(3)
+    ]
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Sequential(*inner), nn.LayerNorm(16), nn.Linear(16, 1))
+
+
+def normed() -> nn.Sequential:
+    """Running statistics, which each process computes from other samples."""
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def make_model(kind: str, *, dropout: float = 0.0, unused: bool = False, a_step: int = 0) -> nn.Module:
+    if kind == "blocks":
+        return Blocks(dropout=dropout, unused=unused)
+    if kind == "layers":
+        return layers(dropout=dropout)
+    if kind == "branches":
+        return Branches(a_step)
+    plain = {"tied": Tied, "spare": Spare, "normed": normed}
+    return plain[kind]() if kind in plain else Net(dropout=dropout, unused=unused)

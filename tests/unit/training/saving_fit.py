@@ -1,0 +1,71 @@
+"""Runs that are killed while they save, one after the other, in as many processes as the argument says.
+
+Its arguments: a folder, and JSON: a list of lives, each with its number of `processes`, the options of `fit`, and which
+process dies at which touch of the disk. Prints what came of each life, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # what the first optimizer imports
+from torch import nn
+
+from falaj.training.runtime.checkpoint import keeper
+from falaj.training.runtime.fit import fit
+from gangs import gang
+
+assert keeper  # loaded once, before the forks
+TOUCHES = ("fsync", "rename", "mkdir", "unlink", "rmdir")
+
+
+def die_at(touch: int) -> None:
+    """Kill this process before its touch number `touch` of the disk."""
+    left = [touch]
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+
+        return call
+
+    for name in TOUCHES:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def train(options: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+    if options.pop("plain", False):
+        model[3] = nn.Identity()
+    rows = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+    if touch := options.pop("dies", {}).get(str(rank)):
+        die_at(touch)
+    data = rows, rows.sum(1, keepdim=True)
+    mse, run = nn.functional.mse_loss, str(folder / "run") if options.pop("kept", True) else None
+    result = fit(model, mse, data, batch_size=16, seed=3, device="cpu", tune="off", run=run, **options)
+    return {"from": result.resumed_from, "losses": [loss.hex() for loss in result.losses]}
+
+
+def live(processes: int, options: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """What the first process says; none if one of them died."""
+    first: dict[str, Any] | None = gang(
+        processes, lambda rank: train(dict(options), rank, folder), folder, together=True
+    )[0]
+    return first
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    print(json.dumps([live(each.pop("processes"), each, where) for each in json.loads(sys.argv[2])]))

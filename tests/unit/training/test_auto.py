@@ -1,0 +1,165 @@
+"""parallel="auto" spreads a model as its memory asks for, the same in all processes, and says why; or refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memory_fit
+from falaj.training.runtime.data import open_data
+from falaj.training.runtime.errors import InvalidTraining
+from falaj.training.runtime.fit import fit
+from falaj.training.runtime.memory.estimating import estimate
+from falaj.training.runtime.memory.estimator import Estimator
+from falaj.training.runtime.memory.words import spell
+from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.spread.auto import choose, decide, rough_bytes
+from falaj.training.runtime.world import World
+from memory_fit import BATCH_SIZE, network, rows
+
+SCRIPT = Path(memory_fit.__file__)
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
+
+
+def test_copies_shards_and_refusals_over_two_processes(tmp_path: Path) -> None:
+    expected = {way.layout: way.peak_bytes for way in of_network("auto").ways[:2]}
+
+    copies, shards, refused, said = trained(
+        tmp_path, {"parallel": "ddp"}, {"memory": 10 * MIB}, {"memory": MIB}
+    )
+
+    assert copies[0]["peak"] == pytest.approx(expected["ddp 2"], rel=0.05)
+    assert shards[0]["peak"] == pytest.approx(expected["fsdp 2"], rel=0.15)
+    sizes = spell(expected["fsdp 2"]), spell(expected["ddp 2"])
+    assert f"parallel: fsdp 2, {sizes[0]} a process of 10 MiB; ddp 2 would take {sizes[1]}" in said
+    assert shards[0]["losses"] == shards[1]["losses"] == pytest.approx(copies[0]["losses"], rel=1e-5)
+    assert refused[0] == refused[1]
+    assert "does not fit" in refused[0]["refused"]
+    assert "1 MiB a process" in refused[0]["refused"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "layout", "micro_batches"),
+    [
+        (64 * MIB, {"ddp": 4, "tensor": 1}, 1),
+        (8 * MIB, {"fsdp": 4, "tensor": 1}, 1),
+        (int(3.8 * MIB), {"fsdp": 2, "tensor": 2}, 1),
+    ],
+)
+def test_the_first_way_that_fits_is_taken(memory: int, layout: dict[str, int], micro_batches: int) -> None:
+    found = choose(estimator(), 4, memory)
+
+    assert (found["parallel"], found["micro_batches"]) == (layout, micro_batches)
+
+
+def test_a_large_batch_is_cut_into_pieces_unless_these_were_given() -> None:
+    wide, given = estimator(batch_size=65_536), estimator(batch_size=65_536, fixed_pieces=True)
+
+    found, refused = choose(wide, 2, 100 * MIB), choose(given, 2, 100 * MIB)
+
+    assert found["parallel"] == {"ddp": 2, "tensor": 1}
+    assert found["micro_batches"] in (4, 8, 16)
+    assert "in " in found["words"]
+    assert "ddp 2, fp32" in refused["fault"]["given"]
+    assert "micro-batches" in refused["fault"]["fix"]
+
+
+def test_a_refusal_names_the_number_and_the_nearest_way_that_fits() -> None:
+    fault = choose(estimator(), 2, 4 * MIB)["fault"]
+
+    assert fault["given"].startswith("ddp 2, fp32 (15.2 MiB a process); at the least tensor 2, fp32")
+    assert fault["allowed"] == "4 MiB a process"
+    assert fault["fix"].startswith("4 processes: ")
+
+
+def test_small_models_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Estimator, "parts", lambda *_: pytest.fail("it is small"))
+    source = open_data(rows())
+
+    assert rough_bytes(network(), source, BATCH_SIZE) < 100 * MIB
+    assert decided(memory=10 << 30) == {"parallel": {"ddp": 2, "tensor": 1}, "micro_batches": 1, "words": ""}
+
+
+def test_what_cannot_be_estimated_is_trained_as_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setattr(Estimator, "parts", fail)
+
+    assert decided(memory=MIB) == {
+        "parallel": {"ddp": 2, "tensor": 1},
+        "micro_batches": 1,
+        "words": "parallel: ddp 2; no estimate (no such kernel)",
+    }
+
+
+def test_one_process_is_alone_whatever_its_memory() -> None:
+    result = fit(network(), nn.functional.mse_loss, rows(), batch_size=8, steps=1, tune="off", memory=1)
+
+    assert result.step == 1
+
+
+def test_memory_is_a_whole_number() -> None:
+    with pytest.raises(InvalidTraining, match="memory"):
+        fit(network(), nn.functional.mse_loss, rows(), steps=1, memory=0)
+
+
+def decided(*, memory: int) -> dict[str, Any]:
+    from falaj.training.runtime.settings import Computing, Looks, Pace, Settings, Updates
+
+    settings = Settings(
+        pace=Pace(batch_size=BATCH_SIZE, steps=1, epochs=None, drop_last=False, seed=0),
+        updates=Updates(optimizer="adamw", lr=1e-3, schedule="constant", warmup=0, clip=None),
+        computing=Computing(precision=None, compile=None, accumulate=None, device="cpu"),
+        looks=Looks(evaluate=None, every=None, better="lower", patience=None),
+        checkpoint_every=1,
+    )
+    world = World(0, 2, torch.device("cpu"))
+    return decide(network(), nn.functional.mse_loss, open_data(rows()), settings, Plan(), world, memory)
+
+
+def estimator(*, batch_size: int = BATCH_SIZE, fixed_pieces: bool = False) -> Estimator:
+    data = open_data(tuple(column[:1].expand(batch_size, -1) for column in rows()))
+    return Estimator(
+        *(network(), nn.functional.mse_loss, data, "adamw", Plan(), batch_size),
+        device="cpu",
+        fixed_pieces=fixed_pieces,
+    )
+
+
+def of_network(parallel: Any) -> Any:
+    return estimate(
+        network(),
+        nn.functional.mse_loss,
+        rows(),
+        batch_size=BATCH_SIZE,
+        processes=2,
+        parallel=parallel,
+        device="cpu",
+    )
+
+
+def trained(folder: Path, *options: dict[str, Any]) -> list[Any]:
+    """What both processes say of each training, and what was printed."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), json.dumps(options), str(folder)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [*json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr]

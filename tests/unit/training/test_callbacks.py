@@ -1,0 +1,174 @@
+"""Callbacks hear of every step, evaluation and checkpoint, can end a run, and do no harm to it when they fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import falaj as fj
+from falaj.training.runtime import report as reporting
+from falaj.training.runtime.callbacks import STOP
+from falaj.training.runtime.errors import CallbackFailed, InvalidTraining
+from falaj.training.runtime.fit import FitResult, fit
+
+
+class Diary:
+    """Writes down all that it is told."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Any, ...]] = []
+
+    def on_start(self, step: int, total: int) -> None:
+        self.entries.append(("start", step, total))
+
+    def on_step(self, step: int, loss: float) -> None:
+        self.entries.append(("step", step, loss))
+
+    def on_evaluation(self, step: int, score: float) -> None:
+        self.entries.append(("evaluation", step, score))
+
+    def on_checkpoint(self, step: int) -> None:
+        self.entries.append(("checkpoint", step))
+
+    def on_end(self, result: FitResult) -> None:
+        self.entries.append(("end", result))
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+def train(*callbacks: Any, model: nn.Module | None = None, **changes: Any) -> FitResult:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"batch_size": 8, "steps": 6, "device": "cpu", **changes}
+    return fit(model or nn.Linear(4, 1), nn.functional.mse_loss, rows(), callbacks=list(callbacks), **options)
+
+
+def test_a_callback_hears_of_all_that_happens_in_order(tmp_path: Path) -> None:
+    diary = Diary()
+
+    result = train(diary, evaluate=lambda _: 0.5, evaluate_every=3, checkpoint_every=3, run=tmp_path)
+
+    steps = [("step", number, loss) for number, loss in enumerate(result.losses, start=1)]
+    looked = [[("evaluation", number, 0.5), ("checkpoint", number)] for number in (3, 6)]
+    assert diary.entries == [
+        ("start", 0, 6),
+        *steps[:3],
+        *looked[0],
+        *steps[3:],
+        *looked[1],
+        ("end", result),
+    ]
+
+
+def test_a_function_is_called_after_each_step_with_the_model_as_the_step_left_it() -> None:
+    model = nn.Linear(4, 1)
+    seen: list[tuple[int, float, float]] = []
+
+    result = train(lambda step, loss: seen.append((step, loss, float(model.bias.detach()))), model=model)
+
+    assert [(step, loss) for step, loss, _ in seen] == list(enumerate(result.losses, start=1))
+    assert seen[-1][2] == float(model.bias.detach())
+    assert len({bias for *_, bias in seen}) == 6
+
+
+def test_losses_that_are_read_together_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where reading each loss would stall."""
+    made = reporting.Report.__init__
+
+    def windowed(self: Any, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        self._width = 4
+
+    monkeypatch.setattr(reporting.Report, "__init__", windowed)
+    diary = Diary()
+
+    result = train(diary, steps=10, evaluate=lambda _: 0.5, evaluate_every=6)
+
+    assert [each[1:] for each in diary.entries if each[0] == "step"] == list(
+        enumerate(result.losses, start=1)
+    )
+    assert [each[1] for each in diary.entries][:8] == [0, 1, 2, 3, 4, 5, 6, 6]
+
+
+def test_a_resumed_run_tells_of_its_own_steps(tmp_path: Path) -> None:
+    train(run=tmp_path, steps=4)
+    diary = Diary()
+
+    train(diary, run=tmp_path)
+
+    assert [each[:2] for each in diary.entries[:-1]] == [
+        ("start", 4),
+        ("step", 5),
+        ("step", 6),
+        ("checkpoint", 6),
+    ]
+
+
+def test_without_a_place_to_keep_them_there_are_no_checkpoints_to_tell_of() -> None:
+    diary = Diary()
+
+    train(diary)
+
+    assert "checkpoint" not in {each[0] for each in diary.entries}
+
+
+def test_a_callback_may_end_the_run_which_is_saved(tmp_path: Path) -> None:
+    stopped = train(lambda step, _: fj.STOP if step == 3 else None, run=tmp_path)
+
+    assert (stopped.step, stopped.stopped) == (3, "asked")
+    assert train(run=tmp_path).resumed_from == 3
+    assert fj.STOP is STOP
+
+
+@pytest.mark.parametrize("moment", ["on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end"])
+def test_one_that_fails_ends_the_run_after_it_was_saved(tmp_path: Path, moment: str) -> None:
+    class Broken:
+        pass
+
+    def fail(*_: Any) -> None:
+        raise ValueError("no disk for pictures")
+
+    setattr(Broken, moment, fail)
+    after = Diary()
+
+    with pytest.raises(CallbackFailed) as failure:
+        train(
+            Broken(),
+            after,
+            run=tmp_path,
+            evaluate=lambda _: 1.0,
+            evaluate_every=2,
+            checkpoint_every=2,
+            steps=4,
+        )
+
+    last = {"on_start": 0, "on_step": 1, "on_evaluation": 2, "on_checkpoint": 2, "on_end": 4}[moment]
+    assert f"Broken.{moment} failed" in str(failure.value)
+    assert f"ValueError: no disk for pictures; the run ended, its last checkpoint: of step {last}" in str(
+        failure.value
+    )
+    assert isinstance(failure.value.__cause__, ValueError)
+    assert "end" not in {each[0] for each in after.entries}
+    assert train(run=tmp_path).resumed_from == last
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (print, "callbacks"),
+        ([3], "callbacks[0]"),
+        ([print, type("Typo", (), {"on_stepp": print})()], "callbacks[1]"),
+    ],
+    ids=["one", "no callback", "unknown moment"],
+)
+def test_what_is_no_callback_is_refused_with_the_other_faults(given: Any, where: str) -> None:
+    with pytest.raises(InvalidTraining) as refusal:
+        fit(nn.Linear(4, 1), nn.functional.mse_loss, rows(), steps=1, callbacks=given, batch_size=0)
+
+    assert [fault.where for fault in refusal.value.faults] == ["batch_size", where]

@@ -1,0 +1,353 @@
+"""The certificate of a run: what it survived, and whether what it computed again was equal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import falaj as fj
+from falaj.ports.launcher import AttemptState
+from falaj.training.runtime import report
+from falaj.training.runtime.agent import LocalAgent
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.certificate import Certificate, digest, verify_certificate
+from falaj.training.runtime.errors import CertificateFalse
+from falaj.training.runtime.fit import FitResult, fit
+from falaj.training.runtime.ledger import expected_head
+from job_ground import DONE, JobGround
+from polling import eventually
+from spread_runs import BATCH_SIZE, SAMPLES, STEPS, runs
+
+CERTIFIED = Path(__file__).with_name("certified_fit.py")
+MICRO_BATCHES = 2
+ROWS = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
+
+
+class Killed(BaseException):
+    """Ends a run as abruptly as one process allows."""
+
+
+class Frail(nn.Module):
+    """Breaks off its run at the `deadly` step of this process; a `restless` one is not the same twice."""
+
+    def __init__(self, deadly: int = 0, *, restless: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self._left, self._restless = (deadly - 1) * MICRO_BATCHES + 1, restless
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self._left -= 1
+        if self._left == 0:
+            raise Killed
+        noise = int.from_bytes(os.urandom(4), "big") / 2**32 if self._restless else 0.0
+        output: Tensor = self.layers(rows) + noise
+        return output
+
+
+@pytest.fixture(autouse=True)
+def losses_are_logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "TELL_EVERY_S", 0.0)
+
+
+def short_fit(run: Path | LocalAgent | None, model: nn.Module, **changes: Any) -> FitResult:
+    options = {
+        "batch_size": 8,
+        "steps": 12,
+        "checkpoint_every": 4,
+        "accumulate": MICRO_BATCHES,
+        "exact": True,
+        **changes,
+    }
+    return fit(
+        model,
+        nn.functional.mse_loss,
+        (ROWS, ROWS.sum(1, keepdim=True)),
+        device="cpu",
+        tune="off",
+        run=run,
+        **options,
+    )
+
+
+def broken_off(run: Path | None, step: int, **changes: Any) -> None:
+    """At the so-manieth step of this attempt."""
+    with pytest.raises(Killed):
+        short_fit(run, Frail(step, restless=changes.pop("restless", False)), **changes)
+
+
+# ----------------------------------------------------------------------------------------- what it says
+
+
+def test_a_rank_killed_in_an_exact_run_is_a_point_of_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spread_runs.SCRIPT", CERTIFIED)
+    run = tmp_path / "run"
+    kept = {"exact": True, "dropout": 0.3, "run": str(run), "checkpoint_every": 4}
+
+    straight, dead, last = runs(
+        tmp_path,
+        (1, kept | {"run": str(tmp_path / "straight")}),
+        (2, kept | {"deadly": {"1": 50}}),
+        (4, kept),
+    )
+
+    assert dead.died
+    assert last.losses == straight.losses[last.resumed_from :]
+    certificate = verify_certificate(
+        run / "certificate.json", samples=SAMPLES, batch_size=BATCH_SIZE, seed=3, steps=STEPS, run=run
+    )
+    (point,) = certificate.kill_points
+    assert (point.step, point.layout_before, point.layout) == (last.resumed_from, "ddp 2", "ddp 4")
+    assert point.reached in (5, 6)  # six steps, of eight samples each, were read before the fiftieth sample
+    assert certificate.compared == point.reached - point.step
+    assert (certificate.exact, certificate.largest_difference) == (True, 0.0)
+
+
+def test_an_attempt_that_never_reached_a_checkpoint_is_not_forgotten(tmp_path: Path) -> None:
+    broken_off(tmp_path, 7)  # after the checkpoint of step 4
+    broken_off(tmp_path, 2)  # at its second step, before any checkpoint of its own
+    broken_off(tmp_path, 1)
+
+    certificate = short_fit(tmp_path, Frail()).certificate
+
+    assert [(each.step, each.reached, each.killed) for each in certificate.resumes] == [
+        (4, 6, True),
+        (4, 6, True),
+        (4, 6, True),
+    ]
+    assert certificate.compared == 3  # step 5 twice, and step 6 once
+    assert certificate == verify_certificate(tmp_path / "certificate.json", run=tmp_path)
+
+
+def test_a_run_that_ended_in_order_has_survived_no_kill(tmp_path: Path) -> None:
+    short_fit(tmp_path, Frail(), steps=6)
+
+    certificate = short_fit(tmp_path, Frail()).certificate
+
+    assert [(each.step, each.reached, each.killed) for each in certificate.resumes] == [(6, 6, False)]
+    assert certificate.kill_points == ()
+    assert certificate.exact
+
+
+def test_a_call_with_nothing_left_to_do_is_no_resume(tmp_path: Path) -> None:
+    short_fit(tmp_path, Frail())
+
+    assert short_fit(tmp_path, Frail()).certificate.resumes == ()
+
+
+def test_a_run_that_is_not_reproducible_is_said_to_be_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_off(tmp_path, 7, restless=True)
+
+    certificate = short_fit(tmp_path, Frail(restless=True)).certificate
+
+    assert certificate.largest_difference > 0
+    assert (certificate.asked_exact, certificate.exact, certificate.is_ledger_right) == (True, False, True)
+    assert "ERROR: this run is not exact: the loss of step 5 is" in capsys.readouterr().err
+    assert not verify_certificate(tmp_path / "certificate.json", run=tmp_path).exact
+
+
+def test_the_difference_is_kept_over_later_kills(tmp_path: Path) -> None:
+    broken_off(tmp_path, 7, restless=True)
+    broken_off(tmp_path, 6, restless=True)  # computes 5 and 6 again, and saves after 8
+
+    certificate = short_fit(tmp_path, Frail()).certificate
+
+    assert certificate.largest_difference > 0
+    assert len(certificate.kill_points) == 2
+    verify_certificate(tmp_path / "certificate.json", run=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ({}, {"precision": "bf16"}, "precision is bf16, was fp32"),
+        ({"exact": False}, {}, "exact is True, was False"),
+    ],
+)
+def test_a_run_that_went_on_in_another_way_is_not_exact(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], change: str
+) -> None:
+    short_fit(tmp_path, Frail(), steps=4, **before)
+    short_fit(tmp_path, Frail(), steps=8, **after)
+
+    certificate = short_fit(tmp_path, Frail(), **after).certificate
+
+    assert change in certificate.changed
+    assert (certificate.exact, certificate.largest_difference) == (False, 0.0)
+    assert certificate == verify_certificate(tmp_path / "certificate.json", run=tmp_path)
+
+
+def test_looking_at_a_run_in_another_way_changes_nothing(tmp_path: Path) -> None:
+    short_fit(tmp_path, Frail())
+
+    assert short_fit(tmp_path, Frail(), precision="bf16").certificate.changed == ()
+
+
+def test_an_attempt_that_kept_nothing_is_compared_too(tmp_path: Path) -> None:
+    """It was killed while its first checkpoint, which may be large, was on its way."""
+    broken_off(tmp_path, 3)
+    shutil.rmtree(tmp_path / "checkpoints")
+    other = Frail()
+    nn.init.ones_(next(other.parameters()))
+
+    certificate = short_fit(tmp_path, other).certificate
+
+    assert [(each.step, each.reached, each.killed) for each in certificate.resumes] == [(0, 2, True)]
+    assert (certificate.compared, certificate.exact) == (2, False)
+    assert certificate == verify_certificate(tmp_path / "certificate.json", run=tmp_path)
+
+
+def test_runs_that_are_not_exact_keep_count_but_leave_no_file(tmp_path: Path) -> None:
+    broken_off(tmp_path, 7, exact=False)
+
+    certificate = short_fit(tmp_path, Frail(), exact=False).certificate
+
+    assert (len(certificate.kill_points), certificate.compared, certificate.largest_difference) == (1, 2, 0.0)
+    assert (certificate.asked_exact, certificate.exact, certificate.is_ledger_right) == (False, False, None)
+    assert not (tmp_path / "certificate.json").exists()
+
+
+def test_without_a_place_for_it_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FALAJ_OUTPUTS", raising=False)
+
+    result = short_fit(None, Frail())
+
+    assert result.certificate.exact
+    assert result.certificate.ledger == result.ledger == expected_head(BatchPlan(40, 8, seed=0), 12)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------- what is not so
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> Path:
+    broken_off(tmp_path, 7)
+    short_fit(tmp_path, Frail())
+    return tmp_path / "certificate.json"
+
+
+def forge(path: Path, **changes: Any) -> None:
+    """Change it, and its digest too."""
+    said = json.loads(path.read_text()) | changes
+    del said["sha256"]
+    path.write_text(json.dumps(said | {"sha256": digest(said)}))
+
+
+def test_a_certificate_that_was_changed_is_found_out(certified: Path) -> None:
+    said = certified.read_text()
+    assert '"steps": 12' in said
+    certified.write_text(said.replace('"steps": 12', '"steps": 13'))
+
+    with pytest.raises(CertificateFalse, match="changed after it was made"):
+        fj.verify_certificate(certified)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"ledger": "0" * 64}, "ledger"),
+        ({"steps": 11}, "ledger"),
+        ({"largest_difference": 0.5}, "exact"),
+        ({"exact": False}, "exact"),
+        ({"changed": ["device is cuda, was cpu"]}, "exact"),
+        ({"largest_difference": 0.5, "exact": False}, "largest_difference"),
+        ({"compared": 0}, "compared"),
+        ({"facts": {}}, "facts"),
+        ({"version": 2}, "version"),
+    ],
+)
+def test_what_a_forged_certificate_says_is_worked_out_again(
+    certified: Path, changes: dict[str, Any], where: str
+) -> None:
+    forge(certified, **changes)
+
+    with pytest.raises(CertificateFalse) as refusal:
+        verify_certificate(certified, run=certified.parent)
+
+    assert where in [fault.where for fault in refusal.value.faults]
+
+
+@pytest.mark.parametrize(
+    "given", [{"samples": 41}, {"batch_size": 4}, {"seed": 1}, {"steps": 13}, {"drop_last": True}]
+)
+def test_a_certificate_of_other_batches_is_refused(certified: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(CertificateFalse) as refusal:
+        verify_certificate(certified, **given)
+
+    assert [fault.where for fault in refusal.value.faults] == list(given)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"sha256": 1, "version": 1}', "\x00"])
+def test_what_is_no_certificate_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "certificate.json"
+    path.write_text(text)
+
+    with pytest.raises(CertificateFalse, match="not a certificate"):
+        verify_certificate(path)
+
+
+def test_a_run_that_saw_other_samples_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of step 9 is not the one that the plan has there."""
+    broken_off(tmp_path, 7)
+    real, expected = BatchPlan.indices, expected_head(BatchPlan(40, 8, seed=0), 12)
+
+    with monkeypatch.context() as during:
+        during.setattr("falaj.training.runtime.certificate.expected_head", lambda *_: expected)
+        during.setattr(BatchPlan, "indices", lambda plan, step: real(plan, step + (step == 9)))
+        certificate = short_fit(tmp_path, Frail()).certificate
+
+    assert (certificate.is_ledger_right, certificate.exact) == (False, False)
+    assert not verify_certificate(tmp_path / "certificate.json").exact
+
+
+# ------------------------------------------------------------------------------------- on a platform
+
+
+def test_the_certificate_is_an_artifact_of_the_jobs_run(
+    light_ground: JobGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ground = light_ground
+    ground.launcher.program = lambda _: AttemptState("running")
+    job = ground.submit()
+    keeper = ground.keeper()
+    keeper.tick()
+    folder = ground.yard.folder / job.id
+    eventually((folder / "1.agent" / "agent.sock").exists)
+    monkeypatch.setenv("FALAJ_AGENT", str(folder / "1.agent" / "agent.sock"))
+    monkeypatch.setenv("FALAJ_OUTPUTS", str(folder / "1" / "outputs"))
+
+    broken_off(None, 7)
+    certificate = short_fit(None, Frail()).certificate
+    ground.launcher.known[f"{job.id}/1"] = DONE
+
+    def has_ended() -> bool:
+        keeper.tick()
+        return bool(ground.jobs.show(job.id).state.ended)
+
+    eventually(has_ended, within=20)
+    keeper.stop()
+    assert_survived_one_kill(certificate)
+    run = ground.platform.runs.show(job.run)
+    (blob,) = (each.blob for each in run.artifacts if each.path == "certificate.json")
+    (tmp_path / "fetched.json").write_bytes(ground.platform.get(blob))
+    assert verify_certificate(tmp_path / "fetched.json", samples=40, batch_size=8, steps=12) == certificate
+    assert "resumed.1" in {each.key for each in run.params}
+
+
+def assert_survived_one_kill(certificate: Certificate) -> None:
+    (point,) = certificate.kill_points
+    assert (point.step, point.reached) == (4, 6)
+    assert (certificate.compared, certificate.largest_difference, certificate.exact) == (2, 0.0, True)

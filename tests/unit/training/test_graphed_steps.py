@@ -1,0 +1,117 @@
+"""Steps that are replayed as a CUDA graph, up to its capture: which batches it is given, and when it is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.data import Items
+from falaj.training.runtime.engine import Engine
+from falaj.training.runtime.feeding.feeders import Inline
+from falaj.training.runtime.graphs import GraphedStep
+from falaj.training.runtime.micro_batches import Reader
+from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.randomness import Dice
+from falaj.training.runtime.spread.ways import Alone
+from falaj.training.runtime.steps import Step
+from falaj.training.runtime.world import World
+
+CPU = torch.device("cpu")
+BATCHES = BatchPlan(32, 8, seed=1)
+
+
+class Samples:
+    """Rows that are read one by one; those of the second batch may be as narrow as told."""
+
+    def __init__(self, *, narrow: int = 4) -> None:
+        self._rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+        self._second = set(BATCHES.indices(2).tolist()) if narrow < 4 else set()
+        self._narrow = narrow
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        row = self._rows[index]
+        return row[: self._narrow] if index in self._second else row, row.sum().reshape(1)
+
+
+class Mean(nn.Module):
+    """Takes rows of any width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.scale * rows.mean(1, keepdim=True)
+
+
+def make_engine(data: Samples, said: list[str], *, graphed: bool = True) -> Engine:
+    model, world = Mean(), World()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = Step(
+        model,
+        nn.functional.mse_loss,
+        optimizer,
+        device=CPU,
+        dice=Dice(1, CPU),
+        spread=Alone(model, world),
+    )
+    source = Items(data)
+    reader = Reader(source, seed=1, count=1)
+    graph = GraphedStep(step, source, batch_size=8) if graphed else None
+    return Engine(
+        reader, Inline(reader), step, plan=Plan(), graph=graph, world=world, halves=True, say=said.append
+    )
+
+
+def losses(engine: Engine, steps: range) -> list[float]:
+    found: list[float] = []
+    for number in steps:
+        engine.advance(number, BATCHES.indices(number), lambda loss: found.append(loss.item()))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps, before the capture, need no more of CUDA than its streams."""
+
+    def on_the_spot(_: GraphedStep, work: Any) -> Tensor:
+        found: Tensor = work()
+        return found
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(GraphedStep, "_aside", on_the_spot)
+
+
+def test_steps_before_the_capture_are_those_of_the_plain_loop() -> None:
+    said: list[str] = []
+
+    assert losses(make_engine(Samples(), said), range(1, 4)) == losses(
+        make_engine(Samples(), [], graphed=False), range(1, 4)
+    )
+    assert said == []
+
+
+@pytest.mark.parametrize("narrow", [1, 3])
+def test_a_batch_of_another_shape_is_not_stretched_into_the_graphs(narrow: int) -> None:
+    said: list[str] = []
+    data = Samples(narrow=narrow)
+
+    assert losses(make_engine(data, said), range(1, 4)) == losses(
+        make_engine(data, [], graphed=False), range(1, 4)
+    )
+    assert "going on without one" in said[0]
+
+
+def test_a_graph_is_given_up_where_batches_are_cut_into_pieces() -> None:
+    engine, plain = make_engine(Samples(), []), make_engine(Samples(), [], graphed=False)
+    for each in (engine, plain):
+        each.cut_into(2)
+
+    assert losses(engine, range(1, 4)) == losses(plain, range(1, 4))

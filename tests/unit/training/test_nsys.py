@@ -1,0 +1,42 @@
+"""`falaj train --nsys`: from the option to what is launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from falaj.apps.cli.train_options import form_of_options
+from falaj.ports.launcher import AttemptState, Launch
+from falaj.sdk.job_yaml import spell_job
+from falaj.sdk.training import prepare
+from job_ground import DONE, JobGround
+from polling import eventually
+
+
+def test_option_reaches_the_job_and_its_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+
+    ready = prepare(form_of_options({"nsys": True}), script=str(tmp_path / "train.py"))
+
+    assert ready.spec.nsys
+    assert "nsys: true" in spell_job(ready.spec, script=ready.script)
+
+
+def test_job_is_launched_under_it(light_ground: JobGround) -> None:
+    launched: list[Launch] = []
+
+    def run(launch: Launch) -> AttemptState:
+        launched.append(launch)
+        return DONE
+
+    light_ground.launcher.program = run
+    job = light_ground.submit(nsys=True)
+    keeper = light_ground.keeper()
+
+    def has_ended() -> bool:
+        keeper.tick()
+        return light_ground.jobs.show(job.id).state.ended
+
+    eventually(has_ended, within=20)
+    keeper.stop()
+
+    assert [launch.nsys for launch in launched] == [True]

@@ -1,0 +1,184 @@
+"""The order in which batches are sent ahead to a device and used there, on a device that only takes notes."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.data import Batch, Columns, Items
+from falaj.training.runtime.errors import WorkerLost
+from falaj.training.runtime.feeding.feeders import Inline
+from falaj.training.runtime.feeding.staging import Staged, sent_to
+from falaj.training.runtime.micro_batches import MicroBatch, Reader
+
+ROWS = torch.arange(64.0)
+BATCHES = BatchPlan(64, 8, seed=5)
+
+
+class NotedRoad:
+    """Writes down what is done; a batch is there once it was received."""
+
+    def __init__(self, *, idle: bool = False) -> None:
+        self.notes: list[str] = []
+        self.idle = idle
+        self._sent = 0
+
+    def send(self, batch: Batch) -> tuple[Batch, Any]:
+        self._sent += 1
+        self.notes.append(f"send {self._sent}")
+        return batch.clone(), self._sent
+
+    def receive(self, batch: Batch, moment: Any) -> None:
+        self.notes.append(f"receive {moment}")
+
+    def mark(self) -> None:
+        self.notes.append("computed")
+
+    def is_idle(self) -> bool:
+        return self.idle
+
+
+class Torn(Inline):
+    """Cannot read step 3."""
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        if step == 3:
+            raise OSError("torn")
+        return super().take(step, indices)
+
+
+def staged(
+    road: NotedRoad, *, count: int = 1, last: int = 4, kind: type[Inline] = Inline
+) -> tuple[Staged, Reader]:
+    reader = Reader(Columns(ROWS, where="data"), seed=5, count=count)
+    return Staged(kind(reader), reader, BATCHES, road, last=last), reader
+
+
+def compute(feeder: Staged, step: int) -> list[MicroBatch]:
+    parts = feeder.take(step, BATCHES.indices(step))
+    feeder.look_ahead(step)
+    return parts
+
+
+def test_a_step_is_sent_while_the_one_before_is_computed_and_none_after_the_last() -> None:
+    road = NotedRoad()
+    feeder, _ = staged(road, last=3)
+
+    with closing(feeder):
+        found = [compute(feeder, step)[0].batch for step in (1, 2, 3)]
+
+    assert road.notes == [
+        *("send 1", "receive 1", "computed"),
+        *("send 2", "receive 2", "computed"),
+        *("send 3", "receive 3"),
+    ]
+    assert all(torch.equal(batch, ROWS[BATCHES.indices(step)]) for step, batch in enumerate(found, 1))
+
+
+def test_every_part_of_a_step_is_received_before_it_is_used() -> None:
+    road = NotedRoad()
+    feeder, _ = staged(road, count=2)
+
+    compute(feeder, 1)
+    parts = compute(feeder, 2)
+
+    assert road.notes[:7] == [*("send 1", "send 2", "receive 1", "receive 2", "computed"), "send 3", "send 4"]
+    assert [part.place for part in parts] == [0, 1]
+    assert torch.equal(torch.cat([part.batch for part in parts]), ROWS[BATCHES.indices(2)])
+
+
+def test_what_was_sent_for_another_step_or_cut_is_not_used() -> None:
+    road = NotedRoad()
+    feeder, reader = staged(road)
+    compute(feeder, 1)
+
+    (jumped,) = compute(feeder, 3)
+    reader.cut(2)
+    halves = compute(feeder, 4)
+
+    assert torch.equal(jumped.batch, ROWS[BATCHES.indices(3)])
+    assert len(halves) == 2
+    assert torch.equal(torch.cat([part.batch for part in halves]), ROWS[BATCHES.indices(4)])
+
+
+def test_a_step_that_cannot_be_read_fails_when_it_is_its_turn() -> None:
+    feeder, _ = staged(NotedRoad(), kind=Torn)
+
+    compute(feeder, 1)
+    compute(feeder, 2)
+
+    with pytest.raises(OSError, match="torn"):
+        feeder.take(3, BATCHES.indices(3))
+
+
+class Bereft(Inline):
+    """Loses a worker when step 2 is asked for first; another one would read it."""
+
+    lost = False
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        if step == 2 and not self.lost:
+            self.lost = True
+            raise WorkerLost("a process that reads samples was killed")
+        return super().take(step, indices)
+
+
+def test_a_worker_that_is_lost_while_the_next_step_is_read_is_not_passed_over() -> None:
+    feeder, _ = staged(NotedRoad(), kind=Bereft)
+
+    compute(feeder, 1)
+
+    with pytest.raises(WorkerLost):
+        feeder.take(2, BATCHES.indices(2))
+
+
+def test_a_tensor_that_lies_on_a_device_is_sent_without_being_pinned() -> None:
+    there = torch.zeros(2, device="meta")  # as little of the CPU's as a GPU's is
+
+    assert sent_to(torch.device("meta"), there) is there
+
+
+class Drawn:
+    """Samples that are drawn, and nothing else."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(1) + random.random()
+
+
+def test_what_is_drawn_between_two_steps_does_not_depend_on_what_is_read_ahead() -> None:
+    reader = Reader(Items(Drawn()), seed=5, count=1)
+    ahead = Staged(Inline(reader), reader, BATCHES, NotedRoad(), last=4)
+    plain = Inline(reader)
+
+    def drawn(feeder: Staged | Inline) -> list[float]:
+        found = []
+        for step in (1, 2, 3):
+            (part,) = feeder.take(step, BATCHES.indices(step))
+            torch.manual_seed(step)
+            found += [part.batch.sum().item(), random.random()]  # as a model may in its forward pass
+            feeder.look_ahead(step)
+            found.append(torch.rand(1).item())
+        return found
+
+    assert drawn(ahead) == drawn(plain)
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_reading_counts_as_waiting_only_while_the_device_has_nothing_to_do(idle: bool) -> None:
+    feeder, _ = staged(NotedRoad(idle=idle))
+    feeder.take(1, BATCHES.indices(1))
+    first = feeder.waited_s
+    feeder.look_ahead(1)
+
+    assert first > 0
+    assert (feeder.waited_s > first) == idle
+    assert feeder.reading_s > 0

@@ -1,0 +1,76 @@
+"""What the platform knows of a fit that ran as a job: metrics, parameters, plan, hardware, artifacts and lineage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from falaj.ports.launcher import AttemptState
+from falaj.training.runtime.fit import FitResult, fit
+from job_ground import DONE, JobGround
+from polling import eventually
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
+
+
+def train(directory: Path, agent: Path, monkeypatch: pytest.MonkeyPatch) -> FitResult:
+    """What the job's script does, with the variables that it would have."""
+    monkeypatch.setenv("FALAJ_AGENT", str(agent))
+    monkeypatch.setenv("FALAJ_OUTPUTS", str(directory / "outputs"))
+    rows = torch.randn(64, 3)
+    return fit(
+        nn.Linear(3, 1),
+        nn.functional.mse_loss,
+        (rows, rows[:, :1]),
+        batch_size=8,
+        epochs=2,
+        device="cpu",
+        profile=3,
+        tensorboard=True,
+    )
+
+
+def test_fit_in_a_job_is_told_in_full(light_ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = light_ground
+    ground.launcher.program = lambda _: AttemptState("running")
+    rows = ground.platform.blob.upload(iter([b"rows"]))
+    job = ground.submit(inputs={"rows": rows.id})
+    keeper = ground.keeper()
+    keeper.tick()
+    folder = ground.yard.folder / job.id
+    eventually((folder / "1.agent" / "agent.sock").exists)
+
+    result = train(folder / "1", folder / "1.agent" / "agent.sock", monkeypatch)
+    ground.launcher.known[f"{job.id}/1"] = DONE
+
+    def has_ended() -> bool:
+        keeper.tick()
+        return bool(ground.jobs.show(job.id).state.ended)
+
+    eventually(has_ended, within=20)
+    keeper.stop()
+    run = ground.platform.runs.show(job.run)
+    last = {each.key: (each.last_step, each.last) for each in run.metrics}
+    assert last["loss"] == (16, pytest.approx(result.losses[-1]))
+    assert last["samples_per_second"] == (16, pytest.approx(result.samples_per_second))
+    assert {"goodput", "step_time", "profile/input"} <= last.keys()
+    told = {each.key: each.value for each in run.params}
+    assert (told["plan"], told["batch_size"], told["epochs"]) == ("fp32", "8", "2")
+    assert (told["data.samples"], told["model.parameters"]) == ("64", "4")
+    assert told["job.input.rows"] == rows.id
+    assert told["hardware.cores"].isdecimal()
+    assert told["profile"] == (result.profile and result.profile.sentence)
+    assert told["ledger.16"] == result.ledger
+    kept = [artifact.path for artifact in run.artifacts]
+    assert any(path.endswith(".pt.trace.json") for path in kept)
+    assert any(path.startswith("tensorboard/events.out.tfevents.") for path in kept)
+    above = {node.id for node in ground.platform.lineage.graph(job.run) if node.depth < 0}
+    below = {node.id for node in ground.platform.lineage.graph(job.run) if node.depth > 0}
+    assert {rows.id, job.code} <= above
+    assert {artifact.blob for artifact in run.artifacts} <= below
