@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -12,8 +13,6 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-Said = dict[str, Any]
-
 
 def gang(
     processes: int,
@@ -21,7 +20,7 @@ def gang(
     folder: Path,
     *,
     together: bool = False,
-    within_s: int = 300,
+    within_s: int = 90,
 ) -> list[Any]:
     """What `act` of its rank says in each process; none of one that did not end by itself, and in time.
 
@@ -30,7 +29,7 @@ def gang(
     said = [folder / f"{rank}.json" for rank in range(processes)]
     for each in said:
         each.unlink(missing_ok=True)
-    store, place = meeting_place(processes)
+    keeper, place = meeting_place(processes, within_s)
     ranks = {fork(rank, act, place, each, within_s) for rank, each in enumerate(said)}
     died = False
     while ranks:
@@ -40,25 +39,38 @@ def gang(
             died = True
             for other in ranks:
                 os.kill(other, signal.SIGKILL)
-    del store
+    if keeper is not None:
+        os.kill(keeper, signal.SIGKILL)
+        os.waitpid(keeper, 0)
     return [None if died or not each.exists() else json.loads(each.read_text()) for each in said]
 
 
-def meeting_place(processes: int) -> tuple[TCPStore | None, dict[str, str]]:
-    """A store of this process at a port that nobody else has, and the variables that tell of it; none for one alone."""
+def meeting_place(processes: int, within_s: int) -> tuple[int | None, dict[str, str]]:
+    """Who keeps the store where they meet, at a port that nobody else has, and the variables that tell of it.
+
+    It is a process of its own: a store has threads, beside which no other process must be forked.
+    """
     if processes == 1:
         return None, {}
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(processes)}
-    return store, here | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        signal.alarm(within_s)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writing, str(store.port).encode())
+        signal.pause()
+        os._exit(0)
+    os.close(writing)
+    port = os.read(reading, 100).decode()
+    os.close(reading)
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
+    return pid, here | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
 def fork(rank: int, act: Callable[[int], Any], place: dict[str, str], said: Path, within_s: int) -> int:
     if pid := os.fork():
         return pid
     try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(within_s)  # who hangs dies
+        faulthandler.dump_traceback_later(within_s, exit=True)  # who hangs says where, and ends
         os.dup2(2, 1)  # what a run says is not what comes of it
         os.environ |= place | ({"RANK": str(rank)} if place else {})
         said.write_text(json.dumps(act(rank)))

@@ -68,8 +68,12 @@ def work(items: Items, seed: int, post: Post, cell: Cell, orders: Connection, an
     with contextlib.suppress(BrokenPipeError):
         while (order := waiting.get()) is not None:
             cell[0] = order.step
-            answers.send_bytes(packed(read(reader, order)))
-            cell[:] = [IDLE, IDLE]
+            answer = packed(read(reader, order))
+            cell[:] = [
+                IDLE,
+                IDLE,
+            ]  # before anybody has the answer: what comes then is not this sample's fault
+            answers.send_bytes(answer)
 
 
 def listen(orders: Connection, waiting: SimpleQueue[Order | None]) -> None:
