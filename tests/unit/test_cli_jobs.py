@@ -212,7 +212,7 @@ BAD = (
     ("train says.py --gpu-share 2", 2, "--gpu-share is not valid"),
     ("train says.py --gpus 99", 2, "--gpus"),
     ("train says.py --gpu-memory some", 2, "--gpu-memory is not valid"),
-    ("train says.py --priority high", 2, "--priority is not valid"),
+    ("train says.py --priority higher", 2, "--priority is not valid"),
     ("train says.py --processes 4:2", 2, "--processes is not valid"),
     ("train says.py --roles worker", 2, "--roles is not valid"),
     ("train says.py --timeout soon", 2, "--timeout is not valid"),

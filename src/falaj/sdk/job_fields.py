@@ -41,6 +41,9 @@ SAME = {
 OF_GPUS = ("gpu_share", "gpu_milli", "gpu_memory", "gpu_memory_bytes", "gpu_models", "gpu_profile")
 """Whoever says one of these wants a GPU, whether or not they say how many."""
 
+PRIORITIES = {"low": -1000, "normal": 0, "high": 1000, "urgent": 100_000}
+"""Classes of priority, with room for numbers between them."""
+
 FLAGS = ("preemptible", "network", "nsys", "spread")
 
 
@@ -87,6 +90,15 @@ def _share(value: Any) -> int:
     if not 0 < part <= 1 or not milli:
         raise Unread("a part of one GPU, above 0 and up to 1, or in percent, to a thousandth", "0.25")
     return milli
+
+
+def _priority(value: Any) -> Any:
+    """A class by its name, or the number itself."""
+    if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+", value.strip(), re.ASCII):
+        return value
+    if value not in PRIORITIES:
+        raise Unread(f"{', '.join(PRIORITIES)}, or a whole number", "high")
+    return PRIORITIES[value]
 
 
 def _processes(value: Any) -> Any:
@@ -156,6 +168,7 @@ _SPELLED: dict[str, Callable[[Any], Any]] = {
     "gpu_models": _several,
     "hang_after": _length_of_time,
     "inputs": partial(_named, form="NAME=REF", read=_input),
+    "priority": _priority,
     "processes": _processes,
     "roles": _roles,
     "secrets": partial(_named, form="VARIABLE=NAME"),

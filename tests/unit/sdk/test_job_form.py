@@ -66,6 +66,8 @@ def faults(**given: Any) -> dict[str, str]:
         ({"env": ["A=", "B=x=y"]}, "env", {"A": "", "B": "x=y"}),
         ({"args": ["--epochs", 3]}, "args", ("--epochs", "3")),
         ({"queue": "risk", "priority": "-5"}, "priority", -5),
+        ({"priority": "high"}, "priority", 1000),
+        ({"priority": "low"}, "priority", -1000),
     ],
     ids=str,
 )
@@ -93,6 +95,7 @@ def test_where_it_wants_to_run_may_stand_flat_or_together() -> None:
         ({"memory": "99999999TiB"}, "memory", "a number followed by KiB"),
         ({"memory": None}, "memory", "a value"),
         ({"memory": "1GiB", "memory_bytes": 5}, "memory_bytes", "either memory or memory_bytes"),
+        ({"priority": "higher"}, "priority", "low, normal, high, urgent"),
         ({"gpu_share": 0}, "gpu_share", "a part of one GPU"),
         ({"gpu_share": 1.5}, "gpu_share", "a part of one GPU"),
         ({"gpu_share": "1/4"}, "gpu_share", "a part of one GPU"),

@@ -33,7 +33,9 @@ OPTIONS: dict[str, Choice] = {
     "gpu_share": Choice("PART", "A part of one GPU, like 0.25, instead of a whole one."),
     "gpu_profile": Choice("PROFILE", "MIG slices, like 1g.18gb, instead of whole GPUs."),
     "gpu_model": Choice("MODEL", "A model of GPU that will do.", "several"),
-    "priority": Choice("NUMBER", "Higher ones of the same queue go first; 0."),
+    "priority": Choice(
+        "CLASS", "low, normal, high, urgent, or a number: higher ones of the same queue go first; normal."
+    ),
     "preempt": Choice(
         "", "Whether it may be asked to make room, and go on later.", "flag", "--preempt/--no-preempt"
     ),
