@@ -46,9 +46,8 @@ class Noisy:
 
 def one_process(folder: str, deadly_step: int, delay_s: float) -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(
-        int(Path(folder).exists())
-    )  # a resumed process starts from another model, and must not use it
+    resumes = any(Path(folder).glob("checkpoints/step-*"))
+    torch.manual_seed(int(resumes))  # a resumed process starts from another model, and must not use it
     model = nn.Sequential(
         nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.4), nn.Linear(32, 1), nn.Dropout(0.1)
     )
