@@ -25,16 +25,7 @@ def union(intervals: Iterable[Interval]) -> Moments:
 
 def both(one: Moments, other: Moments) -> Moments:
     """The moments that are in both."""
-    found: Moments = []
-    at = 0
-    for start, end in one:
-        while at < len(other) and other[at][1] <= start:
-            at += 1
-        place = at
-        while place < len(other) and other[place][0] < end:
-            found.append((max(start, other[place][0]), min(end, other[place][1])))
-            place += 1
-    return found
+    return without(one, without(one, other))
 
 
 def without(one: Moments, other: Moments) -> Moments:
