@@ -2,7 +2,7 @@
 
 Needs torch, torchvision, pytorch-lightning and a GPU (`PYTHONPATH=src python benchmarks/training_gpu.py`). All four
 take turns in one process. A sample counts once however it is computed; batches are those that each side would use:
-the plain loop 8 / 64 / 1024 samples, the loop tuned by hand and Lightning 64 / 256 / 1024, `fit` what its search finds
+the plain loops 8 / 64 / 1024 samples, the loop tuned by hand and Lightning 64 / 256 / 1024, `fit` what its search finds
 for the first two, and 1024 rows for the third. The loop tuned by hand has a vocabulary padded to 50,304 words.
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
     lines, kept = [hardware()], []
     for work in works if options.order == "" else [works[int(place)] for place in options.order]:
         if options.apart:
-            kept.append(in_own_process(work))
+            kept.append(in_own_process(work, rounds=options.rounds))
             lines += kept[-1].pop("lines")
             keep(options.out, lines, kept)
         else:
@@ -81,7 +81,7 @@ def keep(folder: str, lines: list[str], kept: list[dict[str, Any]]) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="models whose name has this in it")
-    parser.add_argument("--sides", default="fit,plain,hand,lightning")
+    parser.add_argument("--sides", default="fit,plain,default,hand,lightning")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--small", action="store_true", help="small models, to try the benchmark itself")
     parser.add_argument(
@@ -99,9 +99,9 @@ def hardware() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}, {names or 'no GPU'}, torch {torch.__version__}, {os.cpu_count()} CPU cores"
 
 
-def in_own_process(work: Work) -> dict[str, Any]:
+def in_own_process(work: Work, *, rounds: int) -> dict[str, Any]:
     """CUDA must not be in use when `fit` begins, so that it can try candidates in children."""
-    command = [sys.executable, __file__, "--only", work.name, "--json"]
+    command = [sys.executable, __file__, "--only", work.name, "--json", "--rounds", str(rounds)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         return {"model": work.name, "lines": [f"{work.name}: failed", done.stdout[-2000:]]}
@@ -120,9 +120,12 @@ def compare(work: Work, *, sides: str, rounds: int) -> dict[str, Any]:
     bodies: dict[str, Callable[[Pause], None]] = {
         "fit": lambda pause: through_fit(work, data, pause, said),
         "plain": lambda pause: plain_loop(work, data, pause),
+        "default": lambda pause: plain_loop(work, data, pause, convolutions="tf32"),
         "hand": lambda pause: tuned_by_hand(work, data, pause),
         "lightning": lambda pause: with_lightning(work, data, pause),
     }
+    if not work.images:
+        del bodies["default"]
     all_sides = [Side(name, bodies[name]) for name in bodies if name in wanted]
     for number in range(rounds + 1):
         for side in all_sides if number % 2 == 0 else all_sides[::-1]:
@@ -234,14 +237,18 @@ def curve(work: Work, data: Any) -> float:
 # --------------------------------------------------------------------------------------------- the peers
 
 
-def plain_loop(work: Work, data: Any, pause: Pause) -> None:
-    """The loop that people write, but without a DataLoader, which would slow down the third model sixfold."""
+def plain_loop(work: Work, data: Any, pause: Pause, *, convolutions: str = "ieee") -> None:
+    """The loop that people write, but without a DataLoader, which would slow down the third model sixfold.
+
+    In fp32 all through; unless it is told so, torch computes convolutions in TF32, which is measured as "default".
+    """
     torch.manual_seed(0)
     device = the_device()
     model, window = work.make().to(device), PLAIN_WINDOW.get(work.name, 50)
     optimizer = torch.optim.AdamW(model.parameters(), lr=work.lr)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.conv.fp32_precision = convolutions  # type: ignore[attr-defined]
     for number, places in enumerate(orders(len(data[0]), work.batch), 1):
-        torch.set_float32_matmul_precision("highest")
         inputs, target = (column[places].to(device) for column in data)
         loss = work.loss(model(inputs), target)
         optimizer.zero_grad()
@@ -267,8 +274,9 @@ def tuned_by_hand(work: Work, data: Any, pause: Pause) -> None:
     compiled = torch.compile(model)
     columns = [column.to(device) for column in data]
     number = 0
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
     while True:
-        torch.set_float32_matmul_precision("high")
         places = torch.randint(0, len(columns[0]), (size,), device=device)
         inputs, target = (column[places] for column in columns)
         if work.images:
@@ -326,6 +334,8 @@ def with_lightning(work: Work, data: Any, pause: Pause) -> None:
     import pytorch_lightning as lightning
 
     warnings.filterwarnings("ignore")
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
     torch.manual_seed(0)
     size, window = TUNED_BATCH.get(work.name, work.batch), WINDOW.get(work.name, 50)
     window = 100 if work.name.startswith("MLP") else window
@@ -345,7 +355,6 @@ def with_lightning(work: Work, data: Any, pause: Pause) -> None:
             return work.loss(self.inner(inputs), target)
 
         def on_train_batch_end(self, *_: Any) -> None:
-            torch.set_float32_matmul_precision("high")
             if self.global_step % window == 0:
                 pause(window * size)
 

@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -47,13 +48,20 @@ class Side:
         self._thread.join(60)
 
     def pause(self, samples: int) -> None:
+        """The others have their turns; what torch keeps for the whole process is afterwards as it was."""
         _synchronize()
         self._samples = samples
+        before = torch.get_float32_matmul_precision()
+        parts: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]  # type: ignore[attr-defined]
+        kept = [each.fp32_precision for each in parts]
         self._go.clear()
         self._rests.set()
         self._go.wait()
         if self._over:
             raise Over
+        torch.set_float32_matmul_precision(before)
+        for each, precision in zip(parts, kept, strict=True):
+            each.fp32_precision = precision
 
     def _run(self) -> None:
         self._go.wait()

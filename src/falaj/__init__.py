@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from falaj.version import VERSION
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from falaj.training.runtime.own_loop import step
 
 __version__ = VERSION
+
+# torch.cuda.is_available() asks the driver then, and starts no CUDA: the children in which `fit` tries plans need it.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 _HOMES = {
     "Aggregation": ("falaj.records.features", "Aggregation"),

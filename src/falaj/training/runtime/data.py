@@ -111,6 +111,11 @@ class Columns:
         """The same columns, in the memory of `device`."""
         return Columns(map_tensors(self._columns, lambda column: column.to(device)), where="data")
 
+    def thinned(self, most: int) -> Columns:
+        """At most so many samples, from all over."""
+        stride = -(-len(self) // most)
+        return Columns(map_tensors(self._columns, lambda column: column[::stride].contiguous()), where="data")
+
     def read(self, indices: Tensor, *, seed: int) -> Batch:
         columns = self._columns
         if self.device.type != "cpu":

@@ -259,10 +259,13 @@ def can_be_graphed(step: Step, reader: Reader, world: World) -> bool:
 
 def resident(source: Source, device: torch.device) -> Source:
     """`source` in the memory of `device`, if it is tensors and they are small beside it."""
-    if device.type != "cuda" or not isinstance(source, Columns):
-        return source
-    total = torch.cuda.get_device_properties(device).total_memory
-    return source.on(device) if source.size_bytes <= RESIDENT_SHARE * total else source
+    return source.on(device) if isinstance(source, Columns) and is_resident(source, device) else source
+
+
+def is_resident(columns: Columns, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    return columns.size_bytes <= RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

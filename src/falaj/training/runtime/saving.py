@@ -45,6 +45,7 @@ class Saver:
         self._every, self._keep = every, settings.checkpoint_keep
         self._next = time.monotonic() + (every.total_seconds() if isinstance(every, timedelta) else 0.0)
         self._saving: Saving | None = None
+        self._unready = world.device.type == "cuda"
         self.taken: int | None = None
         """The step of the last checkpoint that was begun, or gone on from."""
         self._failures = 0
@@ -86,6 +87,9 @@ class Saver:
         """Whether all save now: after so many steps or, as the leading process wishes, after so much time."""
         if self._keeper is None:
             return False
+        if self._unready:  # only now, after a step, has the optimizer its state
+            self._unready = False
+            self._keeper.get_ready(collect(self._step.model, self._step.optimizer))
         if self._is_best:
             return True
         if isinstance(self._every, int):

@@ -33,19 +33,27 @@ class Arena:
         self._pinned = pinned
         self._block = torch.empty(0, dtype=torch.uint8)
 
-    def lay_out(self, sources: Sequence[Tensor]) -> list[Copy]:
-        """A place for each of `sources`, which are local tensors; nothing is copied yet."""
-        sizes = [each.numel() * each.element_size() for each in sources]
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Have room for places of these sizes, and not much more."""
         total = sum(_aligned(size) for size in sizes)
         if not total <= self._block.numel() <= MOST_SPARE * total:
             self._block = torch.empty(0, dtype=torch.uint8)  # give back before asking for more
             self._block = torch.empty(total, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def lay_out(self, sources: Sequence[Tensor]) -> list[Copy]:
+        """A place for each of `sources`, which are local tensors; nothing is copied yet."""
+        sizes = sizes_of(sources)
+        self.reserve(sizes)
         copies, at = [], 0
         for source, size in zip(sources, sizes, strict=True):
             place = self._block[at : at + size].view(source.dtype).view(source.shape)
             copies.append(Copy(source.detach(), place))
             at += _aligned(size)
         return copies
+
+
+def sizes_of(tensors: Sequence[Tensor]) -> list[int]:
+    return [each.numel() * each.element_size() for each in tensors]
 
 
 def memory_of(tensor: Tensor) -> memoryview:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from falaj.training.runtime.checkpoint.arena import Arena, Copy
+from falaj.training.runtime.checkpoint.arena import Arena, Copy, sizes_of
 from falaj.training.runtime.checkpoint.manifest import Manifest, decode_manifest
 from falaj.training.runtime.checkpoint.planning import Assignment, ScratchPlanner, StagedPlanner
 from falaj.training.runtime.checkpoint.reading import PieceReader
@@ -47,12 +47,21 @@ class Keeper:
         self._assignment = Assignment()
         self._arena = Arena(pinned=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._ready: Future[None] | None = None
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         if world.leads:
             store.sweep()
 
+    def get_ready(self, state: State) -> None:
+        """Make room for `state` while the run goes on: to lock a gigabyte for a GPU takes most of a second."""
+        sizes = sizes_of([local(each) for each in state.tensors.values()])
+        self._ready = self._thread.submit(self._arena.reserve, sizes)
+
     def save(self, state: State, *, step: int, run: Mapping[str, Any], retention: Retention) -> Saving:
         """Begin to save. `run` and `retention` are the leading process's. The one before must be over."""
+        if self._ready is not None:
+            self._ready.exception()  # where there was no room, `lay_out` says so
+            self._ready = None
         offered = self._assignment.offer(state)
         staged: dict[MetadataIndex, Tensor] = {}
         failure: BaseException | None = None

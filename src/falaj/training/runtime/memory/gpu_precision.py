@@ -34,9 +34,21 @@ class AsOnGpu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if function is functional.cross_entropy:
+            return _cross_entropy(*args, **(kwargs or {}))
         if function in IN_FP32:
             args = tuple(_wide(value) for value in args)
         return function(*args, **(kwargs or {}))
+
+
+def _cross_entropy(found: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """On a GPU the logarithms are in the precision of `found`, and only what follows is in fp32."""
+    if found.dtype not in HALVES or target.is_floating_point() or kwargs.get("label_smoothing"):
+        return functional.cross_entropy(_wide(found), target, *args, **kwargs)
+    with torch.autocast("cpu", enabled=False):
+        logarithms = functional.log_softmax(found, 1 if found.dim() > 1 else 0)
+        options = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
+        return functional.nll_loss(logarithms.float(), target, *args[:5], **options)
 
 
 def _wide(value: Any) -> Any:

@@ -18,7 +18,7 @@ from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.cache import cache_folder, description_of_loss, plan_key
 from falaj.training.runtime.steps import Loss
 
-FORMAT = 1
+FORMAT = 2
 
 
 def load_parts(key: str) -> Parts | None:

@@ -34,7 +34,7 @@ def trace_samples(
 ) -> Trace:
     """What a step over the samples in `batch` takes; it is computed, where the model is."""
     gpu = device == "cuda"
-    tally = Tally(copies=gpu and plan.layout != "channels_last")
+    tally = Tally(gpu=gpu, copies=gpu and plan.layout != "channels_last")
     own = {name: p.detach().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     trained = [p for p in own.values() if p.requires_grad]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,13 @@ ROUND_BYTES = 512
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_convolution"})
 
+PROCESSORS, THREADS_OF_EACH = 132, 2048
+"""Of a Hopper GPU."""
+THREADS, VECTOR, WARP = 128, 4, 32
+LEAST_EACH, MOST_EACH = 16, 256
+"""How torch sums up the rows of a matrix there: so many threads in a block, for so many columns each; and of the values
+that a thread may sum up, the fewest and the most before others share its work."""
+
 
 def rounded(size: int) -> int:
     return -(-size // ROUND_BYTES) * ROUND_BYTES
@@ -24,18 +32,18 @@ def rounded(size: int) -> int:
 class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, every new storage counts until it is freed. `peak` is the most since `restart`.
 
-    Convolutions that are not laid out as the GPU likes are given copies that are: with `copies` these count as well,
-    for as long as the operation lasts.
+    What operations take on a GPU beside their results counts for as long as they last: partial sums with `gpu`, and
+    with `copies` those of convolutions, which are given copies of what is not laid out as the GPU likes.
     """
 
-    def __init__(self, *, copies: bool = False) -> None:
+    def __init__(self, *, gpu: bool = False, copies: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
         self.peak_at = 0
         self.multiplied = False
         """Whether matrices were multiplied since `restart`: the library that does this takes a workspace."""
-        self._copies = copies
+        self._gpu, self._copies = gpu, copies
         self._clock = 0
         self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[int, int]] = (
             weakref.WeakKeyDictionary()
@@ -77,6 +85,8 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.multiplied = True
         elif self._copies and name in CONVOLUTIONS:
             self._look(self.now + sum(tensor.nbytes for tensor in tensors_in((args, found))))
+        elif self._gpu and name == "sum" and len(args) > 1:
+            self._look(self.now + partial_sums(*rows_and_columns(args[0], args[1])))
         return found
 
     def _look(self, size: int) -> None:
@@ -85,6 +95,28 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, size: int) -> None:
         self.now -= size
+
+
+def rows_and_columns(tensor: Tensor, summed: Any) -> tuple[int, int]:
+    """The matrix whose rows are summed up where the first dimensions of `tensor` are; (0, 0) where they are others."""
+    count = len(summed) if isinstance(summed, list | tuple) else 0
+    if not count or sorted(each % tensor.dim() for each in summed) != list(range(count)):
+        return 0, 0
+    return math.prod(tensor.shape[:count]), math.prod(tensor.shape[count:])
+
+
+def partial_sums(rows: int, columns: int) -> int:
+    """The bytes that torch takes on a GPU to sum up the rows of a matrix, in fp32; none where there are few."""
+    if columns < THREADS or columns % VECTOR:
+        return 0
+    height = min(rows, THREADS // WARP)
+    each = -(-rows // max(1, height))
+    if each < MOST_EACH:
+        return 0
+    across = -(-columns // (VECTOR * WARP))
+    busy = -(-PROCESSORS * THREADS_OF_EACH // (THREADS * across))
+    blocks = max(min(busy, -(-each // LEAST_EACH)), -(-each // MOST_EACH))
+    return 4 * columns * blocks * WARP * VECTOR
 
 
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:

@@ -54,7 +54,7 @@ def trace_step(
         fakes = fake_step(
             *(model, loss, optimizer, sample), size=samples, fused=plan.fused and gpu, foreach=gpu
         )
-        tally = Tally(copies=gpu and plan.layout != "channels_last")
+        tally = Tally(gpu=gpu, copies=gpu and plan.layout != "channels_last")
         with fakes.mode, tally:
             return _follow(fakes, tally, samples=samples, precision=plan.precision, gpu=gpu)
 

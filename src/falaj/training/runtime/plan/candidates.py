@@ -109,8 +109,10 @@ def _on_gpu(leader: Leader) -> Walk:
     layout = "channels_last" if space.images else "contiguous"
     easy: dict[str, Any] = {"fused": space.fusible, "layout": layout}
     if space.fast_16:
-        yield from leader.change(precision=space.fast_16, **easy)
-    if leader.gain < CLEARLY:
+        found = yield from leader.change(precision=space.fast_16, **easy)
+        if leader.gain < CLEARLY and space.chooses_batch and found is not None and found.why_not is None:
+            yield from _larger_batch(leader, found.plan, factor=4)  # a small one may leave a GPU idle
+    if leader.gain < (2 * CLEARLY if leader.plan.batch_size else CLEARLY):
         yield from leader.change(precision="tf32", **easy)
         yield from leader.change(**easy)
     if leader.step_seconds < LAUNCH_BOUND_S:
@@ -152,9 +154,15 @@ def _larger_batches(leader: Leader, *, most: int = 10) -> Walk:
     factor = 4
     for _ in range(most):
         now = leader.plan.batch_size or leader.space.batch_size
-        if factor * now * BATCHES_OF_AN_EPOCH <= leader.space.samples:
-            yield from leader.change(batch_size=factor * now)
+        yield from _larger_batch(leader, leader.plan, factor=factor)
         if leader.plan.batch_size != factor * now:
             if factor == 2:
                 return
             factor = 2
+
+
+def _larger_batch(leader: Leader, plan: Plan, *, factor: int) -> Walk:
+    """`plan` with a larger global batch, if an epoch still has enough steps."""
+    size = factor * (plan.batch_size or leader.space.batch_size)
+    if size * BATCHES_OF_AN_EPOCH <= leader.space.samples:
+        yield from leader.attempt(replace(plan, batch_size=size))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -111,6 +112,7 @@ def _live(ground: TrialGround, orders: int, answers: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         faulthandler.disable()  # the crash of a candidate is no news to anybody
         silence()
+        gc.freeze()  # what came from the parent stays: compiling makes many objects, and each search of all takes long
         torch.set_num_threads(1)  # the threads of the parent's pool are not here, and would be waited for
         with os.fdopen(answers, "w") as out, os.fdopen(orders) as lines:
             _tell(out, _greeting(ground))

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
-NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-
 
 def cuda_is_there() -> bool:
-    """Whether torch could use a GPU; CUDA is not started by asking."""
-    with _nvml_check():
-        return torch.cuda.is_available()
+    """Whether torch could use a GPU; CUDA is not started by asking: see the setting in `falaj`."""
+    return torch.cuda.is_available()
 
 
 def gpu_names() -> list[str]:
@@ -41,16 +35,3 @@ def _describe(nvml: ctypes.CDLL, place: int) -> str:
     nvml.nvmlDeviceGetName(handle, name, len(name))
     nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     return f"{name.value.decode(errors='replace')} {memory[0] >> 20} MiB"
-
-
-@contextmanager
-def _nvml_check() -> Iterator[None]:
-    before = os.environ.get(NVML_CHECK)
-    os.environ[NVML_CHECK] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[NVML_CHECK]
-        else:
-            os.environ[NVML_CHECK] = before

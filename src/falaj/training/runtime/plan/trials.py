@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.data import Items, Source
+from falaj.training.runtime.data import Columns, Items, Source
 from falaj.training.runtime.data_faults import is_out_of_memory
-from falaj.training.runtime.engine import Engine, make_engine, resident
+from falaj.training.runtime.engine import Engine, is_resident, make_engine, resident
 from falaj.training.runtime.plan.judging import (
     SHAKE,
     Errors,
@@ -27,7 +27,7 @@ from falaj.training.runtime.plan.judging import (
     fault_in_course,
     steadiness,
 )
-from falaj.training.runtime.plan.numerics import numerics_of
+from falaj.training.runtime.plan.numerics import full_fp32, numerics_of, precision_of
 from falaj.training.runtime.plan.plans import Plan, Precision, plan_from
 from falaj.training.runtime.plan.sampling import sampled
 from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
@@ -39,6 +39,9 @@ COURSE_S = 1.0
 GRAPH_STEPS = 5  # before a graph is replayed for the second time
 TIMED_S = 0.3
 ROUNDS = 3
+SENT_BYTES = 1 << 30
+LEAST_SHARE = 1 / 16
+"""Of the data that will lie on the GPU, so much is sent there for trials: the rest would take seconds of the search."""
 FATAL = ("CUDA error", "device-side assert", "illegal memory access")
 
 
@@ -86,7 +89,17 @@ class TrialGround:
 
     @cached_property
     def _near(self) -> Source:
-        return resident(self.sample[0], self._world.device)
+        """On the device, if it will lie there; of much data, a part of it."""
+        source, device = self.sample[0], self._world.device
+        if isinstance(source, Columns) and source.size_bytes > SENT_BYTES and is_resident(source, device):
+            share = max(SENT_BYTES / source.size_bytes, LEAST_SHARE)
+            source = source.thinned(max(int(share * len(source)), 4 * self._first_size))
+        return resident(source, device)
+
+    @property
+    def _first_size(self) -> int:
+        given = self._settings.pace.batch_size
+        return BATCH_SIZE_TO_START_FROM if given == "auto" else given
 
     def try_out(self, plan: Plan) -> Outcome:
         """What comes of training by `plan` for a moment; never an exception of its own."""
@@ -119,15 +132,19 @@ class TrialGround:
         reference = self._reference(batches)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        if is_plain(plan):
+        precision = precision_of(plan, self._world.device)
+        if is_plain(plan) and precision == "fp32":
             return self._timed(engine, batches, Outcome(plan=plan, errors=Errors(0.0, 0.0)), said)
         loss, gradients = self._gradients(engine, batches, 1)
-        errors = compare(loss, gradients, reference, self._steady(plan.precision, batches, reference))
+        errors = compare(loss, gradients, reference, self._steady(precision, batches, reference))
         del gradients
-        fault = said_first(said) or fault_in(errors, reference, plan.precision)
+        found = Outcome(plan=plan, errors=errors)
+        if is_plain(plan):  # what the caller would get in any case
+            return self._timed(engine, batches, found, said)
+        fault = said_first(said) or fault_in(errors, reference, precision)
         if fault is not None:
-            return Outcome(plan=plan, errors=errors, why_not=fault)
-        return self._timed(engine, batches, Outcome(plan=plan, errors=errors), said, reference=reference)
+            return replace(found, why_not=fault)
+        return self._timed(engine, batches, found, said, reference=reference)
 
     def _timed(
         self,
@@ -142,7 +159,7 @@ class TrialGround:
         course, rest_s = self._course(engine, batches, least=GRAPH_STEPS if found.plan.graph else 2)
         fault = said_first(said)
         if fault is None and reference is not None:
-            fault = fault_in_course(course, reference, found.plan.precision)
+            fault = fault_in_course(course, reference, precision_of(found.plan, self._world.device))
         if fault is not None:
             return replace(found, why_not=fault)
         rate = self._rate(engine, batches, first=len(course) + 1, step_s=rest_s)
@@ -150,10 +167,9 @@ class TrialGround:
         return replace(found, samples_per_second=rate, memory_bytes=memory, why_not=said_first(said))
 
     def batches(self, plan: Plan) -> BatchPlan:
-        pace = self._settings.pace
-        given = BATCH_SIZE_TO_START_FROM if pace.batch_size == "auto" else pace.batch_size
-        batch_size = min(plan.batch_size or given, len(self._source))
-        return BatchPlan(len(self._source), batch_size, pace.seed, drop_last=True)
+        samples = len(self._near)
+        batch_size = min(plan.batch_size or self._first_size, samples)
+        return BatchPlan(samples, batch_size, self._settings.pace.seed, drop_last=True)
 
     def engine(self, plan: Plan, *, source: Source | None = None) -> tuple[Engine, BatchPlan, list[str]]:
         """An engine over a copy of the model, its batches, and what it says; on the samples, or on `source`."""
@@ -186,7 +202,7 @@ class TrialGround:
         size = batches.batch_size
         if size not in self._references:
             first = not self._references
-            with numerics_of(Plan()):
+            with numerics_of(Plan()), full_fp32():
                 self._references[size] = self._plain(batches, first=first)
         return self._references[size]
 
@@ -205,10 +221,8 @@ class TrialGround:
 
     def _steady(self, precision: Precision, batches: BatchPlan, reference: Reference) -> list[bool]:
         """Which gradients can be compared; found out with the first size of batch."""
-        if self.on_gpu and precision == "fp32" and torch.backends.cudnn.allow_tf32:
-            precision = "tf32"  # which torch computes convolutions in, unless it is told not to
         if precision not in self._steadiness:
-            with numerics_of(Plan()):
+            with numerics_of(Plan()), full_fp32():
                 engine, _, _ = self.engine(Plan(batch_size=batches.batch_size))
                 shake(engine.step.model, SHAKE[precision])
                 _, shaken = self._gradients(engine, batches, 1)

@@ -1,0 +1,370 @@
+"""What must hold on an NVIDIA GPU and cannot be tested without one. Each check runs in a process of its own.
+
+Needs torch and a GPU, nothing else: `PYTHONPATH=src python benchmarks/gpu_checks.py [NAME …]`. It prints a line for
+each check, and ends with exit status 1 if one of them failed. The transcript is kept in results/gpu_checks.txt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from falaj.training.runtime.fit import FitResult, fit
+from falaj.training.runtime.plan.nvml import cuda_is_there
+from falaj.training.runtime.plan.plans import Plan
+
+LIMIT_S = 150
+GIB = 1 << 30
+DEVICE = "cuda" if cuda_is_there() else "cpu"
+CHECKS: dict[str, Callable[[], str]] = {}
+
+
+def check(act: Callable[[], str]) -> Callable[[], str]:
+    CHECKS[act.__name__] = act
+    return act
+
+
+def main() -> None:
+    if len(sys.argv) == 3 and sys.argv[1] == "--alone":
+        os.environ["FALAJ_CACHE"] = tempfile.mkdtemp()
+        print(CHECKS[sys.argv[2]](), flush=True)
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no GPU here")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
+    failed = [name for name in sys.argv[1:] or CHECKS if not passes(name)]
+    raise SystemExit(1 if failed else 0)
+
+
+def passes(name: str) -> bool:
+    began = time.perf_counter()
+    command = [sys.executable, __file__, "--alone", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        words = (
+            done.stdout.strip()
+            if done.returncode == 0
+            else done.stdout[-1500:] + " FAILED " + done.stderr[-2500:]
+        )
+    except subprocess.TimeoutExpired:
+        words = f"FAILED: did not end within {LIMIT_S} s"
+    print(f"{name.replace('_', ' ')}: {words} ({time.perf_counter() - began:.0f} s)", flush=True)
+    return "FAILED" not in words
+
+
+# -------------------------------------------------------------------------------------------- what is trained
+
+
+class Rows:
+    """A dataset whose samples are read one by one."""
+
+    def __init__(self, count: int = 4096) -> None:
+        self.rows = torch.randn(count, 64, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.rows[index], self.rows[index, :8].sum().view(1)
+
+
+def net(width: int = 256, *, dropout: float = 0.1) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(64, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, width), nn.GELU()
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+def mse(out: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(out.float(), target)
+
+
+def train(model: nn.Module, data: Any, **options: Any) -> tuple[FitResult, str]:
+    said = io.StringIO()
+    given = {
+        "batch_size": 256,
+        "steps": 40,
+        "lr": 3e-3,
+        "device": DEVICE,
+        "tune": "off",
+        "seed": 1,
+        **options,
+    }
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        result = fit(model, given.pop("loss", mse), data, **given)
+    return result, said.getvalue()
+
+
+def columns(count: int = 4096) -> tuple[Tensor, Tensor]:
+    rows = Rows(count).rows
+    return rows, rows[:, :8].sum(1, keepdim=True)
+
+
+def apart(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def told(holds: bool, words: str) -> str:
+    return words if holds else f"FAILED: {words}"
+
+
+# ------------------------------------------------------------------------------------------------ the checks
+
+
+@check
+def a_graph_fed_from_outside() -> str:
+    """Batches that are read on the host go into the graph's slots; the losses are those without a graph."""
+    plain, _ = train(net(), Rows(), tune=Plan(workers=0, fused=True))
+    graphed, said = train(net(), Rows(), tune=Plan(workers=0, fused=True, graph=True))
+    resident, _ = train(net(), columns(), tune=Plan(fused=True, graph=True))
+    off = apart(plain.losses, graphed.losses), apart(plain.losses, resident.losses)
+    fine = max(off) < 1e-4 and "cannot be a CUDA graph" not in said
+    return told(fine, f"losses differ by {off[0]:.1e}, with resident data by {off[1]:.1e} {said.strip()}")
+
+
+@check
+def a_graph_with_workers() -> str:
+    plain, _ = train(net(), Rows(), tune=Plan(workers=0))
+    graphed, said = train(net(), Rows(), tune=Plan(workers=2, graph=True))
+    off = apart(plain.losses, graphed.losses)
+    return told(off < 1e-4 and "cannot" not in said, f"losses differ by {off:.1e} {said.strip()}")
+
+
+@check
+def checkpoints_beside_a_graph() -> str:
+    """A checkpoint of each step is on its way while the graph is captured; one of them is gone on from."""
+    alone, _ = train(net(1024), columns(), tune=Plan(graph=True, fused=True))
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"tune": Plan(graph=True, fused=True), "checkpoint_every": 1, "checkpoint_keep": 50}
+        kept, said = train(net(1024), columns(), run=Path(folder, "a"), **options)
+        train(net(1024), columns(), run=Path(folder, "b"), **{**options, "steps": 20})
+        resumed, _ = train(net(1024), columns(), run=Path(folder, "b"), **options)
+    off = apart(alone.losses, kept.losses), apart(alone.losses[20:], resumed.losses)
+    fine = max(off) < 1e-4 and resumed.resumed_from == 20 and "cannot" not in said
+    return told(fine, f"losses differ by {off[0]:.1e}, resumed by {off[1]:.1e} {said.strip()}")
+
+
+@check
+def the_bytes_of_a_checkpoint() -> str:
+    """What is staged on a stream of its own is the state of its step, not of a later one; in both layouts."""
+    torch.manual_seed(0)
+    images = torch.randn(512, 3, 32, 32), torch.randn(512, 1)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        convolutions = nn.Conv2d(3, 256, 3), nn.ReLU(), nn.Conv2d(256, 256, 3), nn.ReLU()
+        return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1))
+
+    worst = 0.0
+    for layout in ("contiguous", "channels_last"):
+        plan = Plan(layout=layout, fused=True)  # type: ignore[arg-type]
+        options = {"tune": plan, "batch_size": 32, "steps": 24, "lr": 1e-3, "exact": False}
+        with torch.backends.cudnn.flags(deterministic=True, benchmark=False):
+            alone, _ = train(model(), images, **options)
+            for step in (1, 7, 16):
+                with tempfile.TemporaryDirectory() as folder:
+                    train(model(), images, run=folder, checkpoint_every=1, **{**options, "steps": step})
+                    more, _ = train(model(), images, run=folder, checkpoint_every=1, **options)
+                assert more.resumed_from == step, (more.resumed_from, step)
+                worst = max(worst, apart(alone.losses[step:], more.losses))
+    return told(worst == 0.0, f"resumed at three steps in two layouts, losses differ by {worst:.1e}")
+
+
+@check
+def a_large_checkpoint_on_the_gpu() -> str:
+    """How long steps are held up by an asynchronous checkpoint of about 1.2 GB, beside torch.save."""
+    width = 4096
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(64, width), *(nn.Linear(width, width) for _ in range(6)), nn.Linear(width, 1)
+        )
+
+    moments: list[float] = []
+
+    def noted(out: Tensor, target: Tensor) -> Tensor:
+        torch.cuda.synchronize()
+        moments.append(time.perf_counter())
+        return mse(out, target)
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        options = {
+            "checkpoint_every": 100,
+            "steps": 400,
+            "checkpoint_keep": 1,
+            "loss": noted,
+            "batch_size": 2048,
+        }
+        result, _ = train(model(), columns(), run=folder, **options)
+        took = [after - before for before, after in pairwise(moments)]
+        usual = statistics.median(took)
+        saves = [sum(each - usual for each in took[first - 5 : first + 75]) for first in (100, 200, 300)]
+        lost = statistics.median(saves)
+        state = {f"p{n}": p.detach() for n, p in enumerate(model().cuda().parameters())}
+        state |= {f"{name}{moment}": p.clone() for name, p in list(state.items()) for moment in "ab"}
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.save(state, Path(folder, "plain"))
+        plain = time.perf_counter() - began
+        size = sum(t.numel() * t.element_size() for t in state.values())
+    first = sum(each - usual for each in took[3:90])
+    every = ", ".join(f"{1e3 * each:.0f}" for each in saves)
+    held = (
+        f"steps of {1e3 * usual:.1f} ms held up by {every} ms in all ({1e3 * first:.0f} ms before the first)"
+    )
+    words = f"{size / GIB:.2f} GiB: {held}, torch.save {1e3 * plain:.0f} ms"
+    return told(lost <= 0.1 * plain and math.isfinite(result.losses[-1]), words)
+
+
+@check
+def too_little_memory_in_the_middle() -> str:
+    """A real CUDA out-of-memory: the same global batch in smaller pieces, and the same losses."""
+    width, data = 1 << 14, columns(8192)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(64, width), nn.GELU(), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, 1)
+        )
+
+    options = {"batch_size": 4096, "steps": 6}
+    alone, _ = train(model(), data, **options)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.75 * GIB / torch.cuda.get_device_properties(0).total_memory)
+    short, said = train(model(), data, **options)
+    off = apart(alone.losses, short.losses)
+    fine = "out of memory" in said and "micro-batches from here on" in said and off < 1e-3
+    return told(fine, f"losses differ by {off:.1e}; {said.strip()}")
+
+
+@check
+def too_little_memory_in_the_search() -> str:
+    """The forked children of the search run out of memory, and the run goes on in pieces."""
+    width, data = 1 << 14, columns(8192)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, width), nn.GELU(), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, 1)
+    )
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = f"per_process_memory_fraction:{0.75 / 139:.5f}"
+    result, said = train(
+        model, data, batch_size=4096, steps=30, tune="auto", tune_seconds=20.0, compile=False
+    )
+    fine = "out of memory" in said and result.step == 30 and result.plan.micro_batches > 1
+    return told(fine, said.strip())
+
+
+@check
+def a_profile_on_the_gpu() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        result, said = train(net(2048), columns(), profile=True, run=folder, steps=60, batch_size=1024)
+        traces = [path.name for path in Path(folder).rglob("*trace*")]
+    found = result.profile
+    if found is None:
+        return told(False, said)
+    total = sum(found.shares.values())
+    fine = 0.98 <= total <= 1.02 and bool(traces)
+    return told(fine, f"{found.shares}, mfu {result.mfu}, {traces}\n{said.strip()}")
+
+
+@check
+def half_precision_goes_on() -> str:
+    """fp16 scales its losses; the scale is in the checkpoint, too."""
+    alone, _ = train(net(), columns(), precision="fp16")
+    with tempfile.TemporaryDirectory() as folder:
+        train(net(), columns(), precision="fp16", run=folder, steps=20)
+        more, _ = train(net(), columns(), precision="fp16", run=folder)
+    off = apart(alone.losses[20:], more.losses)
+    return told(off < 1e-6, f"losses differ by {off:.1e}")
+
+
+@check
+def a_compile_that_goes_on() -> str:
+    """A compiled run is resumed as compiled; the same to the bit."""
+    options = {"tune": Plan(precision="bf16", compile="default", fused=True)}
+    alone, _ = train(net(), columns(), **options)
+    with tempfile.TemporaryDirectory() as folder:
+        train(net(), columns(), run=folder, **{**options, "steps": 20})
+        more, said = train(net(), columns(), run=folder, **options)
+    off = apart(alone.losses[20:], more.losses)
+    return told(off == 0.0, f"losses differ by {off:.1e} {said.strip()}")
+
+
+@check
+def from_cpu_to_gpu_and_back() -> str:
+    """A checkpoint that was made on one goes on on the other; without dropout, whose numbers are the device's own."""
+    alone, _ = train(net(dropout=0.0), columns())
+    offs = []
+    for first, then in (("cpu", "cuda"), ("cuda", "cpu")):
+        with tempfile.TemporaryDirectory() as folder:
+            train(net(dropout=0.0), columns(), run=folder, steps=20, device=first)
+            more, _ = train(net(dropout=0.0), columns(), run=folder, device=then)
+        assert more.resumed_from == 20, more.resumed_from
+        offs.append(apart(alone.losses[20:], more.losses))
+    return told(max(offs) < 1e-3, f"losses differ by {offs[0]:.1e} and {offs[1]:.1e}")
+
+
+@check
+def a_loss_that_is_not_finite() -> str:
+    """In a graph, too, the run stops at the step, and keeps the checkpoint before it."""
+    rows, target = columns()
+    target = target.clone()
+    target[::100] = float("inf")
+    said = []
+    for plan in (Plan(), Plan(graph=True)):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                train(net(), (rows, target), run=folder, tune=plan, batch_size=8)
+            except Exception as failure:
+                said.append(f"{type(failure).__name__}: {str(failure).splitlines()[0]}")
+            else:
+                return told(False, "went on")
+    return told(len(said) == 2, " / ".join(said))
+
+
+@check
+def groups_over_nccl() -> str:
+    """NCCL takes one process for each GPU: with one GPU here, one process that forms a group of one."""
+    script = (
+        "import torch, sys\n"
+        "from falaj.training.runtime.fit import fit\n"
+        "rows = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))\n"
+        "torch.manual_seed(0)\n"
+        "r = fit(torch.nn.Linear(8, 1), torch.nn.functional.mse_loss, (rows, rows[:, :1]), steps=8, tune='off',"
+        " parallel=sys.argv[1])\n"
+        "print('loss', r.losses[-1])\n"
+    )
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "script.py")
+        path.write_text(script)
+        for way in ("ddp", "fsdp"):
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+            for count in ("1", "2"):
+                done = subprocess.run(
+                    [*launch, count, str(path), way], capture_output=True, text=True, check=False, timeout=60
+                )
+                lines = [
+                    line
+                    for line in (done.stdout + done.stderr).splitlines()
+                    if "loss" in line or "rror" in line
+                ]
+                found.append(f"{way} over {count}: exit {done.returncode}, {lines[:2]}")
+    return "; ".join(found)
+
+
+if __name__ == "__main__":
+    main()
