@@ -84,6 +84,32 @@ def test_changes_add_up_to_the_best_plan_on_a_gpu() -> None:
     assert [each.plan.words for each in found.tried[:2]] == ["fp32", "bf16, channels_last, fused"]
 
 
+def test_a_precision_that_does_not_pay_on_a_small_batch_is_tried_on_a_larger_one() -> None:
+    """A small batch leaves a GPU waiting for the host, in any precision."""
+
+    def rate(plan: Plan) -> float:
+        most = {"fp32": 100.0, "tf32": 150.0, "bf16": 380.0, "fp16": 380.0}[plan.precision]
+        return min(most, 3.0 * (plan.batch_size or 32))
+
+    images = Space(**{**vars(GPU), "chooses_batch": True, "images": True})
+
+    found = search(images, speeds(rate), budget=plenty)
+
+    assert found.plan is not None
+    assert (found.plan.precision, found.plan.batch_size) == ("bf16", 128)
+
+
+def test_a_precision_that_was_refused_is_not_tried_again_on_a_larger_batch() -> None:
+    def bad(plan: Plan) -> str | None:
+        return "its gradients differ" if plan.precision == "bf16" else None
+
+    images = Space(**{**vars(GPU), "chooses_batch": True, "images": True})
+
+    found = search(images, speeds(lambda plan: 1.0 * (plan.batch_size or 32), bad=bad), budget=plenty)
+
+    assert [each.plan.batch_size for each in found.tried if each.plan.precision == "bf16"] == [None]
+
+
 def test_short_steps_are_tried_as_a_graph() -> None:
     found = search(GPU, speeds(lambda plan: 1e6 * (5 if plan.graph else 1)), budget=plenty)
 
@@ -185,6 +211,15 @@ def test_gradients_that_no_rounding_leaves_alone_are_compared_by_their_size() ->
     assert compare(1.0, ours, given, [True, True]).gradient > 0.5
     assert "4 times" in str(fault_in(Errors(0.0, 0.0, 4.0), given, "bf16"))
     assert fault_in(Errors(0.0, 0.0, float("nan")), given, "bf16") is not None
+
+
+def test_gradients_that_are_nothing_but_rounding_do_not_count() -> None:
+    """As those of a bias before a normalization: in bf16 a thousand times those in fp32, and still nothing."""
+    given = reference(gradients=[torch.ones(4), torch.full((2,), 1e-8)])
+    ours = [torch.ones(4), torch.full((2,), 1e-5)]
+
+    assert fault_in(compare(1.0, ours, given, [True, False]), given, "bf16") is None
+    assert fault_in(compare(1.0, [torch.ones(4), torch.full((2,), 5.0)], given, [True, False]), given, "bf16")
 
 
 def test_losses_that_leave_the_course_are_seen() -> None:

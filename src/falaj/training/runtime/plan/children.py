@@ -112,7 +112,10 @@ def _live(ground: TrialGround, orders: int, answers: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         faulthandler.disable()  # the crash of a candidate is no news to anybody
         silence()
-        gc.freeze()  # what came from the parent stays: compiling makes many objects, and each search of all takes long
+        gc.freeze()  # what came from the parent stays
+        gc.set_threshold(
+            50_000, 20, 100
+        )  # compiling makes many objects; after each trial there is a collection
         torch.set_num_threads(1)  # the threads of the parent's pool are not here, and would be waited for
         with os.fdopen(answers, "w") as out, os.fdopen(orders) as lines:
             _tell(out, _greeting(ground))

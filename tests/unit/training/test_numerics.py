@@ -1,0 +1,62 @@
+"""What torch keeps for the whole process, under a plan and afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+from falaj.training.runtime.data import Columns
+from falaj.training.runtime.plan.numerics import full_fp32, numerics_of, precision_of
+from falaj.training.runtime.plan.plans import Plan
+
+CUDA = torch.device("cuda")
+
+
+def kept() -> list[Any]:
+    """All that decides under which key compiled code is kept."""
+    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    precisions = [each.fp32_precision for each in products]
+    return [*precisions, torch.get_float32_matmul_precision(), torch.get_num_threads()]
+
+
+def test_everything_is_to_the_letter_as_before() -> None:
+    before = kept()
+
+    with numerics_of(Plan(precision="tf32", threads=1)):
+        inside = kept()
+    with full_fp32():
+        pass
+
+    assert inside != before
+    assert kept() == before
+
+
+def test_convolutions_on_a_gpu_are_in_tf32_unless_torch_is_told_otherwise() -> None:
+    assert precision_of(Plan(), CUDA) == "tf32"
+    assert precision_of(Plan(precision="bf16"), CUDA) == "bf16"
+    assert precision_of(Plan(), torch.device("cpu")) == "fp32"
+    with full_fp32():
+        assert precision_of(Plan(), CUDA) == "fp32"
+
+
+def test_asking_for_a_gpu_starts_no_cuda_once_falaj_is_imported() -> None:
+    """Child processes could not use one any more."""
+    script = "import falaj, os; print(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "1"
+
+
+def test_a_part_of_the_data_comes_from_all_over_it() -> None:
+    columns = Columns((torch.arange(1000), torch.arange(1000) * 2), where="data")
+
+    few = columns.thinned(100)
+
+    inputs, target = few.read(torch.arange(len(few)), seed=0)
+    assert len(few) == 100
+    assert (inputs.min(), inputs.max()) == (0, 990)
+    assert torch.equal(target, inputs * 2)
