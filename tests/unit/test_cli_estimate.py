@@ -25,6 +25,13 @@ fj.fit(model, torch.nn.functional.mse_loss, data, batch_size=64, steps=1)
 open("trained", "w").close()
 """
 
+EMPTY = """
+import torch
+import falaj as fj
+model = torch.nn.Linear(8, 1, device="meta")
+fj.fit(model, torch.nn.functional.mse_loss, (torch.ones(64, 8), torch.ones(64, 1)), steps=1)
+"""
+
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,6 +46,7 @@ def falaj(
     (tmp_path / "trains.py").write_text(TRAINS)
     (tmp_path / "prints.py").write_text("print('nothing to train')")
     (tmp_path / "fails.py").write_text("import falaj\nraise ValueError('no such column')")
+    (tmp_path / "empty.py").write_text(EMPTY)
     with command_line(tmp_path, capsys, template=template) as line:
         yield line
 
@@ -71,6 +79,7 @@ def test_what_does_not_fit_is_refused_with_the_number_and_nothing_is_queued(fala
     [
         ("prints.py", "ended without calling fj.fit"),
         ("fails.py", "failed before it called fj.fit: ValueError: no such column"),
+        ("empty.py", "fj.fit refused it: this cannot be trained"),
     ],
 )
 def test_a_script_that_does_not_come_to_a_fit_is_not_submitted(

@@ -30,6 +30,14 @@ def test_without_a_file_there_is_one_zone_in_ae(tmp_path: Path) -> None:
     assert config.server.bind == "127.0.0.1"
 
 
+def test_the_limit_of_a_checkpoint_is_an_amount(tmp_path: Path) -> None:
+    assert read(tmp_path, '[jobs]\ncheckpoint_limit = "2GiB"').jobs.checkpoint_limit == 2 << 30
+
+    for wrong in ('"lots"', '"-1GiB"', "5", "true"):
+        (fault,) = faults(tmp_path, f"[jobs]\ncheckpoint_limit = {wrong}")
+        assert "jobs.checkpoint_limit" in fault
+
+
 def test_a_driver_need_not_be_named(tmp_path: Path) -> None:
     text = '[keys]\npath = "/k"\n[zones.a]\njurisdiction = "AE"\nblobs = { path = "/b" }\n'
 

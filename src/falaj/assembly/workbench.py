@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from falaj.assembly.home import Home
+from falaj.control.allowance import Allowance
 from falaj.control.environments import python_for
 from falaj.control.jobs import JobKeeper
 from falaj.control.office import Yard
@@ -87,6 +88,7 @@ class LocalWorkbench:
             preemption_grace_s=grace_s,
             mps=self._config.node.mps,
             environments=self._config.jobs.environments,
+            allowance=allowance_in(self._zone.name, self._config, self._home),
         )
 
     @property
@@ -112,6 +114,14 @@ class LocalWorkbench:
             users = count_users(tx)
         decided = isolation.decide(self._facts, users=users, prefer=self._config.isolation)
         return Walls(decided.mechanism, self._facts)
+
+
+def allowance_in(zone: str, config: Config, home: Home) -> Allowance:
+    """For checkpoints, whose blobs lie in that zone: on a disk of this machine, or in a bucket."""
+    blobs, limit = config.zones[zone].blobs, config.jobs.checkpoint_limit
+    if isinstance(blobs, S3):
+        return Allowance(limit)
+    return Allowance(limit, disk=blobs.path or home.blobs)
 
 
 def secret_files(config: Config) -> tuple[Path, ...]:

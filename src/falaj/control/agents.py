@@ -17,16 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from falaj.control.allowance import Allowance
 from falaj.control.behalf import acting
 from falaj.control.checkpoint_desk import CheckpointDesk
 from falaj.control.platform import Rooms
 from falaj.control.recalling import recall
-from falaj.errors import FalajError, Fenced, Interrupted, InvalidInput, Unavailable
+from falaj.errors import FalajError, Fenced, Interrupted, InvalidInput, TooLarge, Unavailable
 from falaj.governance.caller import Caller, start_thread
 from falaj.records.names import ObjectId
 from falaj.records.tracking import BATCH_POINTS, MetricPoint
-from falaj.training.runtime.checkpoint.store import Mark
-from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining
+from falaj.training.runtime.checkpoint.store import MOST_PARTS, Mark
+from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, CheckpointFailed, InvalidTraining
 from falaj.training.runtime.wire import Stream, parse_head, receive_text, send_head, with_short_address
 
 log = logging.getLogger("falaj.controller")
@@ -63,13 +64,21 @@ class PlatformAgent:
         wanted: Callable[[], bool],
         progress: Callable[[int, int], None],
         measured: Callable[[Sequence[MetricPoint]], None] = lambda _points: None,
+        allowance: Allowance | None = None,
     ) -> None:
         """`owner` is asked each time, and raises where they may no longer act. `measured` is told of metrics."""
         self._rooms, self._row, self._workspace = rooms, row, workspace
         self._owner, self._service, self._fence = owner, service, fence
         self._wanted, self._progress, self._measured = wanted, progress, measured
         self._desk = CheckpointDesk(
-            rooms, row["id"], row["attempt"], workspace=workspace, owner=owner, service=service, fence=fence
+            rooms,
+            row["id"],
+            row["attempt"],
+            workspace=workspace,
+            owner=owner,
+            service=service,
+            fence=fence,
+            allowance=allowance or Allowance(),
         )
 
     def answer(self, head: dict[str, Any], body: Iterator[bytes]) -> tuple[Any, int, Iterator[bytes]]:
@@ -92,10 +101,11 @@ class PlatformAgent:
             case {"call": "checkpoint_steps"}:
                 return self._desk.steps(), 0, iter(())
             case {"call": "save_part", "step": int(step), "save": str(save), "number": int(number)}:
-                self._desk.save_part(Mark(step, save), number, body)
+                self._desk.save_part(Mark(step, save), number, body, size=head["body"])
             case {"call": "commit_checkpoint", "step": int(step), "save": str(save), "keep": int(keep)}:
                 best = None if head.get("best") is None else int(head["best"])
-                self._desk.commit(Mark(step, save), head["parts"], body, keep=keep, best=best)
+                sizes, size = _sizes(head), head["body"]
+                self._desk.commit(Mark(step, save), sizes, body, size=size, keep=keep, best=best)
             case {"call": "load_manifest", "step": int(step)}:
                 return None, *self._desk.load_manifest(step)
             case {"call": "load_part", "step": int(step), "number": int(number)}:
@@ -208,8 +218,10 @@ class AgentDoor:
     def _reply(self, head: dict[str, Any], body: Iterator[bytes]) -> Reply:
         try:
             result, size, data = self._agent.answer(head, body)
-        except (CheckpointDamaged, InvalidTraining) as error:
+        except (CheckpointDamaged, CheckpointFailed, InvalidTraining) as error:
             return {"error": error.code, "message": error.message}, 0, iter(())
+        except TooLarge as error:
+            return {"error": CheckpointFailed.code, "message": error.message}, 0, iter(())
         except Unavailable as error:
             raise ConnectionError(error.message) from error  # it asks again, as after a restart
         except (Fenced, Interrupted):
@@ -222,9 +234,9 @@ class AgentDoor:
 def in_short(head: dict[str, Any]) -> dict[str, Any]:
     """What matters of a head whose body is still to come: a few numbers and short words."""
     sizes = head.get("sizes")
-    parts = {"parts": len(sizes)} if isinstance(sizes, list) else {}
+    is_short = isinstance(sizes, list) and len(sizes) <= MOST_PARTS
     kept = {name: head.get(name) for name in WORDS_OF_CHECKPOINTS}
-    return parts | {
+    return ({"sizes": sizes} if is_short else {}) | {
         name: value
         for name, value in kept.items()
         if isinstance(value, int) or (isinstance(value, str) and len(value) <= LONGEST_WORD)
@@ -293,6 +305,13 @@ def _listen(folder: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _sizes(head: dict[str, Any]) -> list[int]:
+    found = head.get("sizes")
+    if not isinstance(found, list) or not all(type(each) is int and 0 <= each < 1 << 62 for each in found):
+        raise ValueError(f"sizes are those of at most {MOST_PARTS} parts, in bytes")
+    return found
 
 
 def _count(number: int) -> int:

@@ -329,6 +329,7 @@ class Attempt:
             wanted=lambda: self._told is None,
             progress=self._note_progress,
             measured=self._note_metrics,
+            allowance=self._yard.allowance,
         )
         door = AgentDoor(self._agent_folder, agent, home=self._directory, on_fenced=office.on_lost)
         try:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
+from falaj.control.allowance import Allowance
 from falaj.control.behalf import acting
 from falaj.control.platform import Rooms
 from falaj.errors import FalajError
@@ -17,7 +19,7 @@ from falaj.governance.caller import Caller
 from falaj.records.names import ObjectId
 from falaj.records.training import Checkpoint, CheckpointPart
 from falaj.training.runtime.checkpoint.store import MOST_KEPT, MOST_PARTS, Mark
-from falaj.training.runtime.errors import CheckpointDamaged, InvalidTraining
+from falaj.training.runtime.errors import CheckpointDamaged, CheckpointFailed, InvalidTraining
 
 MOST_UNFINISHED = 2
 """Saves of an attempt that have parts and no commit yet; there is never more than one, unless a commit was refused."""
@@ -25,8 +27,20 @@ MOST_UNFINISHED = 2
 SAVE = re.compile(r"[0-9a-f]{32}")
 
 
+@dataclass
+class Unfinished:
+    """A save that has no commit yet: the parts that have arrived, and the sizes of those that are on their way too."""
+
+    parts: dict[int, ObjectId] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def beside(self, number: int) -> int:
+        """The bytes of all parts but that one."""
+        return sum(size for each, size in self.sizes.items() if each != number)
+
+
 class CheckpointDesk:
-    """Uploads for the job's owner, and commits as the platform itself."""
+    """Uploads for the job's owner, and commits as the platform itself. What is refused leaves nothing behind."""
 
     def __init__(
         self,
@@ -38,57 +52,71 @@ class CheckpointDesk:
         owner: Callable[[], Caller],
         service: Caller,
         fence: int,
+        allowance: Allowance,
     ) -> None:
         self._rooms, self._job, self._attempt, self._workspace = rooms, job, attempt, workspace
         self._owner, self._service, self._fence = owner, service, fence
-        self._unfinished: dict[Mark, dict[int, ObjectId]] = {}
+        self._allowance = allowance
+        self._unfinished: dict[Mark, Unfinished] = {}
         self._lock = threading.Lock()
 
     def steps(self) -> list[int]:
         return [each.step for each in self._kept()]
 
-    def save_part(self, mark: Mark, number: int, body: Iterator[bytes]) -> None:
+    def save_part(self, mark: Mark, number: int, body: Iterator[bytes], *, size: int) -> None:
+        """Take in a part of `size` bytes, unless that is more than there is room for."""
         require_mark(mark)
         _require("number", number, most=MOST_PARTS - 1)
-        blob = self._upload(body)
+        what = f"part {number} of the checkpoint of step {mark.step}"
+        save = self._announce(mark, number, size, what)
+        try:
+            blob = self._upload(body, what)
+        except BaseException:
+            self._withdraw(mark, number, save)
+            raise
         with self._lock:
-            parts = self._unfinished.setdefault(mark, {})
-            replaced = {parts.get(number)} - {None}  # its answer was lost, and it came again
-            parts[number] = blob
-            while len(self._unfinished) > MOST_UNFINISHED:
-                replaced |= set(self._unfinished.pop(next(iter(self._unfinished))).values())
-        self._drop(replaced)
+            is_wanted = self._unfinished.get(mark) is save
+            replaced = (
+                {save.parts.get(number)} if is_wanted else {blob}
+            )  # its answer was lost, and it came again
+            save.parts[number] = blob
+        self._drop(replaced - {None})
+        if not is_wanted:
+            raise CheckpointFailed(f"the checkpoint of step {mark.step} was given up for later ones")
 
     def commit(
-        self, mark: Mark, parts: int, manifest: Iterator[bytes], *, keep: int, best: int | None
+        self,
+        mark: Mark,
+        sizes: Sequence[int],
+        manifest: Iterator[bytes],
+        *,
+        size: int,
+        keep: int,
+        best: int | None,
     ) -> None:
-        """Make `parts` parts a checkpoint. One that was made already, by a call whose answer was lost, is as good."""
+        """Make parts of such `sizes` a checkpoint, with a manifest of `size` bytes.
+
+        One that was made already, by a call whose answer was lost, is as good.
+        """
         require_mark(mark)
         _require("keep", keep, least=1, most=MOST_KEPT)
         if best is not None:
             _require("best", best)
-        if any((each.step, each.save) == (mark.step, mark.save) for each in self._kept()):
+        kept = self._kept()
+        if any((each.step, each.save) == (mark.step, mark.save) for each in kept):
             return
-        with self._lock:
-            found = dict(self._unfinished.get(mark, {}))
-        if sorted(found) != list(range(parts)):
-            said = f"{len(found)} of its {parts} parts have arrived since the agent started"
-            raise InvalidTraining(f"the checkpoint of step {mark.step} cannot be committed: {said}")
-        blob = self._upload(manifest)
-        ordered = tuple(found[number] for number in range(parts))
-        with acting(self._service, fence=self._fence):
-            self._rooms.jobs.save_checkpoint(
-                self._job,
-                attempt=self._attempt,
-                step=mark.step,
-                save=mark.save,
-                manifest=blob,
-                parts=ordered,
-                keep=keep,
-                best=best,
-            )
+        parts = self._arrived(mark, sizes)
+        what = f"the manifest of the checkpoint of step {mark.step}"
+        self._allowance.require(size, beside=sum(sizes), what=what)
+        blob = self._upload(manifest, what)
+        try:
+            self._keep(mark, blob, parts, keep=keep, best=best)
+        except FalajError:
+            self._drop({blob})
+            raise
         with self._lock:
             self._unfinished.pop(mark, None)
+        self._erase(each.blob for old in kept for each in (old.manifest, *old.parts))
 
     def load_manifest(self, step: int) -> tuple[int, Iterator[bytes]]:
         part = self._checkpoint(step).manifest
@@ -120,16 +148,76 @@ class CheckpointDesk:
             raise CheckpointDamaged(f"there is no checkpoint of step {step}")
         return found
 
-    def _upload(self, body: Iterator[bytes]) -> ObjectId:
-        with acting(self._owner(), fence=self._fence):
-            return self._rooms.blob.upload(body, workspace=self._workspace, sources=(self._job,)).id
+    def _announce(self, mark: Mark, number: int, size: int, what: str) -> Unfinished:
+        """Have a part count from now on; saves that were begun long before are given up."""
+        given_up: set[ObjectId] = set()
+        with self._lock:
+            save = self._unfinished.get(mark) or Unfinished()
+            self._allowance.require(size, beside=save.beside(number), what=what)
+            save.sizes[number] = size
+            self._unfinished[mark] = save
+            while len(self._unfinished) > MOST_UNFINISHED:
+                given_up |= {*self._unfinished.pop(next(iter(self._unfinished))).parts.values()}
+        self._drop(given_up)
+        return save
 
-    def _drop(self, blobs: set[ObjectId | None]) -> None:
-        """Let go of parts that no commit will have; where that is not possible, they expire."""
+    def _withdraw(self, mark: Mark, number: int, save: Unfinished) -> None:
+        """A part did not arrive. One that came before under its number is of no use either: it was to be replaced."""
+        with self._lock:
+            save.sizes.pop(number, None)
+            dropped = {save.parts.pop(number, None)} - {None}
+            if not save.sizes and self._unfinished.get(mark) is save:
+                del self._unfinished[mark]
+        self._drop(dropped)
+
+    def _arrived(self, mark: Mark, sizes: Sequence[int]) -> tuple[ObjectId, ...]:
+        """The parts of a save, if they are as many and as long as `sizes` says."""
+        with self._lock:
+            save = self._unfinished.get(mark) or Unfinished()
+            found, there = dict(save.parts), dict(save.sizes)
+        if sorted(found) != list(range(len(sizes))):
+            said = f"{len(found)} of its {len(sizes)} parts have arrived since the agent started"
+            raise InvalidTraining(f"the checkpoint of step {mark.step} cannot be committed: {said}")
+        for number, size in enumerate(sizes):
+            if there.get(number) != size:
+                raise InvalidTraining(
+                    f"part {number} of the checkpoint of step {mark.step} has {there.get(number)} bytes, not {size}"
+                )
+        return tuple(found[number] for number in range(len(sizes)))
+
+    def _keep(
+        self, mark: Mark, manifest: ObjectId, parts: tuple[ObjectId, ...], *, keep: int, best: int | None
+    ) -> None:
+        with acting(self._service, fence=self._fence):
+            self._rooms.jobs.save_checkpoint(
+                self._job,
+                attempt=self._attempt,
+                step=mark.step,
+                save=mark.save,
+                manifest=manifest,
+                parts=parts,
+                keep=keep,
+                best=best,
+            )
+
+    def _upload(self, body: Iterator[bytes], what: str) -> ObjectId:
+        watched = self._allowance.watch(body, what=what)
+        with acting(self._owner(), fence=self._fence):
+            return self._rooms.blob.upload(watched, workspace=self._workspace, sources=(self._job,)).id
+
+    def _drop(self, blobs: Iterable[ObjectId | None]) -> None:
+        """Let go of what no commit will have; where that is not possible, it expires."""
         for blob in blobs:
             if blob is not None:
                 with suppress(FalajError), acting(self._owner(), fence=self._fence):
                     self._rooms.blob.delete(blob)
+                    self._erase((blob,))
+
+    def _erase(self, blobs: Iterable[ObjectId]) -> None:
+        """Have the bytes of those that were deleted go now: until the next sweep they could fill a disk."""
+        for blob in blobs:
+            with suppress(FalajError):
+                self._rooms.jobs.stored.erase(blob)
 
 
 def require_mark(mark: Mark) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from falaj.control import lease
+from falaj.control.allowance import Allowance
 from falaj.control.platform import Rooms
 from falaj.governance.caller import Caller
 from falaj.governance.gate import Gate
@@ -26,6 +27,7 @@ class Yard:
     """Where jobs run: `folder` has the directories of attempts; `hidden` is kept from them.
 
     One that makes room for another job has `preemption_grace_s` to save itself. NVIDIA's MPS daemon listens in `mps`.
+    What a job saves is within its `allowance`.
     """
 
     folder: Path
@@ -35,6 +37,7 @@ class Yard:
     preemption_grace_s: float = 60.0
     mps: Path = Path(MPS_DIRECTORY)
     environments: Mapping[str, Path] = field(default_factory=dict)
+    allowance: Allowance = field(default_factory=Allowance)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from falaj.governance import objects
 from falaj.governance.blobs import blob_record
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.tables import blobs
+from falaj.governance.tables import objects as stored
 from falaj.ports.blobs import BlobKey
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.blobs import Blob
@@ -44,3 +45,15 @@ class BlobBytes:
         if staged is not None and staged <= now:
             raise Conflict(f"blob {blob.name} was staged too long and has expired; upload it again")
         tx.execute(update(blobs).where(blobs.c.id == blob.id).values(staged_until=None))
+
+    def erase(self, blob: ObjectId) -> None:
+        """Remove the bytes of a blob that was deleted, without waiting for a sweep; those of any other stay."""
+        query = (
+            select(blobs.c.key, stored.c.zone)
+            .join(stored, stored.c.id == blobs.c.id)
+            .where(blobs.c.id == blob, stored.c.deleted_at.is_not(None))
+        )
+        with self._database.read() as tx:
+            gone = tx.execute(query).first()
+        if gone is not None:
+            self._stores[gone.zone].delete(BlobKey(gone.key))

@@ -104,14 +104,21 @@ class Tokens:
         )
 
     @operation("token.revoke", resource="token", allow={"owner", Role.ADMIN})
-    def revoke(self, token: TokenRef) -> Token:
-        """End a token now, everywhere, with those that it issued if it was a limited one."""
+    def revoke(self, token: TokenRef, *, keep_work: bool = False) -> Token:
+        """End a token now, everywhere, with those that it issued if it was a limited one.
+
+        keep_work: jobs and other work that were asked for with it go on, as when a token expires.
+        """
         call = current_call()
         if token_record(call.tx, call.target.id).revoked_at is not None:
             raise Conflict(f"token {token} is revoked already")
         family = _descendants(call.tx, call.target.id)
         living = tokens.c.id.in_(family), tokens.c.revoked_at.is_(None)
-        call.tx.execute(update(tokens).where(*living).values(revoked_at=call.now))
+        if keep_work:
+            late = tokens.c.expires_at > call.now
+            call.tx.execute(update(tokens).where(*living, late).values(expires_at=call.now))
+        else:
+            call.tx.execute(update(tokens).where(*living).values(revoked_at=call.now))
         advance_epoch(call.tx)
         return token_record(call.tx, call.target.id)
 
@@ -174,10 +181,13 @@ def recognize(tx: Transaction, credential: str, *, now: datetime) -> Recognized 
     )
 
 
-def in_use(tx: Transaction, principal: str, *, purpose: str) -> list[str]:
-    """The tokens of a principal for one purpose that are not revoked."""
+def in_use(tx: Transaction, principal: str, *, purpose: str, now: datetime) -> list[str]:
+    """The tokens of a principal for one purpose that are neither revoked nor expired."""
     query = select(tokens.c.id).where(
-        tokens.c.principal == principal, tokens.c.purpose == purpose, tokens.c.revoked_at.is_(None)
+        tokens.c.principal == principal,
+        tokens.c.purpose == purpose,
+        tokens.c.revoked_at.is_(None),
+        tokens.c.expires_at > now,
     )
     return list(tx.execute(query).scalars())
 

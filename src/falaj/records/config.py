@@ -13,6 +13,7 @@ from falaj.records.durations import read_duration
 from falaj.records.hardware import MPS_DIRECTORY
 from falaj.records.names import Jurisdiction, Name, Spelled
 from falaj.records.record import Record
+from falaj.records.sizes import RULE, read_size
 
 Secret = Annotated[str, Spelled("(env|file):.+", "a secret is named by env:NAME or file:PATH", limit=1000)]
 """Where a secret is to be had: env:NAME or file:PATH. Secrets themselves do not stand in falaj.toml."""
@@ -129,6 +130,13 @@ def _length(given: object) -> object:
     return read_duration(given) or given
 
 
+def _size(given: object) -> object:
+    """An amount as people write it: 200GiB; or as TOML knows it, in bytes."""
+    if isinstance(given, str) and (size := read_size(given)) is None:
+        raise ValueError(RULE)
+    return size if isinstance(given, str) else given
+
+
 def _absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise ValueError("the folder of a virtualenv, from / on")
@@ -142,13 +150,16 @@ class JobsConfig(Record):
     """How jobs are kept.
 
     A job that makes room for another has `preemption_grace` to save itself. A workspace has at most `unfinished_limit`
-    jobs that wait or run. `environments` are virtualenvs by the names under which jobs ask for them.
+    jobs that wait or run. One checkpoint of a job takes at most `checkpoint_limit`, like "200GiB"; a twentieth of the
+    disk stays free beside all of them, at most 10 GiB. `environments` are virtualenvs by the names under which jobs ask
+    for them.
     """
 
     preemption_grace: Annotated[
         timedelta, BeforeValidator(_length), Field(ge=timedelta(0), le=timedelta(hours=1))
     ] = timedelta(seconds=60)
     unfinished_limit: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    checkpoint_limit: Annotated[int, BeforeValidator(_size), Field(ge=1 << 20)] = 1 << 40
     environments: dict[Name, Virtualenv] = {}
 
 

@@ -21,6 +21,8 @@ LIMIT_S = 600.0
 LINES_SHOWN = 8
 OF_A_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "FALAJ_AGENT", "FALAJ_JOB")
 """Variables that would make the script believe that it is one of several processes, or a job."""
+TRACEBACK = "Traceback (most recent call last):"
+OF_RUNTIME = "falaj.training.runtime.errors."
 
 
 def estimate_script(script: str | Path, spec: JobSpec, *, limit_s: float = LIMIT_S) -> Estimate:
@@ -84,8 +86,18 @@ def _why(status: int | None, printed: str, limit_s: float) -> str:
         return f"did not come to fj.fit within {limit_s:.0f} s"
     if status == 0:
         return "ended without calling fj.fit"
-    last = printed.strip().splitlines()[-1:] or [f"exit status {status}"]
-    return f"failed before it called fj.fit: {last[0]}"
+    said = _raised(printed) or f"exit status {status}"
+    if said.startswith(OF_RUNTIME):
+        return f"fj.fit refused it: {said.partition(': ')[2]}"
+    return f"failed before it called fj.fit: {said}"
+
+
+def _raised(printed: str) -> str:
+    """What a script died of: the line behind its last traceback, which may have others behind it; or the last line."""
+    lines = printed.strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith(TRACEBACK)]
+    behind = lines[starts[-1] + 1 :] if starts else []
+    return next((line for line in behind if line[:1].strip()), lines[-1] if lines else "")
 
 
 def _refused(given: str, allowed: str, printed: str = "") -> InvalidInput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from falaj.governance.call import Call
+from falaj.ports.metadata import Transaction
 from falaj.records.blobs import Blob
 from falaj.records.names import ObjectId
 from falaj.records.objects import StoredObject
@@ -38,6 +39,10 @@ class JobRuns:
         store.put_values(call.tx, params_table, new.id, params)
         store.put_values(call.tx, tags_table, new.id, tags)
         return new.id
+
+    def params(self, tx: Transaction, run: ObjectId) -> Mapping[str, str]:
+        """The parameters of a run, by key."""
+        return store.values_of(tx, params_table, run)
 
     def attach(self, call: Call, run: ObjectId, artifacts: Sequence[tuple[str, Blob]]) -> None:
         """Make kept blobs artifacts of a run, unless it has ended or has something under that path."""

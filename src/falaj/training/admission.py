@@ -10,10 +10,20 @@ from falaj.records.scheduling import WHOLE_GPU, Gpu, Node, Queue, Reason, Reques
 from falaj.records.sizes import spell_size
 from falaj.records.training import JobSpec
 from falaj.training import store
+from falaj.training.fitting import refuse_too_large
 from falaj.training.neighbours import Scheduler
 
 NEVER = frozenset({Reason.TOPOLOGY, Reason.TOO_LARGE, Reason.NO_QUEUE})
 """Why a job would wait for ever; where its data may lie was asked before, and budgets are filled up again."""
+
+
+def refuse_misfit(
+    scheduler: Scheduler, spec: JobSpec, request: Request, nodes: Sequence[Node], queues: Sequence[Queue]
+) -> None:
+    """InvalidInput where the job could never run: for what it asks for, the memory that it takes, or its queue."""
+    refuse_impossible(spec, nodes)
+    refuse_too_large(spec, nodes)
+    refuse_unfit(scheduler, request, nodes, queues)
 
 
 def refuse_impossible(spec: JobSpec, nodes: Sequence[Node]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from typing import Annotated
 
 from pydantic import Field
 
 from falaj.errors import Conflict, InvalidInput
-from falaj.governance import objects
 from falaj.governance.call import Call, current_call
 from falaj.governance.founding import count_users
 from falaj.governance.gate import Gate
@@ -37,16 +36,16 @@ from falaj.records.training import (
     Words,
 )
 from falaj.training import store
-from falaj.training.admission import refuse_impossible, refuse_unfit, require_room
+from falaj.training.admission import refuse_misfit, require_room
 from falaj.training.bookkeeping import Books
 from falaj.training.checkpoints import keep_checkpoint
-from falaj.training.fitting import refuse_too_large
 from falaj.training.inputs import require, require_a_place, require_reach, resolve_inputs
 from falaj.training.logs import LogReader
 from falaj.training.moving import Move, move_job, moved_record
 from falaj.training.neighbours import Accounts, BlobSource, Scheduler, TrackedRuns, Workbench
 from falaj.training.queue import QueueReader, is_due, request_for
-from falaj.training.run_facts import params_of, tags_of
+from falaj.training.retrying import Retrying, on_behalf_of
+from falaj.training.run_facts import start_run
 
 WATCH_EVERY_S = 0.1
 ALIVE_EVERY_S = 2.0
@@ -82,6 +81,7 @@ class Jobs:
         self._unfinished_limit = unfinished_limit
         self._books = Books(runs, blobs, accounts, workbench)
         self.queue = QueueReader(accounts)
+        self.stored = blobs
 
     @operation("jobs.submit", resource="workspace", mode=Mode.LATE)
     def submit(
@@ -114,8 +114,8 @@ class Jobs:
                 "queue": spec.queue,
                 "inputs": pinned,
                 "code": None if packed is None else packed.id,
-                "run": self._start_run(call, home, new.id, spec, pinned),
-                **_behalf(call),
+                "run": start_run(self._runs, call, home, new.id, spec, pinned),
+                **on_behalf_of(call),
             }
             store.add_job(call.tx, new, values)
             return store.job_record(new, store.row(call.tx, new.id))
@@ -171,7 +171,10 @@ class Jobs:
 
     @operation("jobs.explain", resource="job", mode=Mode.READ)
     def explain(self, job: JobRef) -> Explanation:
-        """Why a job waits: what binds, its position, what would start it now, and when it will start."""
+        """Why a job waits: what binds, its position, what would start it now, and when it will start.
+
+        Of one that runs, since when, and how the attempt before ended.
+        """
         call = current_call()
         found, now = self._record(), call.now
         if found.state.ended:
@@ -184,7 +187,10 @@ class Jobs:
             words = f"pauses until {pause:%Y-%m-%d %H:%M:%S %Z} after a failed attempt; {found.reason}"
             of = len(look.attempts)
             return Explanation(job=found.id, state="waiting", words=words, of=of, expected_start=pause)
-        return self._scheduler.explain(look.snapshot, found.id)
+        told, before = self._scheduler.explain(look.snapshot, found.id), None
+        if found.state is JobState.RUNNING:
+            before = store.ending_of(call.tx, found.id, found.attempt - 1)
+        return told.model_copy(update={"words": f"{told.words}; {before}"}) if before else told
 
     @operation("jobs.cancel", resource="job", confirm=True)
     def cancel(self, job: JobRef) -> Job:
@@ -203,23 +209,14 @@ class Jobs:
 
     @operation("jobs.retry", resource="job")
     def retry(self, job: JobRef) -> Job:
-        """Queue a job that failed or was cancelled once more, for you; it goes on from its checkpoints."""
+        """Queue a job that failed or was cancelled once more, for you; it goes on from its checkpoints, as a new run.
+
+        It is refused where no machine could run it or hold it any more. The new run remembers what the one before has
+        survived, and names it in its parameter job.goes_on_from.
+        """
         call = current_call()
-        row = store.lock(call.tx, call.target.id)
-        if row["state"] not in (JobState.FAILED, JobState.CANCELLED):
-            raise Conflict(
-                f"job {call.target.id} is {row['state']}; only one that failed or was cancelled is retried"
-            )
-        spec = JobSpec.model_validate(row["spec"])
-        home = objects.by_id(call.tx, call.target.workspace)
-        if home is None:
-            raise Conflict(f"the workspace of job {call.target.id} is gone")
-        self._require_again(call, home, row)
-        run = self._start_run(call, home, call.target.id, spec, row["inputs"])
-        fresh: dict[str, Any] = dict.fromkeys(("reason", "exit_code", "ended_at", "not_before", "progress"))
-        again = {"state": JobState.QUEUED, "failures": 0, "cancelling": False, "outputs": [], "run": run}
-        store.change(call.tx, call.target.id, **fresh, **again, **_behalf(call))
-        store.touch(call.tx)
+        neighbours = self._runs, self._scheduler, self._workbench, self._accounts
+        Retrying(self.gate, *neighbours, self._unfinished_limit).queue_again(call)
         self._wanted()
         return self._record()
 
@@ -331,25 +328,9 @@ class Jobs:
         if spec.environment is not None:
             self._workbench.require_environment(spec.environment)
         nodes = self._workbench.nodes()
-        refuse_impossible(spec, nodes)
-        refuse_too_large(spec, nodes)
         asked = request_for(new_id("job"), spec, workspace=call.target.id, submitted_at=call.now)
-        refuse_unfit(self._scheduler, asked, nodes, queues)
+        refuse_misfit(self._scheduler, spec, asked, nodes, queues)
         return nodes
-
-    def _require_again(self, call: Call, home: StoredObject, row: Any) -> None:
-        """Whoever has a job tried again must be allowed what whoever submitted it was."""
-        require_room(call.tx, home.id, limit=self._unfinished_limit)
-        self._accounts.require_open(call.tx, row["queue"], home.id)
-        resolve_inputs(self.gate, call, row["inputs"])
-        require_secrets(self.gate, call, row["spec"].get("secrets", {}), workspace=home)
-        packed = None if row["code"] is None else objects.by_id(call.tx, row["code"])
-        if row["code"] is not None and packed is None:
-            raise Conflict(f"the code of job {call.target.id} was deleted; submit it anew")
-        if packed is not None:
-            require(self.gate, call, "blob.read", packed)
-        require(self.gate, call, "blob.upload", home)
-        require_reach(call.caller)
 
     def _take_inputs(
         self, call: Call, home: StoredObject, spec: JobSpec, nodes: tuple[Node, ...]
@@ -363,13 +344,6 @@ class Jobs:
         require_reach(call.caller)
         require_a_place(self.gate, call, home, nodes)
         return inputs
-
-    def _start_run(
-        self, call: Call, home: StoredObject, job: ObjectId, spec: JobSpec, inputs: Mapping[str, ObjectId]
-    ) -> ObjectId:
-        params, tags = params_of(spec, inputs), tags_of(job, spec)
-        experiment = spec.experiment or spec.name
-        return self._runs.start(call, home, experiment=experiment, name=spec.name, params=params, tags=tags)
 
     def _changes(self, target: StoredObject) -> Iterator[Job]:
         last, said_at = None, 0.0
@@ -389,10 +363,3 @@ def _require_code(spec: JobSpec, code: str | None) -> None:
         raise InvalidInput.at("spec.asked", allowed="nothing: it is filled in when a job is moved")
     if spec.script is not None and code is None:
         raise InvalidInput.at("code", allowed=f"the blob of a tar.gz that has {spec.script}")
-
-
-def _behalf(call: Call) -> dict[str, Any]:
-    """For whom the job runs: whoever asked, with the limits of the token that they came with."""
-    caller = call.caller
-    scope = {"scope": caller.workspace, "actions": caller.actions, "token": caller.token}
-    return {"behalf": caller.id, **scope}

@@ -15,6 +15,7 @@ from falaj.records.scheduling import WHOLE_GPU, Node, Queue, Reason, Request, Sn
 from falaj.records.training import Asked, Job, JobSpec, JobState, Moved
 from falaj.training import store
 from falaj.training.admission import NEVER, refuse_impossible
+from falaj.training.fitting import refuse_too_large
 from falaj.training.neighbours import Scheduler
 from falaj.training.queue import request_for
 
@@ -43,6 +44,7 @@ def move_job(
     wanted = _request(call, moved)
     pools = moved.affinity.pools
     refuse_impossible(moved, [node for node in nodes if not pools or node.pool in pools])
+    refuse_too_large(moved, nodes)
     _refuse_unfit(scheduler, wanted, nodes, queues)
     changes: dict[str, Any] = {"spec": moved.model_dump(mode="json")}
     if state is JobState.QUEUED:
@@ -98,8 +100,6 @@ def moved_spec(spec: JobSpec, move: Move, nodes: Sequence[Node]) -> JobSpec:
         "cpus": move.cpus or spec.cpus,
         "affinity": spec.affinity.model_copy(update={"pools": _pools(spec, move, nodes)}),
     }
-    if spec.estimate is not None and (spec.estimate.device == "cuda") != bool(found["gpus"]):
-        found["estimate"] = None  # which was made for the other kind of device
     moved = _changed(spec, found)
     return _changed(moved, {"asked": None if as_asked(moved) == first else first})
 

@@ -1,13 +1,43 @@
-"""What the run of a job says of it from the start: parameters and tags."""
+"""The run of a job: what it says of the job from the start, and which run it goes on from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from falaj.governance import objects
+from falaj.governance.call import Call
 from falaj.records.names import ObjectId
+from falaj.records.objects import StoredObject
 from falaj.records.training import JobSpec
+from falaj.training.neighbours import TrackedRuns
+from falaj.training.runtime.agent import RESUMED
 
 LONGEST_COMMAND = 6000
+GOES_ON_FROM = "job.goes_on_from"
+"""The parameter that names the run of the same job before this one; what that one survived, this one has survived."""
+
+
+def start_run(
+    runs: TrackedRuns,
+    call: Call,
+    home: StoredObject,
+    job: ObjectId,
+    spec: JobSpec,
+    inputs: Mapping[str, ObjectId],
+    *,
+    after: ObjectId | None = None,
+) -> ObjectId:
+    """A new run of a job. One that comes `after` another goes on from the same checkpoints: it is told of all that
+    the other has survived, and what the other was made from flows into it."""
+    params = params_of(spec, inputs)
+    if after is not None:
+        before = runs.params(call.tx, after)
+        params |= {key: value for key, value in before.items() if key.startswith(RESUMED)}
+        params[GOES_ON_FROM] = after
+        call.referred["before"] = [found] if (found := objects.by_id(call.tx, after)) else []
+    experiment = spec.experiment or spec.name
+    tags = tags_of(job, spec)
+    return runs.start(call, home, experiment=experiment, name=spec.name, params=params, tags=tags)
 
 
 def params_of(spec: JobSpec, inputs: Mapping[str, ObjectId]) -> dict[str, str]:

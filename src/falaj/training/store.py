@@ -208,6 +208,18 @@ def end_attempt(tx: Transaction, job: str, number: int, **values: Any) -> None:
     tx.execute(update(attempts).where(attempts.c.job == job, attempts.c.number == number).values(**values))
 
 
+def ending_of(tx: Transaction, job: str, number: int) -> str | None:
+    """How an attempt ended, in words; none for one that has not, or that there was never."""
+    query = select(attempts.c.verdict, attempts.c.reason).where(
+        attempts.c.job == job, attempts.c.number == number, attempts.c.verdict.is_not(None)
+    )
+    found = tx.execute(query).first()
+    if found is None:
+        return None
+    said = "failed" if found.verdict == "failed" else f"was {found.verdict}"
+    return f"attempt {number} {said}" + (f": {found.reason}" if found.reason else "")
+
+
 def log_of(tx: Transaction, job: str, number: int) -> ObjectId | None:
     """The blob that has the log of an attempt which is over."""
     query = select(attempts.c.log).where(attempts.c.job == job, attempts.c.number == number)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from falaj.errors import InvalidInput
+from falaj.errors import FalajError, InvalidInput
 from falaj.records.scheduling import Gpu
-from falaj.records.training import Estimate, JobState, TrainingWay
+from falaj.records.training import Estimate, Job, JobState, TrainingWay
 from job_ground import NODE, JobGround
 
 GIB = 1 << 30
@@ -18,12 +18,28 @@ TWO_CARDS = NODE.model_copy(
         "shares": True,
     }
 )
+FRUGAL = NODE.model_copy(update={"name": "plain", "pool": "frugal", "labels": frozenset({"spare"})})
+SMALL_CARD = NODE.model_copy(
+    update={
+        "name": "small",
+        "pool": "small",
+        "gpus": (Gpu(id="GPU-9", model="L4", memory_bytes=24 * GIB),),
+    }
+)
 
 
 @pytest.fixture
 def ground(light_ground: JobGround) -> JobGround:
     light_ground.machine.node = TWO_CARDS
     return light_ground
+
+
+@pytest.fixture
+def pools(ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> JobGround:
+    """Two large cards, no card but 8 GiB of memory, and one small card, each in a pool of its own."""
+    nodes = TWO_CARDS.model_copy(update={"pool": "cards"}), FRUGAL, SMALL_CARD
+    monkeypatch.setattr(ground.machine, "nodes", lambda: nodes)
+    return ground
 
 
 def test_what_fits_is_let_in_and_shown(ground: JobGround) -> None:
@@ -105,6 +121,17 @@ def test_without_gpus_memory_is_what_is_asked_for_or_what_the_machine_has(ground
     assert "the largest machine here has 8 GiB" in (refused(ground, estimate=larger).allowed or "")
 
 
+def test_small_numbers_can_be_read(ground: JobGround) -> None:
+    little = on_cpu(way(0).model_copy(update={"peak_bytes": 45 << 10}))
+
+    fault = refused(ground, memory_bytes=4 << 10, estimate=little)
+
+    assert (fault.given, fault.allowed) == (
+        "45 KiB a process, one process, fp32",
+        "at most 3.68 KiB a process: what the job asks for has 4 KiB",
+    )
+
+
 def test_a_list_shows_only_the_way_that_was_asked_for(ground: JobGround) -> None:
     ground.submit(gpus=1, estimate=estimated(way(9), way(8, micro_batches=2)))
 
@@ -112,6 +139,113 @@ def test_a_list_shows_only_the_way_that_was_asked_for(ground: JobGround) -> None
 
     assert job.spec.estimate is not None
     assert job.spec.estimate.ways == (way(9),)
+
+
+# ---------------------------------------------------------------------------------- in which machines it may run
+
+
+def test_only_machines_that_the_job_may_run_on_count(pools: JobGround) -> None:
+    elsewhere: dict[str, Any] = {"affinity": {"pools": ["small"]}}
+
+    with pytest.raises(InvalidInput, match="of any machine in pool small") as refusal:
+        pools.submit(gpus=1, estimate=estimated(way(60)), **elsewhere)
+
+    (fault,) = refusal.value.faults
+    assert fault.allowed == "at most 22.1 GiB a GPU: the largest GPU has 24 GiB"
+    assert fault.fix == "in pool cards, one process, fp32 takes 60 GiB a GPU"
+    assert pools.submit(gpus=1, estimate=estimated(way(20)), **elsewhere)
+    labelled = pools.submit(estimate=on_cpu(way(6)), affinity={"labels": ["spare"]})
+    assert labelled.state is JobState.QUEUED
+
+
+# -------------------------------------------------------------------------------------------- moved and retried
+
+
+def test_a_move_to_where_it_does_not_fit_is_refused_and_changes_nothing(pools: JobGround) -> None:
+    ways = way(60), way(20, micro_batches=8, as_asked=False)
+    job = pools.begin(pools.submit(gpus=1, estimate=estimated(*ways)))
+
+    fault = not_moved(pools, job, "in pool small", to="small")
+
+    assert fault.given == "60 GiB a GPU, one process, fp32"
+    assert fault.fix == "one process, fp32, accumulate=8 takes 20 GiB a GPU"
+    assert pools.jobs.move(job.id, to="cards").job.moving
+
+
+def test_a_move_to_cpus_is_judged_by_their_memory(pools: JobGround) -> None:
+    large, small = (pools.submit(gpus=1, estimate=estimated(way(size))) for size in (20, 6))
+
+    fault = not_moved(pools, large, "in pool frugal", to="cpu")
+
+    assert fault.given == "20 GiB a process, one process, fp32; as it was estimated for a GPU"
+    assert fault.allowed == "at most 7.36 GiB a process: the largest machine in pool frugal has 8 GiB"
+    assert not pools.jobs.move(small.id, to="cpu").job.spec.gpus
+
+
+def test_data_that_would_lie_on_a_gpu_is_not_counted_on_a_cpu(pools: JobGround) -> None:
+    estimate = estimated(way(7)).model_copy(update={"data_bytes": GIB})
+
+    assert pools.jobs.move(pools.submit(gpus=1, estimate=estimate).id, to="cpu").job.spec.gpus == 0
+
+
+def test_a_move_to_gpus_is_judged_by_theirs(pools: JobGround) -> None:
+    job = pools.submit(estimate=on_cpu(way(6)), affinity={"pools": ["frugal"]})
+    pools.machine.nodes = lambda: (FRUGAL, tiny_card())  # type: ignore[method-assign]
+
+    fault = not_moved(pools, job, "here", to="gpu")
+
+    assert fault.given == "6 GiB a GPU, one process, fp32; as it was estimated for a CPU"
+    assert fault.allowed == "at most 3.68 GiB a GPU: the largest GPU has 4 GiB"
+
+
+def test_a_job_that_is_moved_there_and_back_still_has_its_estimate(pools: JobGround) -> None:
+    job = pools.submit(gpus=1, estimate=estimated(way(6)))
+
+    pools.jobs.move(job.id, to="cpu")
+
+    assert pools.jobs.move(job.id, to="gpu").job.spec == job.spec
+
+
+def test_a_retry_on_machines_that_have_shrunk_is_refused(ground: JobGround) -> None:
+    job = ground.submit(gpus=1, estimate=estimated(way(60)))
+    ground.jobs.cancel(job.id)
+    ground.machine.node = tiny_card()
+
+    with pytest.raises(InvalidInput, match="does not fit in the memory of any machine here") as refusal:
+        ground.jobs.retry(job.id)
+
+    assert refusal.value.faults[0].allowed == "at most 3.68 GiB a GPU: the largest GPU has 4 GiB"
+    assert ground.jobs.show(job.id).state is JobState.CANCELLED
+    ground.machine.node = TWO_CARDS
+    assert ground.jobs.retry(job.id).state is JobState.QUEUED
+
+
+def test_a_retry_that_no_machine_could_run_any_more_is_refused(ground: JobGround) -> None:
+    job = ground.submit(gpus=2)
+    ground.jobs.cancel(job.id)
+    ground.machine.node = NODE
+
+    with pytest.raises(InvalidInput, match="no machine here can ever run this job"):
+        ground.jobs.retry(job.id)
+
+    assert ground.jobs.show(job.id).state is JobState.CANCELLED
+
+
+def not_moved(ground: JobGround, job: Job, place: str, **move: Any) -> Any:
+    before = ground.jobs.show(job.id)
+    with pytest.raises(FalajError, match=f"does not fit in the memory of any machine {place}") as refusal:
+        ground.jobs.move(job.id, **move)
+    assert ground.jobs.show(job.id) == before
+    (fault,) = refusal.value.faults
+    return fault
+
+
+def tiny_card() -> Any:
+    return NODE.model_copy(update={"gpus": (Gpu(id="GPU-7", model="T4", memory_bytes=4 * GIB),)})
+
+
+def on_cpu(*ways: TrainingWay) -> Estimate:
+    return estimated(*ways).model_copy(update={"device": "cpu"})
 
 
 def estimated(*ways: TrainingWay) -> Estimate:

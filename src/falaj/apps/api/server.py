@@ -150,23 +150,23 @@ def _announce(platform: Platform, bind: str, port: int) -> None:
     host = f"[{bind}]" if ":" in bind else bind
     told = {"url": f"{scheme}://{host}:{port}"}
     if "FALAJ_RESTART" not in os.environ:
-        told |= _introduce_owner(platform)
+        told |= introduce_owner(platform)
     with os.fdopen(int(os.environ["FALAJ_READY_FD"]), "w") as parent:
         json.dump(told, parent)
 
 
-def _introduce_owner(platform: Platform) -> dict[str, str]:
-    """A new token in place of those of earlier starts, and a sign-in code."""
+def introduce_owner(platform: Platform) -> dict[str, str]:
+    """A new token in place of those of earlier starts, whose work goes on, and a sign-in code."""
     try:
         owner = local_caller(platform.database)
     except NotFound:  # the platform was founded by another user, on another machine
         return {}
     purpose = f"{LOCAL_TOKEN}, {platform.home.ident}"
     with platform.database.read() as tx:
-        earlier = in_use(tx, owner.id, purpose=purpose)
+        earlier = in_use(tx, owner.id, purpose=purpose, now=platform.gate.clock())
     with acting_as(owner):
         for token in earlier:
-            platform.rooms.token.revoke(token)
+            platform.rooms.token.revoke(token, keep_work=True)
         issued = platform.rooms.token.issue(purpose=purpose, expires_in=timedelta(days=LOCAL_TOKEN_DAYS))
         link = platform.rooms.token.link()
     return {"code": link.code, "token": issued.secret}

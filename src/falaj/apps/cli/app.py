@@ -50,7 +50,7 @@ ROOMS = {
     "platform": "The platform that answers: its version, controller and metrics.",
     "runs": "Runs of experiments: parameters, metrics, artifacts.",
     "node": "Machines that run jobs: what they are made of, and what is free.",
-    "jobs": "Jobs: list them, read their logs, wait, cancel, retry, explain.",
+    "jobs": "Jobs: list them, read their logs, wait, cancel, retry, move, explain.",
     "queue": "Queues: quotas, borrowing and fair share of the machines, and budgets.",
     "usage": "What jobs have used: GPU-hours, CPU-hours, energy and cost.",
     "features": "Features: define views, take rows in, make training sets, read online.",

@@ -1,4 +1,4 @@
-"""The commands of jobs that people read: list, show, logs, wait, explain."""
+"""The commands of jobs that people read: list, show, logs, wait, explain, checkpoints."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.top import name_of, top
 from falaj.apps.cli.training import JOB, submit_file, tell_end
-from falaj.apps.cli.values import plural, printable, text_of
+from falaj.apps.cli.values import plural, printable, size, text_of
 from falaj.control.platform import all_operations
 from falaj.records.scheduling import Explanation
-from falaj.records.training import Job, JobState
+from falaj.records.training import Checkpoint, Job, JobState
 
 
 def list_jobs(
@@ -89,6 +89,25 @@ def explain(session: Session, job: JOB) -> None:
     with session.platform() as platform:
         found = platform.jobs.explain(job)
     session.show(found, _show_explanation)
+
+
+def checkpoints(session: Session, job: JOB) -> None:
+    """What a job has saved of itself, newest first: where it goes on from. The bytes are those of the blobs."""
+    reading.check(all_operations()["jobs.checkpoints"], {"job": job})
+    with session.platform() as platform:
+        found = platform.jobs.checkpoints(job)
+    session.show(found, partial(_show_checkpoints, job=job))
+
+
+def _show_checkpoints(found: tuple[Checkpoint, ...], *, job: str) -> None:
+    if not found:
+        print(f"job {job} has saved nothing yet")
+        return
+    rows = [
+        [str(each.step), size(each.size_bytes), str(len(each.parts)), each.manifest.blob, each.save]
+        for each in found
+    ]
+    show_rows(["step", "size", "parts", "manifest", "save"], rows)
 
 
 def _show_explanation(found: Explanation) -> None:
@@ -185,5 +204,6 @@ ROOM: dict[str, Any] = {
     "logs": logs,
     "wait": wait,
     "explain": explain,
+    "checkpoints": checkpoints,
     "submit": submit_file,
 }

@@ -204,6 +204,13 @@ def _submitted(made: Job, given: Given) -> Said:
     return Said(f"job {made.id} ({made.name}) is queued", (("next", f"jobs logs {made.id} --follow"),))
 
 
+def _retried(made: Job, given: Given) -> Said:
+    words = (
+        f"job {made.id} ({made.name}) is queued again, as run {made.run}, and goes on from what it has saved"
+    )
+    return Said(words, (("next", f"jobs logs {made.id} --follow"),))
+
+
 def _job_cancelled(made: Job, given: Given) -> Said:
     words = "is cancelled" if made.state.ended else "is asked to end, and killed if it does not"
     return Said(f"job {made.id} {words}", (("undo", f"jobs retry {made.id}"),))
@@ -341,7 +348,7 @@ SENTENCES: dict[str, Callable[[Any, Given], Said]] = {
     "endpoints.remove": _removed,
     "endpoints.feedback": _scored,
     "jobs.submit": _submitted,
-    "jobs.retry": _submitted,
+    "jobs.retry": _retried,
     "jobs.cancel": _job_cancelled,
     "jobs.move": _job_moved,
     "features.materialize": _materialized,

@@ -1,0 +1,74 @@
+"""What people see of a job that was saved, broken off, and tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from command_line import CommandLine, command_line, make_template
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_template(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
+    (tmp_path / "says.py").write_text("print(1)")
+    with command_line(tmp_path, capsys, template=template) as line:
+        yield line
+
+
+@pytest.fixture
+def job(falaj: CommandLine, tmp_path: Path) -> str:
+    """One that runs."""
+    ident: str = falaj.json("train", tmp_path / "says.py", "--retries", "1", "--detach")["id"]
+    begin(falaj, ident, 1)
+    return ident
+
+
+def begin(falaj: CommandLine, job: str, attempt: int) -> None:
+    placed = '{"replica": 0, "node": "here"}'
+    falaj.done("jobs", "begin", job, "--attempt", str(attempt), "--placement", placed)
+
+
+def test_checkpoints_are_a_table_that_people_can_read(falaj: CommandLine, job: str, tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(bytes(2048))
+    blobs = [falaj.json("blob", "put", tmp_path / "part", name)["id"] for name in ("manifest", "a", "b")]
+    parts = [word for blob in blobs[1:] for word in ("--part", blob)]
+    named = ("--attempt", "1", "--step", "40", "--save", "0" * 32, "--manifest", blobs[0])
+    falaj.done("jobs", "save-checkpoint", job, *named, *parts)
+
+    shown = falaj.done("jobs", "checkpoints", job).out
+
+    assert [line.split() for line in shown.splitlines()] == [
+        ["step", "size", "parts", "manifest", "save"],
+        ["40", "6.0", "KiB", "2", blobs[0], "0" * 32],
+    ]
+    assert falaj.json("jobs", "checkpoints", job)[0]["parts"][1]["blob"] == blobs[2]
+
+
+def test_a_job_without_checkpoints_says_so(falaj: CommandLine, job: str) -> None:
+    assert falaj.done("jobs", "checkpoints", job).out == f"job {job} has saved nothing yet\n"
+
+
+def test_a_job_that_runs_again_tells_how_the_attempt_before_ended(falaj: CommandLine, job: str) -> None:
+    falaj.done("jobs", "settle", job, "--attempt", "1", "--verdict", "failed", "--reason", "rank 1: signal 9")
+    begin(falaj, job, 2)
+
+    assert "; attempt 1 failed: rank 1: signal 9" in falaj.done("jobs", "explain", job).out
+
+
+def test_a_retry_names_the_run_that_goes_on(falaj: CommandLine, job: str) -> None:
+    before = falaj.json("jobs", "show", job)["run"]
+    falaj.done("jobs", "settle", job, "--attempt", "1", "--verdict", "cancelled")
+
+    said = falaj.done("jobs", "retry", job).out
+
+    after = falaj.json("jobs", "show", job)["run"]
+    assert after != before
+    assert f"is queued again, as run {after}" in said
+    assert f"next   falaj jobs logs {job} --follow" in said
