@@ -1,8 +1,9 @@
 """Samples that take their time to read, as pictures do: `fit` with worker processes beside a plain loop with torch's
 own loader and as many; and how much of the reading `fit` hides behind the computing.
 
-Both sides take turns on the same batches, each turn with its workers started anew. Counted are samples a second, and
-the CPU time of a step with that of its workers, which a busy neighbour does not blur.
+Both sides take turns on the same batches, each turn with its workers started anew; each side in a process of its own,
+because `fit` keeps the memory that its steps free, from which a loop in the same process would gain too. Counted are
+samples a second, and the CPU time of a step with that of its workers, which a busy neighbour does not blur.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import resource
 import time
 import zlib
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from statistics import median
 from typing import NamedTuple
 
@@ -52,23 +56,25 @@ class Turn(NamedTuple):
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    results = [result for workers in (0, 1, 2) for result in compare(workers)]
-    results.append(hidden())
+    own_process = partial(ProcessPoolExecutor, 1, get_context("spawn"), torch.set_num_threads, (1,))
+    with own_process() as ours, own_process() as theirs:
+        results = [result for workers in (0, 1, 2) for result in compare(workers, ours, theirs)]
+        results.append(ours.submit(hidden).result())
     report("feeding", results)
 
 
-def compare(workers: int) -> list[Result]:
+def compare(workers: int, ours: ProcessPoolExecutor, theirs: ProcessPoolExecutor) -> list[Result]:
     """What `fit` gives and costs, and the plain loop."""
-    plain_loop(workers, 5), through_fit(workers, 5)
-    turns = []
-    for number in range(ROUNDS):
-        if number % 2:
-            plain = plain_loop(workers, STEPS)
-            turns.append((through_fit(workers, STEPS), plain))
-        else:
-            ours = through_fit(workers, STEPS)
-            turns.append((ours, plain_loop(workers, STEPS)))
+
+    def turn(steps: int, *, plain_first: bool) -> tuple[Turn, Turn]:
+        if plain_first:
+            plain = theirs.submit(plain_loop, workers, steps).result()
+            return ours.submit(through_fit, workers, steps).result(), plain
+        fitted = ours.submit(through_fit, workers, steps).result()
+        return fitted, theirs.submit(plain_loop, workers, steps).result()
+
+    turn(5, plain_first=True)
+    turns = [turn(STEPS, plain_first=number % 2 == 1) for number in range(ROUNDS)]
     ratios = sorted(ours.per_second / plain.per_second for ours, plain in turns)
     low, high = ratios[ROUNDS // 4], ratios[-ROUNDS // 4]
     say(f"{workers} workers: fit / plain loop: median {median(ratios):.2f}, half in {low:.2f} to {high:.2f}")
@@ -113,8 +119,10 @@ def plain_loop(workers: int, steps: int) -> Turn:
     model, plan = make_model(), BatchPlan(SAMPLES, BATCH_SIZE, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [plan.indices(step).tolist() for step in range(1, steps + 1)]
+    fork = "fork" if workers else None  # as outside of a pool; else the start of new interpreters would count
     clock = started()
-    for inputs, targets in DataLoader(Pictures(), batch_sampler=batches, num_workers=workers):
+    loader = DataLoader(Pictures(), batch_sampler=batches, num_workers=workers, multiprocessing_context=fork)
+    for inputs, targets in loader:
         loss = nn.functional.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()

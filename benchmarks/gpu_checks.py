@@ -337,33 +337,29 @@ def a_loss_that_is_not_finite() -> str:
 
 @check
 def groups_over_nccl() -> str:
-    """NCCL takes one process for each GPU: with one GPU here, one process that forms a group of one."""
+    """One process that forms a group of its own; and more processes than GPUs, which are refused with a fix."""
     script = (
         "import torch, sys\n"
         "from falaj.training.runtime.fit import fit\n"
         "rows = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))\n"
         "torch.manual_seed(0)\n"
-        "r = fit(torch.nn.Linear(8, 1), torch.nn.functional.mse_loss, (rows, rows[:, :1]), steps=8, tune='off',"
-        " parallel=sys.argv[1])\n"
-        "print('loss', r.losses[-1])\n"
+        "data = rows, rows[:, :1]\n"
+        "model, loss = torch.nn.Linear(8, 1), torch.nn.functional.mse_loss\n"
+        "print('loss', fit(model, loss, data, steps=8, tune='off', parallel=sys.argv[1]).losses[-1])\n"
     )
-    found = []
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    too_many, found, fine = torch.cuda.device_count() + 1, [], True
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "script.py")
         path.write_text(script)
-        for way in ("ddp", "fsdp"):
-            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-            for count in ("1", "2"):
-                done = subprocess.run(
-                    [*launch, count, str(path), way], capture_output=True, text=True, check=False, timeout=60
-                )
-                lines = [
-                    line
-                    for line in (done.stdout + done.stderr).splitlines()
-                    if "loss" in line or "rror" in line
-                ]
-                found.append(f"{way} over {count}: exit {done.returncode}, {lines[:2]}")
-    return "; ".join(found)
+        for way, count in (("ddp", 1), ("fsdp", 1), ("ddp", too_many)):
+            command = [*launch, str(count), str(path), way]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            refused = "there are more processes than GPUs" in done.stderr
+            fine = fine and (refused if count == too_many else done.returncode == 0)
+            words = "refused" if refused else done.stdout.strip()
+            found.append(f"{way} over {count}: exit {done.returncode}, {words}")
+    return told(fine, "; ".join(found))
 
 
 if __name__ == "__main__":

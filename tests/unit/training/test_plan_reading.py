@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from falaj.training.runtime.data import Items
 from falaj.training.runtime.feeding import starting
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.plan import reading
+from falaj.training.runtime.plan import reading, trials
 from falaj.training.runtime.plan.candidates import Space
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.plan.reading import ReadingTrials, search_reading
@@ -43,6 +43,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(starting, "against_a_fork", lambda: None)
     monkeypatch.setattr(reading, "cores_of_a_rank", lambda: 8)
+    for timing, name in ((reading, "TIMED_S"), (trials, "TIMED_S"), (trials, "COURSE_S")):
+        monkeypatch.setattr(timing, name, 0.05)  # what is found is not judged here
 
 
 def found(rate: Callable[[Plan], float], **options: Any) -> Found:

@@ -16,6 +16,7 @@ from falaj.training.runtime.errors import WorkerLost
 from falaj.training.runtime.feeding.feeders import Inline
 from falaj.training.runtime.feeding.staging import Staged, sent_to
 from falaj.training.runtime.micro_batches import MicroBatch, Reader
+from falaj.training.runtime.randomness import Dice
 
 ROWS = torch.arange(64.0)
 BATCHES = BatchPlan(64, 8, seed=5)
@@ -160,10 +161,10 @@ def test_what_is_drawn_between_two_steps_does_not_depend_on_what_is_read_ahead()
     plain = Inline(reader)
 
     def drawn(feeder: Staged | Inline) -> list[float]:
-        found = []
+        found, dice = [], Dice(5, torch.device("cpu"))
         for step in (1, 2, 3):
             (part,) = feeder.take(step, BATCHES.indices(step))
-            torch.manual_seed(step)
+            dice.roll(step, 0)
             found += [part.batch.sum().item(), random.random()]  # as a model may in its forward pass
             feeder.look_ahead(step)
             found.append(torch.rand(1).item())

@@ -132,6 +132,7 @@ class Items:
         self.dataset = dataset
         self.note: Callable[[int], None] | None = None
         """Is told which sample is read next, where somebody wants to know if reading it is the end."""
+        self.collate: Callable[[list[Any]], Batch] = default_collate
         self._len = len(dataset)
 
     def __len__(self) -> int:
@@ -142,7 +143,7 @@ class Items:
         wanted: list[int] = indices.tolist()
         read_many = getattr(self.dataset, "__getitems__", None)
         samples = self._together(read_many, wanted) if read_many else [self._one(index) for index in wanted]
-        return stack(samples, wanted)
+        return stack(samples, wanted, collate=self.collate)
 
     def _one(self, index: int) -> Any:
         if self.note is not None:
@@ -165,10 +166,12 @@ class Items:
             raise unreadable(wanted[0], error, among=len(wanted)) from error
 
 
-def stack(samples: list[Any], indices: list[int]) -> Batch:
+def stack(
+    samples: list[Any], indices: list[int], *, collate: Callable[[list[Any]], Batch] = default_collate
+) -> Batch:
     """`samples` as one batch; tuples and lists of values become a tuple."""
     try:
-        batch = default_collate(samples)
+        batch = collate(samples)
     except (RuntimeError, TypeError, KeyError) as error:
         if is_out_of_memory(error):
             raise

@@ -15,8 +15,10 @@ from typing import Unpack
 from torch import nn
 
 from falaj.training.runtime.agent import Agent
+from falaj.training.runtime.agreeing import require_agreement
 from falaj.training.runtime.data import Data, Source, open_data
 from falaj.training.runtime.feeding.starting import refuse_in_worker
+from falaj.training.runtime.kept_memory import freed_memory_kept
 from falaj.training.runtime.loop import FitResult, prepare, train
 from falaj.training.runtime.memory.asking import answer, is_asked
 from falaj.training.runtime.opening import open_keeper, open_run
@@ -55,7 +57,8 @@ def train_as(
     """Train with the other processes of the world, if there are any, until the end or a SIGTERM."""
     refuse_in_worker()
     world = join_world(find_device(settings.computing.device))
-    with open_run(run, world) as agent:
+    require_agreement(model, source, settings, world)
+    with freed_memory_kept(), open_run(run, world) as agent:
         plan = choose_plan(model, loss, source, settings, agent, world)
         say = agent.say if agent else print
         settings, plan = settle_layout(model, loss, source, settings, plan, world, say)

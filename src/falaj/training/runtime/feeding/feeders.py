@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.data import Items
 from falaj.training.runtime.micro_batches import MicroBatch, Reader
-from falaj.training.runtime.randomness import address
 
 
 class Feeder(Protocol):
@@ -45,7 +43,6 @@ class Inline:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._draws = isinstance(reader.source, Items)
         self.waited_s = 0.0
 
     @property
@@ -55,8 +52,6 @@ class Inline:
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
         began = time.perf_counter()
         parts = self._reader.read(step, indices)
-        if self._draws:
-            forget_draws(self._reader.seed, step)
         self.waited_s += time.perf_counter() - began
         return parts
 
@@ -116,11 +111,3 @@ def undisturbed() -> Iterator[None]:
         random.setstate(theirs)
         if numpy is not None and third is not None:
             numpy.random.set_state(third)
-
-
-def forget_draws(seed: int, step: int) -> None:
-    """What a model draws by `random` or numpy must not depend on who has read its samples, and drawn before."""
-    number = address(b"model", seed, step)
-    random.seed(number)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(number & 0xFFFFFFFF)

@@ -12,7 +12,7 @@ from torch import Tensor
 from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.data import Batch, Items, map_tensors
 from falaj.training.runtime.errors import WorkerLost
-from falaj.training.runtime.feeding.feeders import Feeder, Inline, forget_draws, undisturbed
+from falaj.training.runtime.feeding.feeders import Feeder, Inline, undisturbed
 from falaj.training.runtime.micro_batches import MicroBatch, Reader
 
 
@@ -47,8 +47,7 @@ class Staged:
         self._road, self._last = road, last
         self._coming: OnTheWay | None = None
         self._lost: WorkerLost | None = None
-        self._is_drawn = isinstance(reader.source, Items)
-        self._draws = isinstance(feeder, Inline) and self._is_drawn
+        self._draws = isinstance(feeder, Inline) and isinstance(reader.source, Items)
         self.waited_s = 0.0
 
     @property
@@ -65,8 +64,6 @@ class Staged:
             self.waited_s += time.perf_counter() - began
         for part, moment in zip(found.parts, found.moments, strict=True):
             self._road.receive(part.batch, moment)
-        if self._is_drawn:  # what was drawn since it was read ahead must not matter
-            forget_draws(self._reader.seed, step)
         return found.parts
 
     def look_ahead(self, step: int) -> None:

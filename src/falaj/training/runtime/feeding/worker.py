@@ -11,17 +11,18 @@ import time
 import traceback
 from collections.abc import MutableSequence
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
 import torch
-import torch.multiprocessing  # batches travel in shared memory
 from torch import Tensor
 
 from falaj.training.runtime.data import Items
 from falaj.training.runtime.data_faults import unreadable
 from falaj.training.runtime.errors import TrainingError, Unreadable
+from falaj.training.runtime.feeding.blocks import Blocks
+from falaj.training.runtime.feeding.parcels import packed
+from falaj.training.runtime.kept_memory import keep_freed_memory
 from falaj.training.runtime.micro_batches import Cut, MicroBatch, Reader
 
 PR_SET_PDEATHSIG = 1
@@ -37,11 +38,15 @@ class Post(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The micro-batches of `step` that are wanted. Indices are a list, or a tensor where there are many."""
+    """The micro-batches of `step` that are wanted, and the blocks that are free again.
+
+    Indices are a list, or a tensor where there are many.
+    """
 
     number: int
     step: int
     parts: list[tuple[int, list[int] | Tensor, float]]
+    free: list[int]
 
 
 class Answer(NamedTuple):
@@ -62,18 +67,18 @@ def work(items: Items, seed: int, post: Post, cell: Cell, orders: Connection, an
     """All that a worker does."""
     settle_in(post.trainer)
     set_worker_info(items, post)
-    items.note = lambda sample: cell.__setitem__(1, sample)
+    blocks = Blocks()
+    items.note, items.collate = lambda sample: cell.__setitem__(1, sample), blocks.stack
     reader, waiting = Reader(items, seed=seed, count=1), SimpleQueue[Order | None]()
     threading.Thread(target=listen, args=(orders, waiting), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
         while (order := waiting.get()) is not None:
             cell[0] = order.step
-            answer = packed(read(reader, order))
-            cell[:] = [
-                IDLE,
-                IDLE,
-            ]  # before anybody has the answer: what comes then is not this sample's fault
-            answers.send_bytes(answer)
+            blocks.returned(order.free)
+            parcel = parcel_of(read(reader, order), blocks)
+            # before anybody has the answer: what comes then is not this sample's fault
+            cell[:] = [IDLE, IDLE]
+            answers.send_bytes(parcel)
 
 
 def listen(orders: Connection, waiting: SimpleQueue[Order | None]) -> None:
@@ -98,15 +103,18 @@ def read(reader: Reader, order: Order) -> Answer:
     return Answer(order.number, time.perf_counter() - began, parts)
 
 
-def packed(answer: Answer) -> memoryview:
-    """`answer` as bytes; its tensors go into shared memory. What cannot travel is a failure too."""
+def parcel_of(answer: Answer, blocks: Blocks) -> bytes:
+    """`answer` as bytes; its tensors lie in shared memory. What cannot travel is a failure too."""
+    if answer.failure is not None:
+        blocks.dropped()
     try:
-        return ForkingPickler.dumps(answer)
+        parcel = packed(answer, blocks)
     except Exception as error:
+        blocks.dropped()
         failure = Unreadable(f"the batch cannot be handed over: {type(error).__name__}: {error}")
-        return ForkingPickler.dumps(
-            Answer(answer.number, answer.seconds, [], failure, traceback.format_exc())
-        )
+        parcel = packed(Answer(answer.number, answer.seconds, [], failure, traceback.format_exc()), blocks)
+    blocks.sent()
+    return parcel
 
 
 def unforeseen(error: Exception, order: Order) -> Unreadable:
@@ -124,13 +132,13 @@ def settle_in(trainer: int) -> None:
         os._exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(
-        1
-    )  # after a fork the threads of the trainer's pool are not here, and would be waited for
+    keep_freed_memory()
+    # after a fork the threads of the trainer's pool are not here, and would be waited for
+    torch.set_num_threads(1)
 
 
 def set_worker_info(items: Items, post: Post) -> None:
-    """As in torch's own loader: samples are then stacked in shared memory, and a dataset may ask where it is."""
+    """As in torch's own loader: a dataset may ask where it is."""
     from torch.utils.data._utils import worker
 
     info = worker.WorkerInfo(id=post.number, num_workers=post.workers, seed=0, dataset=items.dataset)  # type: ignore[arg-type]

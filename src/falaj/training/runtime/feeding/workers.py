@@ -18,7 +18,7 @@ from torch import Tensor
 from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.data import Items
 from falaj.training.runtime.errors import Fault, WorkerLost
-from falaj.training.runtime.feeding.feeders import forget_draws
+from falaj.training.runtime.feeding.parcels import Desk
 from falaj.training.runtime.feeding.starting import Way, start
 from falaj.training.runtime.feeding.worker import IDLE, Answer, Order, Post, work
 from falaj.training.runtime.micro_batches import MicroBatch, Reader
@@ -41,6 +41,7 @@ class Worker:
         theirs, self.orders = context.Pipe(duplex=False)
         self.answers, their_answers = context.Pipe(duplex=False)
         self.cell = context.RawArray("q", [IDLE, IDLE])
+        self.desk = Desk()
         given = (items, seed, post, self.cell, theirs, their_answers)
         self.process = context.Process(
             target=work, args=given, daemon=True, name=f"falaj-reads-{post.number}"
@@ -56,7 +57,7 @@ class Worker:
         try:
             if not self.answers.poll():
                 raise EOFError
-            return cast(Answer, self.answers.recv())
+            return cast(Answer, self.desk.opened(self.answers.recv_bytes()))
         except (EOFError, OSError) as end:  # also where its shared memory has gone with it
             self.process.join(PATIENCE_S)
             raise self.lost(step) from end
@@ -110,7 +111,6 @@ class Workers:
             self._order(step, indices)
         self._order_ahead(step)
         answer = self._next_answer()
-        forget_draws(self._reader.seed, step)
         self.waited_s += time.perf_counter() - began
         self.reading_s += answer.seconds
         return answer.parts
@@ -136,8 +136,8 @@ class Workers:
 
     def _order(self, step: int, indices: Tensor) -> None:
         self._number += 1
-        order = Order(self._number, step, list(_listed(self._reader, indices)))
         worker = self._workers[self._number % len(self._workers)]
+        order = Order(self._number, step, list(_listed(self._reader, indices)), worker.desk.given_back())
         with suppress(BrokenPipeError):  # it has died, which is noticed when its answer is missed
             worker.orders.send(order)
         self._coming.append((order, worker))
