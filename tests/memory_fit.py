@@ -1,4 +1,4 @@
-"""Two processes that train as the argument says, one way after the other; prints what each of them held at the most."""
+"""Processes that train as the argument says, one way after the other; prints what each of them held at the most."""
 
 from __future__ import annotations
 
@@ -46,16 +46,37 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Sequential(*blocks), nn.Linear(WIDTH, 1))
 
 
+class Scale(nn.Module):
+    """A single number, which shards cannot be made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def normed() -> nn.Module:
+    """Layers that neither shards nor cuts can be made of, but stages."""
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)) for _ in range(12)]
+    return nn.Sequential(*layers, Scale(), nn.Linear(WIDTH, 1))
+
+
+MODELS = {"network": network, "normed": normed}
+
+
 def rows() -> tuple[Tensor, Tensor]:
     inputs = torch.randn(2 * BATCH_SIZE, WIDTH, generator=torch.Generator().manual_seed(1))
     return inputs, inputs.sum(1, keepdim=True)
 
 
 def train(options: dict[str, Any]) -> dict[str, Any]:
+    make = MODELS[options.pop("model", "network")]
     torch.manual_seed(0)
     data = rows()
     with Watch() as watch:
-        model = network()
+        model = make()
         result = fit(
             model, nn.functional.mse_loss, data, batch_size=BATCH_SIZE, steps=3, tune="off", **options
         )
@@ -71,6 +92,5 @@ def said_by(options: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[2])
-    print(
-        json.dumps([gang(2, lambda _, each=each: said_by(each), folder) for each in json.loads(sys.argv[1])])
-    )
+    asked = [(each.pop("processes", 2), each) for each in json.loads(sys.argv[1])]
+    print(json.dumps([gang(count, lambda _, each=each: said_by(each), folder) for count, each in asked]))

@@ -40,6 +40,8 @@ def answer(settings: Settings, model: nn.Module, loss: Loss, source: Source) -> 
         found: dict[str, Any] = {"estimate": estimate_of(settings, model, loss, source, **asked)}
     except TrainingError as error:
         found = {"failed": str(error)}
+    except Exception as failure:  # no estimate is no reason to refuse what may well be trained
+        found = {"failed": f"no estimate: {type(failure).__name__}: {failure}"}
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(json.dumps(found))
     aside.replace(path)
@@ -59,6 +61,7 @@ def estimate_of(
         min(len(source), BATCH_SIZE_TO_START_FROM) if given == "auto" else given,
         device=device,
         tensor_plan=spreading.tensor_plan,
+        pipeline_cuts=spreading.pipeline_cuts,
         exact=spreading.exact,
         fixed_pieces=settings.computing.accumulate is not None,
     )

@@ -31,9 +31,10 @@ def estimate(
     batch_size: int = 32,
     optimizer: OptimizerChoice = "adamw",
     precision: Precision = "fp32",
-    accumulate: int = 1,
+    accumulate: int | None = None,
     parallel: Parallel = "auto",
     tensor_plan: TensorPlan | None = None,
+    pipeline_cuts: Sequence[str] | None = None,
     processes: int = 1,
     device: str = "auto",
 ) -> Estimate:
@@ -44,15 +45,23 @@ def estimate(
     """
     name = find_device(device).type if device == "auto" else device.partition(":")[0]
     faults = [] if name in ("cpu", "cuda") else [Fault("device", device, "auto, cpu or cuda")]
-    for what, count in (("processes", processes), ("batch_size", batch_size), ("accumulate", accumulate)):
+    pieces = 1 if accumulate is None else accumulate
+    for what, count in (("processes", processes), ("batch_size", batch_size), ("accumulate", pieces)):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             faults.append(Fault(what, count, "a whole number, at least 1"))
+    if any(nn.parameter.is_lazy(each) for each in model.parameters()):
+        fix = "call the model once on a sample before"
+        faults.append(Fault("model", "lazy parameters without a shape", "known shapes", fix))
     if faults:
         raise InvalidTraining("nothing can be estimated like this", faults=faults)
     source = open_data(data, inputs=inputs, target=target)
     BatchPlan(len(source), batch_size, 0)  # refuses a batch that is larger than the data
-    plan = Plan(precision=precision, micro_batches=accumulate)
+    plan = Plan(precision=precision, micro_batches=pieces)
     estimator = Estimator(
-        model, loss, source, optimizer, plan, batch_size, device=name, tensor_plan=tensor_plan
+        *(model, loss, source, optimizer, plan, batch_size),
+        device=name,
+        tensor_plan=tensor_plan,
+        pipeline_cuts=pipeline_cuts,
+        fixed_pieces=accumulate is not None,
     )
     return estimator.estimate(parallel, processes)

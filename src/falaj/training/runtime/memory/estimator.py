@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 from falaj.training.runtime.data import Columns, Source
 from falaj.training.runtime.errors import InvalidTraining, NoEstimate
-from falaj.training.runtime.memory.choices import choices
+from falaj.training.runtime.memory.blocks import block_bytes, can_be_sharded
+from falaj.training.runtime.memory.choices import Choice, choices
 from falaj.training.runtime.memory.estimates import Estimate, Way
-from falaj.training.runtime.memory.kept import keep_parts, load_parts, parts_key
+from falaj.training.runtime.memory.kept import keep_parts, keep_stages, load_parts, load_stages, parts_key
 from falaj.training.runtime.memory.layouts import Parts, peak_bytes, samples_at_once
+from falaj.training.runtime.memory.pipelines import even_peak, pipeline_peak
+from falaj.training.runtime.memory.stages import Staged
 from falaj.training.runtime.memory.trace import Trace
 from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan, Precision
 from falaj.training.runtime.spread.layout import Layout, Parallel, lay_out
-from falaj.training.runtime.spread.tensor_plan import TensorPlan, find_cuts
+from falaj.training.runtime.spread.tensor_plan import Cut, TensorPlan, find_cuts
 from falaj.training.runtime.steps import Loss
 
 
@@ -37,14 +40,19 @@ class Estimator:
         *,
         device: str,
         tensor_plan: TensorPlan | None = None,
+        pipeline_cuts: Sequence[str] | None = None,
         exact: bool = False,
         fixed_pieces: bool = False,
     ) -> None:
+        """`fixed_pieces`: whether the caller has said how many micro-batches there are."""
         self._model: nn.Module = getattr(model, "_orig_mod", model)  # as it was before torch.compile
         self._loss, self._source, self._optimizer = loss, source, optimizer
         self.plan, self.batch_size, self.device = plan, batch_size, device
         self._tensor_plan, self._exact, self._fixed_pieces = tensor_plan, exact, fixed_pieces
+        self._pipeline_cuts = pipeline_cuts
         self._known: dict[Precision, Parts] = {}
+        self._known_stages: dict[int, Staged | None] = {}
+        self._unknown: set[Precision] = set()
         self._usual: int | None = None
 
     @property
@@ -54,8 +62,13 @@ class Estimator:
         return self._source.size_bytes if known and isinstance(self._source, Columns) else 0
 
     def estimate(self, parallel: Parallel, processes: int) -> Estimate:
+        """InvalidTraining where the layers cannot be cut, or the model not be staged, as `parallel` asks for."""
+        asked = lay_out(parallel, processes)
+        if asked.tensor > 1:
+            find_cuts(self._model, self._tensor_plan, size=asked.tensor)
         ways = tuple(self.ways(parallel, processes))
-        parts = self.parts(self.plan.precision, lay_out(parallel, processes))
+        parts = self.parts(self.plan.precision, asked)
+        samples = samples_at_once(self.batch_size, asked, self.pieces(asked))
         trace = parts.traces[0]
         return Estimate(
             device=self.device,
@@ -63,34 +76,54 @@ class Estimator:
             parameters_bytes=trace.parameters,
             gradients_bytes=trace.trained,
             state_bytes=trace.state,
-            activations_bytes=trace.activations,
+            activations_bytes=parts.activations(samples),
             data_bytes=self.data_bytes,
             method=parts.method,
             ways=ways,
         )
 
     def ways(self, parallel: Parallel, processes: int) -> Iterator[Way]:
-        """As asked, then as `auto` may choose, then nearer and farther changes, each once."""
+        """As asked, then as `auto` may choose, then nearer and farther changes, each once, where they can be told."""
         seen: set[tuple[object, ...]] = set()
         for choice in choices(self, parallel, processes):
             key = (choice.processes, choice.layout.words, choice.precision, choice.micro_batches)
-            if key not in seen:
+            if key not in seen and (choice.precision not in self._unknown or not seen):
                 seen.add(key)
-                yield Way(
-                    processes=choice.processes,
-                    layout=choice.layout.words,
-                    precision=choice.precision,
-                    micro_batches=choice.micro_batches,
-                    peak_bytes=self.peak(choice.layout, choice.micro_batches, choice.precision),
-                    as_asked=choice.as_asked,
-                )
+                try:
+                    yield self._way(choice)
+                except NoEstimate:  # in another precision than asked for, in which the model cannot compute
+                    if len(seen) == 1:
+                        raise
+                    self._unknown.add(choice.precision)
+
+    def _way(self, choice: Choice) -> Way:
+        return Way(
+            processes=choice.processes,
+            layout=choice.layout.words,
+            precision=choice.precision,
+            micro_batches=choice.micro_batches,
+            peak_bytes=self.peak(choice.layout, choice.micro_batches, choice.precision),
+            as_asked=choice.as_asked,
+        )
 
     def peak(self, layout: Layout, micro_batches: int, precision: Precision | None = None) -> int:
         """The most that a process takes."""
-        parts = self.parts(precision or self.plan.precision, layout)
-        return peak_bytes(
-            parts, layout, batch_size=self.batch_size, micro_batches=micro_batches, exact=self._exact
+        kind = precision or self.plan.precision
+        parts, size = self.parts(kind, layout), self.batch_size
+        if layout.pipeline == 1:
+            return peak_bytes(parts, layout, batch_size=size, micro_batches=micro_batches, exact=self._exact)
+        staged, followed = self.stages(layout), self.parts(self.plan.precision, layout)
+        if staged is None:
+            return even_peak(parts, layout, batch_size=size, micro_batches=micro_batches)
+        return pipeline_peak(
+            parts, staged, layout, batch_size=size, micro_batches=micro_batches, followed=followed
         )
+
+    def pieces(self, layout: Layout) -> int:
+        """How many micro-batches there are if memory is not short; a pipeline has two for each stage to work on."""
+        if layout.pipeline == 1 or self._fixed_pieces:
+            return self.plan.micro_batches
+        return max(self.plan.micro_batches, min(2 * layout.pipeline * layout.data, self.batch_size))
 
     def splits(self, parallel: Parallel, processes: int) -> bool:
         """As `auto` does for several processes, and a GPU's single one when it has run out of memory."""
@@ -98,12 +131,36 @@ class Estimator:
             return self.device == "cuda" and not self._exact
         return parallel == "auto" and not self._exact and not self._fixed_pieces
 
+    def can_shard(self) -> bool:
+        return can_be_sharded(self._model)
+
     def can_cut(self, size: int) -> bool:
         """Whether layers can be cut in `size` for tensor parallelism."""
         try:
             return size > 1 and bool(find_cuts(self._model, self._tensor_plan, size=size))
         except InvalidTraining:
             return False
+
+    def can_part(self) -> bool:
+        """Whether the model can be parted at all: that makes new parameters, which no optimizer knows beforehand."""
+        return not self._exact and not isinstance(self._optimizer, optim.Optimizer)
+
+    def can_stage(self, layout: Layout) -> bool:
+        """Whether the model can be cut into the stages of `layout`, and it can be told what they take."""
+        if self.plan.precision == "fp16":
+            return False
+        try:
+            return self.stages(layout) is not None
+        except InvalidTraining:
+            return False
+
+    def stages(self, layout: Layout) -> Staged | None:
+        """What the stages take; None where they cannot be followed. InvalidTraining where there can be none."""
+        count = layout.pipeline
+        if count not in self._known_stages:
+            samples = samples_at_once(self.batch_size, layout, self.pieces(layout))
+            self._known_stages[count] = self._find_stages(self.plan, count, samples)
+        return self._known_stages[count]
 
     def parts(self, precision: Precision, layout: Layout) -> Parts:
         """What a step is made of; followed for as many samples as a process of the first `layout` has at once."""
@@ -120,24 +177,64 @@ class Estimator:
             return self._look_up(plan, usual)
 
     def _look_up(self, plan: Plan, usual: int) -> Parts:
-        sample = self._source.read(torch.zeros(1, dtype=torch.int64), seed=0)
-        options = {
-            "samples": usual,
-            "device": self.device,
-            **{name: getattr(plan, name) for name in ("precision", "layout", "fused")},
-            "tensor_plan": sorted((self._tensor_plan or {}).items()),
-        }
-        key = parts_key(self._model, self._loss, self._optimizer, sample, options)
-        if key is not None and (kept := load_parts(key)) is not None:
+        sample = self._sample()
+        key = self._key(plan, sample, usual)
+        if (kept := load_parts(key)) is not None:
             return kept
         traces, method = self._traces(plan, sample, usual)
         largest, outside = block_bytes(self._model)
+        cuts = self._cut_layers()
+        cut = sum(p.nbytes for name in cuts for p in self._model.get_submodule(name).parameters())
         parts = Parts(
-            traces=traces, largest_block=largest, outside_blocks=outside, cut=self._cut_bytes(), method=method
+            traces=traces,
+            largest_block=largest,
+            outside_blocks=outside,
+            cut=cut,
+            cut_activations=self._cut_activations(plan, sample, traces[0], cuts),
+            method=method,
         )
-        if key is not None:
-            keep_parts(key, parts)
+        keep_parts(key, parts)
         return parts
+
+    def _find_stages(self, plan: Plan, count: int, samples: int) -> Staged | None:
+        from falaj.training.runtime.memory.staging import trace_stages
+
+        sample, cuts = self._sample(), self._pipeline_cuts
+        key = self._key(plan, sample, samples, stages=count, cuts=None if cuts is None else list(cuts))
+        if (kept := load_stages(key)) is not None:
+            return kept
+        try:
+            found = trace_stages(
+                *(self._model, self._loss, sample),
+                count=count,
+                cuts=cuts,
+                cut_layers=list(self._cut_layers()),
+                samples=samples,
+                plan=plan,
+                device=self.device,
+            )
+        except InvalidTraining:
+            raise
+        except Exception:  # it is the user's model: what can be cut need not be fakeable
+            return None
+        keep_stages(key, found)
+        return found
+
+    def _sample(self) -> Any:
+        from falaj.training.runtime.memory.tracing import quiet
+
+        with quiet():
+            return self._source.read(torch.zeros(1, dtype=torch.int64), seed=0)
+
+    def _key(self, plan: Plan, sample: Any, samples: int, **more: Any) -> str | None:
+        options = {
+            "samples": samples,
+            "device": self.device,
+            **{name: getattr(plan, name) for name in ("precision", "layout", "fused")},
+            "tensor_plan": sorted((self._tensor_plan or {}).items()),
+            **more,
+        }
+        return parts_key(self._model, self._loss, self._optimizer, sample, options)
 
     def _traces(self, plan: Plan, sample: Any, usual: int) -> tuple[tuple[Trace, ...], str]:
         """For the usual number of samples and for half of them; for few real ones, where it cannot be faked."""
@@ -165,13 +262,34 @@ class Estimator:
                 f"on samples {_short(failure)}"
             ) from failure
 
-    def _cut_bytes(self) -> int:
+    def _cut_layers(self) -> dict[str, Cut]:
+        """Those that tensor parallelism cuts."""
         try:
-            cuts = find_cuts(self._model, self._tensor_plan, size=1)
+            return find_cuts(self._model, self._tensor_plan, size=1)
         except InvalidTraining:
-            return 0
-        layers = [self._model.get_submodule(name) for name in cuts]
-        return sum(p.nbytes for layer in layers for p in layer.parameters())
+            return {}
+
+    def _cut_activations(self, plan: Plan, sample: Any, whole: Trace, cuts: dict[str, Cut]) -> float:
+        """The part of the activations that is cut with the layers; none, which is safe, where it cannot be seen."""
+        from falaj.training.runtime.memory.tracing import trace_step
+
+        if not cuts or not self.can_cut(2):
+            return 0.0
+        if self.plan.precision in self._known:  # about as much of them in any precision
+            return self._known[self.plan.precision].cut_activations
+        try:
+            half = trace_step(
+                *(self._model, self._loss),
+                "sgd",
+                sample,
+                samples=whole.samples,
+                plan=plan,
+                device=self.device,
+                halved=cuts,
+            )
+        except Exception:  # what was cut need not be computed like this
+            return 0.0
+        return min(1.0, max(0.0, 2 - 2 * half.activations / max(1, whole.activations)))
 
 
 def _one_or_two(trace: Callable[[int], Trace], usual: int) -> tuple[Trace, ...]:
@@ -183,17 +301,6 @@ def _one_or_two(trace: Callable[[int], Trace], usual: int) -> tuple[Trace, ...]:
         return first, trace(usual // 2)
     except Exception:  # the model may refuse few samples
         return (first,)
-
-
-def block_bytes(model: nn.Module) -> tuple[int, int]:
-    """The largest block that fsdp gathers by itself, and what is in no block."""
-    from falaj.training.runtime.spread.ways import blocks
-
-    left = {id(p): p.nbytes for p in model.parameters()}
-    sizes = [
-        sum(left.pop(id(p), 0) for p in block.parameters()) for block in blocks(model)
-    ]  # the innermost first: each parameter is gathered with the smallest block around it
-    return max(sizes, default=0), sum(left.values())
 
 
 def _short(failure: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from falaj.training.runtime.data import Batch, map_tensors
 from falaj.training.runtime.optimizers import OptimizerChoice, make_optimizer
+from falaj.training.runtime.spread.tensor_plan import Cut
 from falaj.training.runtime.steps import Loss
 
 
@@ -41,12 +42,18 @@ def fake_step(
     size: int,
     fused: bool,
     foreach: bool,
+    halved: Mapping[str, Cut] | None = None,
 ) -> Fakes:
-    """Fakes of a step over `size` samples like the one in `sample`; `foreach`: as optimizers work on a GPU."""
+    """Fakes of a step over `size` samples like the one in `sample`; `foreach`: as optimizers work on a GPU.
+
+    The layers in `halved` are as one of two processes has them that share each layer's tensors.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     memo = fake_tensors(mode, model, loss)
     with mode:
         fake = copy.deepcopy(model, memo).train()
+        for name, cut in (halved or {}).items():
+            halve(fake.get_submodule(name), cut)
         optimizer = _fake_optimizer(choice, fake, memo, fused=fused)
         if foreach and not fused:
             for group in optimizer.param_groups:
@@ -56,8 +63,16 @@ def fake_step(
         return Fakes(mode, fake, fake_loss, optimizer, fake_batch(sample, size))
 
 
+def halve(layer: nn.Module, cut: Cut) -> None:
+    """Give a linear layer half of its outputs (column) or of its inputs (row)."""
+    for name, parameter in list(layer.named_parameters(recurse=False)):
+        if cut == "column" or parameter.dim() > 1:
+            half = torch.chunk(parameter.detach(), 2, 0 if cut == "column" else 1)[0]
+            setattr(layer, name, nn.Parameter(half.clone(), requires_grad=parameter.requires_grad))
+
+
 def fake_tensors(mode: FakeTensorMode, *holders: Any) -> dict[int, Any]:
-    """For `copy.deepcopy`: the fake to put in the place of each parameter and buffer, by the real one's id."""
+    """For `copy.deepcopy`: the fake to put in the place of each tensor of a module, by the real one's id."""
     memo: dict[int, Any] = {}
     with mode:
         for holder in holders:
@@ -86,7 +101,8 @@ def _fake(tensor: Tensor) -> Tensor:
 def _tensors_of(holder: Any) -> Iterable[Tensor]:
     if not isinstance(holder, nn.Module):
         return []
-    return [*holder.parameters(), *holder.buffers()]
+    others = [value for module in holder.modules() for value in vars(module).values()]
+    return [*holder.parameters(), *holder.buffers(), *(each for each in others if isinstance(each, Tensor))]
 
 
 def _fake_optimizer(

@@ -4,58 +4,106 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 from torch import nn, optim
 
 from falaj.training.runtime.data import Batch
 from falaj.training.runtime.memory.layouts import Parts, parts_from
+from falaj.training.runtime.memory.stages import Staged, staged_from
 from falaj.training.runtime.optimizers import OptimizerChoice
-from falaj.training.runtime.plan.cache import cache_folder, description_of_loss, plan_key
+from falaj.training.runtime.plan.cache import cache_folder, code_of, description_of_loss, plan_key
 from falaj.training.runtime.steps import Loss
 
-FORMAT = 2
+FORMAT = 3
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+
+Found = TypeVar("Found")
 
 
-def load_parts(key: str) -> Parts | None:
+def load_parts(key: str | None) -> Parts | None:
     """What was kept under `key`; None where there is nothing, or nothing that makes sense."""
+    return _load(key, "parts", parts_from)
+
+
+def load_stages(key: str | None) -> Staged | None:
+    return _load(key, "stages", staged_from)
+
+
+def keep_parts(key: str | None, parts: Parts) -> None:
+    _keep(key, {"parts": parts.facts()})
+
+
+def keep_stages(key: str | None, staged: Staged) -> None:
+    _keep(key, {"stages": staged.facts()})
+
+
+def _load(key: str | None, name: str, read: Callable[[dict[str, Any]], Found]) -> Found | None:
+    if key is None:
+        return None
     try:
         kept = json.loads(_path(key).read_text())
-        return parts_from(kept["parts"]) if kept["format"] == FORMAT and kept["key"] == key else None
+        return read(kept[name]) if kept["format"] == FORMAT and kept["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def keep_parts(key: str, parts: Parts) -> None:
-    """Keep `parts`, all or nothing. A cache that cannot be written costs some seconds next time."""
+def _keep(key: str | None, facts: dict[str, Any]) -> None:
+    """All or nothing. A cache that cannot be written costs some seconds next time."""
+    if key is None:
+        return
     with suppress(OSError):
         path = _path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(json.dumps({"format": FORMAT, "key": key, "parts": parts.facts()}))
+        aside.write_text(json.dumps({"format": FORMAT, "key": key, **facts}))
         aside.replace(path)
 
 
 def parts_key(
     model: nn.Module, loss: Loss, optimizer: OptimizerChoice, sample: Batch, options: dict[str, Any]
 ) -> str | None:
-    """What parts depend on; None where it cannot be told: functions that make optimizers, losses without a source."""
+    """What parts depend on; None where it cannot be told: functions that make optimizers, losses without a source,
+    models that hold objects of which nothing can be said."""
     if not isinstance(optimizer, str | optim.Optimizer):
         return None
     try:
-        of_loss = description_of_loss(loss)
-    except (OSError, TypeError):
+        of_loss, more = description_of_loss(loss), [held_by(module) for module in model.modules()]
+    except (OSError, TypeError, ValueError):
         return None
     own = {
+        "held": sha256(json.dumps(more).encode()).hexdigest(),
+        "trained": [parameter.requires_grad for parameter in model.parameters()],
         "loss": sha256(json.dumps(of_loss).encode()).hexdigest(),
         "optimizer": str(optimizer),
         "format": FORMAT,
     }
     return plan_key(model, sample, torch.device("cpu"), {**options, **own})
+
+
+def held_by(module: nn.Module) -> list[str]:
+    """What it holds beside plain values, tensors and modules, which may change what it does: functions and settings.
+
+    ValueError where something would be told by its address alone.
+    """
+    told = (bool, int, float, str, type(None), torch.Tensor, nn.Module)
+    found = []
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or isinstance(value, told):
+            continue
+        words = code_of(value) if isinstance(value, type | FunctionType) else repr(value)
+        if ADDRESS.search(words):
+            raise ValueError(name)
+        found.append(f"{name}={words}")
+    return found
 
 
 def _path(key: str) -> Path:

@@ -7,19 +7,21 @@ that a process computes at once, a process takes at most W plus the largest of
 
     alone      P + B + S + A(n) + E                                  while it computes
                P + B + S + G + U                                     while it updates
-    several    micro-batches: E = G, since all but the first add to gradients that are there
+    several    micro-batches: E = G, since all but the first add to gradients that are there; all samples are there
     ddp        P + B + S + 2 G                                       while gradients are added, in flat copies of them
                and + E while it computes, for those copies that are made already
     exact      + 2 G while it computes: sums of subtrees that wait, and the leaf that is added
     fsdp N     (P + G + S + U) / N + B; while it computes also what is gathered: R, the parameters outside the repeated
                blocks, with their gradients, and 2 of the largest block M (the next one is fetched ahead) with 2 of its
-               gradients (the sum that is sent): 2 R + 4 M. With several micro-batches gradients wait whole: + G
+               gradients (the sum that is sent): 2 R + 4 M. With several micro-batches gradients wait whole: G for G / N
                P + B + max(M, R) / N                                 before it starts: the model is there whole, once
-    tensor T   the layers that are cut count as C / T instead of C, in parameters, gradients, state and update. Their
-               activations are counted whole, so this is a bound from above
-    pipeline L (P + B + G + S + U + A(n)) / L, of a cut into even stages; as many micro-batches as there are stages, or
-               as there are in all if those are fewer, wait for their backward pass: A(n) counts so many times. The
-               whole model, from which it starts and which it gives back at the end, lies in the host's memory
+    tensor T   the layers that are cut count as C / T instead of C, in parameters, gradients, state and update; so does
+               what lies between them, the part H of the activations: A(n) (1 - H + H / T)
+    pipeline L the stage that takes the most, with its own P, B, G, S, U and A(n): the stages are followed one by one,
+               as they are really cut. Of the micro-batches some are under way, at most one more than there are stages
+               behind: all of these but one have what they leave for their backward pass. The others have their samples,
+               or the gradients that were sent back and lie there until the step ends. Where the device is the host
+               itself, the whole model is there when it begins and when it ends: P + B + the G and S of the stage
 
 A(n) is linear in n: it is followed for one or two n, and a line is drawn through them.
 """
@@ -44,6 +46,8 @@ class Parts:
     """R: those of the parameters that are in no block."""
     cut: int
     """C: those of the layers that tensor parallelism cuts; 0 where it finds none."""
+    cut_activations: float = 0.0
+    """H: the part of the activations that lies between those layers, and is cut with them."""
     method: str = "traced"
     """traced, on fake tensors; or sampled, computed on a few real samples."""
 
@@ -56,6 +60,9 @@ class Parts:
             return round(first.activations * samples / first.samples)
         slope = (last.activations - first.activations) / (last.samples - first.samples)
         return max(0, round(first.activations + slope * (samples - first.samples)))
+
+    def samples_bytes(self, samples: int) -> float:
+        return self.traces[0].batch * samples / self.traces[0].samples
 
     def facts(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,46 +83,56 @@ def peak_bytes(
     parts: Parts, layout: Layout, *, batch_size: int, micro_batches: int = 1, exact: bool = False
 ) -> int:
     """The most that a process of `layout` takes for its part of the global batch, in so many micro-batches."""
-    trace = parts.traces[0]
     mine = -(-micro_batches // layout.data)  # micro-batches of this process
-    under_way = parts.activations(samples_at_once(batch_size, layout, micro_batches)) * min(
-        layout.pipeline, mine
-    )
-    share = _share(parts, layout)
+    samples = samples_at_once(batch_size, layout, micro_batches)
+    under_way = parts.activations(samples) * left_of_cut(parts, layout)
+    under_way += (mine - 1) * parts.samples_bytes(samples)
+    busy = busy_bytes(parts, layout, under_way, several=mine > 1, exact=exact)
+    return round(max(busy, _at_start(parts, layout))) + parts.traces[0].workspace
+
+
+def busy_bytes(
+    parts: Parts, layout: Layout, under_way: float, *, several: bool, exact: bool = False
+) -> float:
+    """While it computes, with `under_way` of activations, or while it updates; without workspaces."""
+    trace, share = parts.traces[0], share_of(parts, layout)
     gradients, early = trace.trained * share, trace.early_gradients * share
-    steady = (trace.parameters + trace.state) * share + trace.buffers
     updating = gradients + trace.update * share
     if layout.shards:
-        computing = under_way + gradients + _gathered(parts, layout, several=mine > 1)
+        waiting = trace.trained * share * layout.data if several else gradients
+        computing = under_way + waiting + _gathered(parts, layout)
     else:
-        computing = under_way + (gradients if mine > 1 else early)
+        computing = under_way + (gradients if several else early)
         if exact:
             computing += 2 * gradients
         elif layout.data > 1:
             computing += early
             updating = max(updating, 2 * gradients)
-    peak = (steady + max(computing, updating)) / layout.pipeline
-    return round(max(peak, _at_start(parts, layout))) + trace.workspace
+    return (trace.parameters + trace.state) * share + trace.buffers + max(computing, updating)
 
 
-def _share(parts: Parts, layout: Layout) -> float:
-    """The part of the parameters, and of what goes with them, that a process of one stage holds."""
-    cut = parts.cut / parts.traces[0].parameters
+def share_of(parts: Parts, layout: Layout) -> float:
+    """The part of the parameters, and of what goes with them, that a process holds."""
+    cut = parts.cut / max(1, parts.traces[0].parameters)
     whole = 1 - cut + cut / layout.tensor
     return whole / layout.data if layout.shards else whole
 
 
-def _gathered(parts: Parts, layout: Layout, *, several: bool) -> float:
+def left_of_cut(parts: Parts, layout: Layout) -> float:
+    """The part of the activations that a process has where layers are cut."""
+    return 1 - parts.cut_activations * (1 - 1 / layout.tensor)
+
+
+def _gathered(parts: Parts, layout: Layout) -> float:
     """What fsdp has of others while it computes; no more than the whole model with its gradients, and some."""
-    trace, whole = parts.traces[0], _share(parts, layout) * layout.data
+    trace, whole = parts.traces[0], share_of(parts, layout) * layout.data
     gathered = 2 * parts.outside_blocks + 4 * parts.largest_block
-    waiting = trace.trained if several else 0
-    return whole * (min(gathered, 2 * trace.parameters + trace.trained) + waiting)
+    return whole * min(gathered, 2 * trace.parameters + trace.trained)
 
 
 def _at_start(parts: Parts, layout: Layout) -> float:
-    """What there is before a model is cut, with the first pieces; of a pipeline in the host's memory."""
-    if layout.pipeline > 1 or not (layout.shards or layout.tensor > 1):
+    """What there is before a model is cut, with the first pieces."""
+    if not (layout.shards or layout.tensor > 1):
         return 0.0
     trace = parts.traces[0]
     return trace.parameters + trace.buffers + max(parts.largest_block, parts.outside_blocks) / layout.data

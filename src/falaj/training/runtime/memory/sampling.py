@@ -2,6 +2,7 @@
 
 Only the forward and backward pass are computed, with the model's own parameters and copies of its buffers, so nothing
 that was given is changed; gradients, the optimizer's state and its update are counted from the parameters' shapes.
+Beside few samples gradients are large: the activations' highest point is looked for without them, as it is with many.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from falaj.training.runtime.data import Batch
 from falaj.training.runtime.memory.tally import Tally, tensors_in
 from falaj.training.runtime.memory.trace import Trace
 from falaj.training.runtime.memory.tracing import apply, casting, quiet, state_tensors, workspace_of
+from falaj.training.runtime.modes import begin_training, modes_kept
 from falaj.training.runtime.optimizers import OptimizerChoice, make_optimizer
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.steps import Loss
@@ -34,33 +36,35 @@ def trace_samples(
 ) -> Trace:
     """What a step over the samples in `batch` takes; it is computed, where the model is."""
     gpu = device == "cuda"
-    tally = Tally(gpu=gpu, copies=gpu and plan.layout != "channels_last")
+    tally = Tally(gpu=gpu, copies=gpu and plan.layout != "channels_last", to_the_byte=True)
     own = {name: p.detach().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     trained = [p for p in own.values() if p.requires_grad]
-    was_training = model.training
 
     def run(*inputs: Any) -> Any:
         return functional_call(model, {**own, **buffers}, inputs)
 
-    try:
-        model.train()
-        with quiet(), tally:
-            with casting(plan.precision, gpu=gpu):
-                value = apply(run, loss, batch)
-            gradients = torch.autograd.grad(value, trained, allow_unused=True)
-    finally:
-        model.train(was_training)
+    with modes_kept(model), quiet(), tally:
+        begin_training(model)
+        for tensor in [*own.values(), *buffers.values(), *tensors_in(batch)]:
+            tally.hold(tensor)
+        with casting(plan.precision, gpu=gpu):
+            value = apply(run, loss, batch)
+        gradients = torch.autograd.grad(value, trained, allow_unused=True)
     state, update = optimizer_bytes(optimizer, model, plan, gpu=gpu)
-    early = tally.held((g for g in gradients if g is not None), at_peak=True)
-    size = tally.held(iter(trained))
+    activations, early = tally.peak_without(
+        tensors_in(gradients), iter([*own.values(), *buffers.values()])
+    )  # of the samples too
+    blocks = Tally()
+    size = blocks.held(iter(trained))
     return Trace(
         samples=samples,
-        parameters=tally.held(iter(own.values())),
+        parameters=blocks.held(iter(own.values())),
         trained=size,
-        buffers=tally.held(iter(buffers.values())),
+        buffers=blocks.held(iter(buffers.values())),
         state=2 * size if state is None else state,
-        activations=max(0, tally.peak - early) + tally.held(tensors_in(batch)),
+        activations=activations,
+        batch=tally.held(tensors_in(batch)),
         early_gradients=early,
         update=size if update is None else update,
         workspace=workspace_of(True, True) if gpu else 0,

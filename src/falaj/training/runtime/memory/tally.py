@@ -21,8 +21,9 @@ PROCESSORS, THREADS_OF_EACH = 132, 2048
 """Of a Hopper GPU."""
 THREADS, VECTOR, WARP = 128, 4, 32
 LEAST_EACH, MOST_EACH = 16, 256
+SUM_BYTES = 4
 """How torch sums up the rows of a matrix there: so many threads in a block, for so many columns each; and of the values
-that a thread may sum up, the fewest and the most before others share its work."""
+that a thread may sum up, the fewest and the most before others share its work; at least so many bytes each."""
 
 
 def rounded(size: int) -> int:
@@ -33,10 +34,11 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, every new storage counts until it is freed. `peak` is the most since `restart`.
 
     What operations take on a GPU beside their results counts for as long as they last: partial sums with `gpu`, and
-    with `copies` those of convolutions, which are given copies of what is not laid out as the GPU likes.
+    with `copies` those of convolutions, which are given copies of what is not laid out as the GPU likes. `to_the_byte`
+    counts no blocks: what few samples take can then be told from what many do.
     """
 
-    def __init__(self, *, gpu: bool = False, copies: bool = False) -> None:
+    def __init__(self, *, gpu: bool = False, copies: bool = False, to_the_byte: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
@@ -45,7 +47,10 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether matrices were multiplied since `restart`: the library that does this takes a workspace."""
         self._gpu, self._copies = gpu, copies
         self._clock = 0
-        self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[int, int]] = (
+        self._size = int if to_the_byte else rounded
+        self._changes: list[tuple[int, int]] = []
+        """Every storage that came or went: its number, and by how many bytes that changed what is held."""
+        self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[int, int, int]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -57,17 +62,32 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count the storage of `tensor`, once, until it is freed."""
         for storage in storages(tensor):
             if storage not in self._held:
-                size = rounded(storage.nbytes())
-                self._held[storage] = size, self._clock
+                size, number = self._size(storage.nbytes()), len(self._changes)
+                self._held[storage] = size, self._clock, number
                 self.now += size
-                weakref.finalize(storage, self._free, size)
+                self._changes.append((number, size))
+                weakref.finalize(storage, self._free, number, size)
                 self._look(self.now)
 
     def held(self, tensors: Iterator[Tensor], *, at_peak: bool = False) -> int:
         """The bytes of `tensors`, each storage once; with `at_peak` of those that were there at the peak."""
         found = {id(storage): storage for tensor in tensors for storage in storages(tensor)}
-        entries = [self._held.get(storage, (rounded(storage.nbytes()), 0)) for storage in found.values()]
-        return sum(size for size, born in entries if not at_peak or born <= self.peak_at)
+        entries = [self._held.get(storage, (rounded(storage.nbytes()), 0, 0)) for storage in found.values()]
+        return sum(size for size, born, _ in entries if not at_peak or born <= self.peak_at)
+
+    def peak_without(self, apart: Iterator[Tensor], settled: Iterator[Tensor]) -> tuple[int, int]:
+        """The most that was ever held at once of all but these, and what there was of `apart` at that moment."""
+        sizes = {number: size for size, _, number in self._entries(apart)}
+        others = sizes.keys() | {number for _, _, number in self._entries(settled)}
+        now = most = moment = 0
+        for place, (number, change) in enumerate(self._changes):
+            now += 0 if number in others else change
+            if now > most:
+                most, moment = now, place
+        return most, sum(size for number, size in sizes.items() if number < moment)
+
+    def _entries(self, tensors: Iterator[Tensor]) -> list[tuple[int, int, int]]:
+        return [self._held[each] for tensor in tensors for each in storages(tensor) if each in self._held]
 
     def __torch_dispatch__(
         self,
@@ -84,29 +104,36 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in PRODUCTS:
             self.multiplied = True
         elif self._copies and name in CONVOLUTIONS:
-            self._look(self.now + sum(tensor.nbytes for tensor in tensors_in((args, found))))
+            self._look_beside(sum(tensor.nbytes for tensor in tensors_in((args, found))))
         elif self._gpu and name == "sum" and len(args) > 1:
-            self._look(self.now + partial_sums(*rows_and_columns(args[0], args[1])))
+            size = max(SUM_BYTES, found.element_size())
+            self._look_beside(partial_sums(*rows_and_columns(args[0], args[1]), size=size))
         return found
+
+    def _look_beside(self, size: int) -> None:
+        """`size` bytes are there for as long as the operation lasts."""
+        self._changes += [(-1, size), (-1, -size)]
+        self._look(self.now + size)
 
     def _look(self, size: int) -> None:
         if size > self.peak:
             self.peak, self.peak_at = size, self._clock
 
-    def _free(self, size: int) -> None:
+    def _free(self, number: int, size: int) -> None:
         self.now -= size
+        self._changes.append((number, -size))
 
 
 def rows_and_columns(tensor: Tensor, summed: Any) -> tuple[int, int]:
     """The matrix whose rows are summed up where the first dimensions of `tensor` are; (0, 0) where they are others."""
-    count = len(summed) if isinstance(summed, list | tuple) else 0
+    count = len(summed) if isinstance(summed, list | tuple) and tensor.dim() else 0
     if not count or sorted(each % tensor.dim() for each in summed) != list(range(count)):
         return 0, 0
     return math.prod(tensor.shape[:count]), math.prod(tensor.shape[count:])
 
 
-def partial_sums(rows: int, columns: int) -> int:
-    """The bytes that torch takes on a GPU to sum up the rows of a matrix, in fp32; none where there are few."""
+def partial_sums(rows: int, columns: int, *, size: int = SUM_BYTES) -> int:
+    """The bytes that torch takes on a GPU to sum up rows of a matrix, in sums of `size` bytes; none for few rows."""
     if columns < THREADS or columns % VECTOR:
         return 0
     height = min(rows, THREADS // WARP)
@@ -116,7 +143,7 @@ def partial_sums(rows: int, columns: int) -> int:
     across = -(-columns // (VECTOR * WARP))
     busy = -(-PROCESSORS * THREADS_OF_EACH // (THREADS * across))
     blocks = max(min(busy, -(-each // LEAST_EACH)), -(-each // MOST_EACH))
-    return 4 * columns * blocks * WARP * VECTOR
+    return size * columns * blocks * WARP * VECTOR
 
 
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
@@ -129,9 +156,12 @@ def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of arguments or results, which are nested at most in lists and tuples."""
+    """The tensors of arguments, results or batches, however they are nested in lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_in(each)
     elif isinstance(value, list | tuple):
         for each in value:
             yield from tensors_in(each)

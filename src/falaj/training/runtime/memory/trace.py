@@ -18,6 +18,8 @@ class Trace:
     """What the optimizer remembers."""
     activations: int
     """The most that a forward and backward pass has beside all these, and the samples; without gradients."""
+    batch: int
+    """The samples alone."""
     early_gradients: int
     """The gradients that are there already at that moment."""
     update: int

@@ -8,10 +8,11 @@ is followed on a few real samples instead, forward and backward, and the optimiz
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -25,6 +26,7 @@ from falaj.training.runtime.memory.tally import Tally, tensors_in
 from falaj.training.runtime.memory.trace import Trace
 from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan, Precision
+from falaj.training.runtime.spread.tensor_plan import Cut
 from falaj.training.runtime.steps import Loss
 
 MiB = 1 << 20
@@ -44,15 +46,21 @@ def trace_step(
     samples: int,
     plan: Plan,
     device: str,
+    halved: Mapping[str, Cut] | None = None,
 ) -> Trace:
     """What a step over `samples` samples, each like the one in `sample`, takes on a `device`: cuda or cpu.
 
     Nothing of it is computed, and nothing given here is changed. Whatever the model raises on fakes, this raises.
+    `halved`: layers that another process has the other half of.
     """
     gpu = device == "cuda"
     with quiet():
         fakes = fake_step(
-            *(model, loss, optimizer, sample), size=samples, fused=plan.fused and gpu, foreach=gpu
+            *(model, loss, optimizer, sample),
+            size=samples,
+            fused=plan.fused and gpu,
+            foreach=gpu,
+            halved=halved,
         )
         tally = Tally(gpu=gpu, copies=gpu and plan.layout != "channels_last")
         with fakes.mode, tally:
@@ -61,7 +69,7 @@ def trace_step(
 
 def _follow(fakes: Fakes, tally: Tally, *, samples: int, precision: Precision, gpu: bool) -> Trace:
     model, optimizer = fakes.model, fakes.optimizer
-    for tensor in [*model.parameters(), *model.buffers(), *tensors_in(_members(fakes.batch))]:
+    for tensor in [*model.parameters(), *model.buffers(), *tensors_in(fakes.batch)]:
         tally.hold(tensor)
     parameters, buffers = tally.held(model.parameters()), tally.held(model.buffers())
     trained = tally.held(iter(fakes.trained))
@@ -83,6 +91,7 @@ def _follow(fakes: Fakes, tally: Tally, *, samples: int, precision: Precision, g
         buffers=buffers,
         state=state,
         activations=max(0, activations),
+        batch=tally.held(tensors_in(fakes.batch)),
         early_gradients=early,
         update=tally.peak - settled,
         workspace=workspace_of(*multiplies) if gpu else 0,
@@ -115,10 +124,6 @@ def state_tensors(optimizer: optim.Optimizer) -> Iterator[Tensor]:
         yield from tensors_in(list(state.values()) if isinstance(state, dict) else state)
 
 
-def _members(batch: Batch) -> Any:
-    return [_members(part) for part in batch.values()] if isinstance(batch, dict) else batch
-
-
 @contextmanager
 def casting(precision: Precision, *, gpu: bool) -> Iterator[None]:
     """Autocast as on the device that is meant, for fake or real tensors of the CPU."""
@@ -136,11 +141,14 @@ def quiet() -> Iterator[None]:
     """Random numbers go on afterwards as if nothing had been, and nobody is warned of what does not happen."""
     python, numpy = random.getstate(), sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_silent, log.disabled = log.disabled, True  # what cannot be faked is tried, and no error
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        log.disabled = was_silent
         random.setstate(python)
         if numpy is not None:
             numpy.random.set_state(drawn)

@@ -1,7 +1,8 @@
 """parallel="auto": how a model is spread over the processes, by the memory that each way would take.
 
 Copies (ddp) where they fit, since they talk the least; otherwise shards (fsdp), shards of cut layers, and then all of
-these in smaller pieces. The leading process decides, by the least memory that any process has, and says why.
+these in smaller pieces; last, where the model can be cut into stages, a pipeline and its compositions. The leading
+process decides, by the least memory that any process has, and says why.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def decide(
             *(model, loss, source, settings.updates.optimizer, plan, size),
             device=world.device.type,
             tensor_plan=settings.spreading.tensor_plan,
+            pipeline_cuts=settings.spreading.pipeline_cuts,
             fixed_pieces=settings.computing.accumulate is not None,
         )
         return choose(estimator, world.size, memory - resident_bytes(source, world, memory))
@@ -98,10 +100,11 @@ def choose(estimator: Estimator, processes: int, memory: int) -> dict[str, Any]:
     """The first way that fits; with the micro-batches that were asked for, if these were."""
     first: str | None = None
     for layout, count in automatic(estimator, processes):
-        if count != estimator.plan.micro_batches and not estimator.splits("auto", processes):
+        usual = estimator.pieces(layout)
+        if count != usual and not estimator.splits("auto", processes):
             continue
         peak = estimator.peak(layout, count)
-        words = layout.words + (f" in {count} micro-batches" if count != estimator.plan.micro_batches else "")
+        words = layout.words + (f" in {count} micro-batches" if count != usual else "")
         first = first or f"; {words} would take {spell(peak)}"
         if peak <= memory:
             why = "" if words == lay_out("ddp", processes).words else first
@@ -165,4 +168,6 @@ def resident_bytes(source: Source, world: World, memory: int) -> int:
 
 def _decision(layout: Layout, micro_batches: int, words: str) -> dict[str, Any]:
     parallel = {"fsdp" if layout.shards else "ddp": layout.data, "tensor": layout.tensor}
+    if layout.pipeline > 1:
+        parallel["pipeline"] = layout.pipeline
     return {"parallel": parallel, "micro_batches": micro_batches, "words": words}

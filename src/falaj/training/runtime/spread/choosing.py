@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -17,14 +18,22 @@ from falaj.training.runtime.spread.tensor_plan import Cut, TensorPlan, find_cuts
 from falaj.training.runtime.spread.ways import Alone, Copies, ExactCopies, Shards, Spread, same_start
 from falaj.training.runtime.world import World
 
+CUT_BY_RUNS: WeakKeyDictionary[nn.Module, tuple[Layout, Mapping[str, Cut], DeviceMesh]] = WeakKeyDictionary()
+"""Models that were left in shards or with cut layers: another run takes them as they are."""
+
 
 def spread_over(model: nn.Module, world: World, layout: Layout, *, tensor_plan: TensorPlan | None) -> Spread:
     """`model`, which lies on its device, spread over the processes of `world`."""
     if world.size == 1:
         return Alone(model, world)
     cuts = find_tensor_cuts(model, layout, tensor_plan)
+    before = refuse_other_cuts(model, layout, cuts)
     same_start(model, world.device)
-    return _over_mesh(model, world, layout, make_mesh(world, layout), cuts)
+    mesh = before or make_mesh(world, layout)
+    found = _over_mesh(model, world, layout, mesh, {} if before else cuts)
+    if layout.shards or cuts:
+        CUT_BY_RUNS[model] = layout, dict(cuts), mesh
+    return found
 
 
 def spread_in_stages(
@@ -37,6 +46,7 @@ def spread_in_stages(
 ) -> tuple[Pipeline, Spread]:
     """`model` cut into the stages of a pipeline; the part of this process is spread further as `layout` says."""
     tensor_cuts = find_tensor_cuts(model, layout, tensor_plan)
+    refuse_other_cuts(model, layout, tensor_cuts)
     plan = find_stages(model, count=layout.pipeline, cuts=cuts)
     same_start(model, world.device)
     mesh = make_mesh(world, layout)
@@ -44,6 +54,19 @@ def spread_in_stages(
     spread = _over_mesh(pipeline.part, world, layout, mesh, tensor_cuts)
     spread.stages = pipeline.group
     return pipeline, spread
+
+
+def refuse_other_cuts(model: nn.Module, layout: Layout, cuts: Mapping[str, Cut]) -> DeviceMesh | None:
+    """The mesh over which an earlier run cut `model` in the same way, if there was one; refused in another way."""
+    if model not in CUT_BY_RUNS:
+        return None
+    then, cuts_then, mesh = CUT_BY_RUNS[model]
+    if (then, cuts_then) == (layout, dict(cuts)):
+        return mesh
+    given = f"{layout.words}, for a model that an earlier fit left as {then.words}"
+    fix = "the same parallel= as then, or a new model from the checkpoint or the whole tensors of that one"
+    fault = Fault("parallel", given, then.words, fix)
+    raise InvalidTraining("the model is cut already", faults=[fault])
 
 
 def find_tensor_cuts(model: nn.Module, layout: Layout, plan: TensorPlan | None) -> Mapping[str, Cut]:
@@ -58,6 +81,7 @@ def make_mesh(world: World, layout: Layout) -> DeviceMesh:
 
 def spread_exactly(model: nn.Module, world: World, *, micro_batches: int) -> Spread:
     """A copy in each process, and sums that are the same to the bit for any number of them."""
+    refuse_other_cuts(model, Layout(data=world.size), {})
     require_exact(model, world, micro_batches)
     if world.size > 1:
         same_start(model, world.device)

@@ -5,14 +5,20 @@ Where a block is chosen by the samples, shards of different blocks would be put 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.errors import Fault, InvalidTraining, TrainingError
+
+TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
+"""What torch says, and nothing more, when other processes do not answer."""
 
 
 class ShardOrder:
@@ -22,14 +28,38 @@ class ShardOrder:
         self._parameters = [p for p in model.parameters() if p.requires_grad and not p.is_meta]
         self._words = words
         self._seen = 0
-        for number, block in enumerate(blocks):
-            block.register_forward_pre_hook(self._note(number))
+        self._gathers: list[str] = []
+        names = {id(module): name for name, module in model.named_modules()}
+        self._blocks = [(names[id(block)], block) for block in blocks]
+        self._hooks: list[RemovableHandle] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around what waits for other processes. They wait in vain where one gathers more often than another."""
+        if not self._hooks:
+            self._hooks = [
+                block.register_forward_pre_hook(self._note(number, name))
+                for number, (name, block) in enumerate(self._blocks)
+            ]
+        try:
+            yield
+        except RuntimeError as failure:
+            if not TIMED_OUT.search(str(failure)):
+                raise
+            raise self._waited_in_vain() from failure
+
+    def leave(self) -> None:
+        """Note no more: only what torch has put into the model is left there."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def compare(self) -> None:
         """Refuse a step in which the processes did different things. All call this at once, after the step's passes."""
         used = tuple(parameter.grad is not None for parameter in self._parameters)
         own = hash((self._seen, used))
         self._seen = 0
+        self._gathers = []
         both = torch.tensor([own, -own])
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self._words)
         largest, smallest = both.tolist()
@@ -38,9 +68,19 @@ class ShardOrder:
             fault = Fault("parallel", f"fsdp, with {given}", "every layer for every sample", 'parallel="ddp"')
             raise InvalidTraining("the processes did not use the same layers in this step", faults=[fault])
 
-    def _note(self, number: int) -> Any:
+    def _waited_in_vain(self) -> TrainingError:
+        done = f"{len(self._gathers)} blocks gathered in this step"
+        if self._gathers:
+            done += f", the last one {self._gathers[-1]}"
+        given = f"{done}, in process {dist.get_rank()}; another one may say another number"
+        fault = Fault("parallel", f"fsdp, {given}", "every layer for every sample", 'parallel="ddp"')
+        words = "the processes waited for each other in vain: did they not use the same layers?"
+        return TrainingError(words, faults=[fault])
+
+    def _note(self, number: int, name: str) -> Any:
         def note(block: nn.Module, _: Any) -> None:
             if block.training and not torch.compiler.is_compiling():
                 self._seen = hash((self._seen, number))
+                self._gathers.append(name)
 
         return note

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.hooks import RemovableHandle
 
 from falaj.training.runtime.spread.norms import local
-from falaj.training.runtime.spread.tree import by_dtype
 
 BUCKET_BYTES = 25 << 20
 
@@ -33,6 +33,8 @@ class GradientSum:
         self._sizes: list[list[int]] = []
         self._bucket_of: dict[int, int] = {}
         self._listens = False
+        self._unheard: list[nn.Parameter] = []
+        self._hooks: list[RemovableHandle] = []
         self._under_way: list[tuple[dist.Work, Tensor]] = []
         self._missing: list[int] = []
         self._late = False
@@ -42,11 +44,20 @@ class GradientSum:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Around the last backward pass: what is complete is added at once."""
+        for parameter in self._unheard:
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._has_gradient))  # type: ignore[no-untyped-call]
+        self._unheard = []
         self._listens = True
         try:
             yield
         finally:
             self._listens = False
+
+    def leave(self) -> None:
+        """Listen no more: the parameters are as they were given."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def forget(self) -> None:
         """The step is computed again. What is under way cannot be called back: all add everything anew at the end."""
@@ -79,8 +90,7 @@ class GradientSum:
             self._buckets.append(bucket)
             self._sizes.append([local(parameter.detach()).numel() for parameter in bucket])
             self._missing.append(len(bucket))
-        for parameter in thawed:
-            parameter.register_post_accumulate_grad_hook(self._has_gradient)  # type: ignore[no-untyped-call]
+        self._unheard += thawed
 
     def _start_over(self) -> None:
         self._under_way = []
@@ -111,33 +121,6 @@ class GradientSum:
         said = [p.grad is not None for p in self._parameters] + [self._late]
         *used, late = most(said, self._words)
         return {id(p) for p, is_used in zip(self._parameters, used, strict=True) if is_used}, late
-
-
-class BufferShare:
-    """Gives all processes the first one's buffers, such as running means, after steps that changed them."""
-
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup, words: dist.ProcessGroup) -> None:
-        own = [[b for b in module.buffers(recurse=False) if not b.is_meta] for module in model.modules()]
-        self._buffers = [buffers for buffers in own if buffers]
-        self._group, self._words = group, words
-        self._seen = [0 for _ in self._buffers]
-
-    def share(self) -> None:
-        if not self._buffers:
-            return
-        changed = most([a != b for a, b in zip(self._versions(), self._seen, strict=True)], self._words)
-        first = dist.get_global_rank(self._group, 0)
-        new = [b for buffers, is_new in zip(self._buffers, changed, strict=True) if is_new for b in buffers]
-        for together in by_dtype(new):
-            flat = torch.cat([buffer.reshape(-1) for buffer in together])
-            dist.broadcast(flat, first, group=self._group)
-            for buffer, piece in zip(together, torch.split(flat, [b.numel() for b in together]), strict=True):
-                buffer.copy_(piece.view(buffer.shape))
-        self._seen = self._versions()
-
-    def _versions(self) -> list[int]:
-        """How often the buffers of each module were changed; a batch norm counts one of its three only."""
-        return [sum(buffer._version for buffer in buffers) for buffers in self._buffers]
 
 
 def word_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:

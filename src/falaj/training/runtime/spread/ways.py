@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from falaj.training.runtime.micro_batches import MicroBatch
+from falaj.training.runtime.spread.buffers import BufferShare, StillBuffers
 from falaj.training.runtime.spread.norms import clip_gradients
 from falaj.training.runtime.spread.shard_order import ShardOrder
-from falaj.training.runtime.spread.sums import BufferShare, GradientSum
+from falaj.training.runtime.spread.sums import GradientSum
 from falaj.training.runtime.spread.tree import PairwiseSum, sum_over_processes
 from falaj.training.runtime.world import World
 
@@ -39,6 +40,9 @@ class Spread(Protocol):
         """The loss of the global batch; from here on the gradients are its gradients."""
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> None: ...
+
+    def leave(self) -> None:
+        """There are no more steps: take off the model what listened in it. Shards and cut layers stay."""
 
 
 class Alone:
@@ -79,6 +83,9 @@ class Alone:
         else:
             nn.utils.clip_grad_norm_(parameters, most)
 
+    def leave(self) -> None:
+        pass
+
 
 class Copies(Alone):
     """A copy in each process, whose gradients are added while the last backward pass goes on."""
@@ -101,6 +108,9 @@ class Copies(Alone):
         self._buffers.share()
         return super().finish()
 
+    def leave(self) -> None:
+        self._sum.leave()
+
 
 class ExactCopies(Alone):
     """A copy in each process, and sums in one fixed tree: the same to the bit with 1, 2, 4 … processes."""
@@ -110,6 +120,7 @@ class ExactCopies(Alone):
         self._parameters = held(model)
         self._loss_type = torch.float32
         self._sum = PairwiseSum()
+        self._still = StillBuffers(model)
 
     def add(self, loss: Tensor, part: MicroBatch) -> None:
         self._loss_type = loss.dtype
@@ -124,6 +135,7 @@ class ExactCopies(Alone):
         self._sum = PairwiseSum()
 
     def finish(self) -> Tensor:
+        self._still.require()
         world = self._world
         own = self._sum.take() or [None] * (len(self._parameters) + 1)
         if world.size > 1:
@@ -138,27 +150,39 @@ class ExactCopies(Alone):
 
 
 class Shards(Alone):
-    """Parameters, gradients and optimizer state cut over the processes (FSDP2), block by block."""
+    """Parameters, gradients and optimizer state cut over the processes (FSDP2), block by block.
+
+    A model that an earlier run has cut stays as it is.
+    """
 
     def __init__(self, model: nn.Module, world: World, mesh: DeviceMesh, words: dist.ProcessGroup) -> None:
         super().__init__(model, world)
         elsewhere = {p for p in model.parameters() if p.is_meta}
         here = [block for block in blocks(model) if not any(p in elsewhere for p in block.parameters())]
-        for block in here:
-            fully_shard(block, mesh=mesh)
-        self._sharded = fully_shard(model, mesh=mesh, ignored_params=elsewhere or None)
+        self._sharded: FSDPModule
+        if isinstance(model, FSDPModule):
+            self._sharded = model
+        else:
+            for block in here:
+                fully_shard(block, mesh=mesh)
+            self._sharded = fully_shard(model, mesh=mesh, ignored_params=elsewhere or None)
         self._order = ShardOrder(model, here, words)
         self._buffers = BufferShare(model, mesh.get_group(), words)
         self.factor = float(mesh.size())
 
     def part(self, *, last: bool) -> AbstractContextManager[Any]:
         self._sharded.set_requires_gradient_sync(last)
-        return nullcontext()
+        return self._order.watched()
 
     def finish(self) -> Tensor:
-        self._order.compare()
-        self._buffers.share()
-        return super().finish()
+        with self._order.watched():
+            self._order.compare()
+            self._buffers.share()
+            return super().finish()
+
+    def leave(self) -> None:
+        self._order.leave()
+        self._sharded.set_requires_gradient_sync(True)
 
 
 def held(model: nn.Module) -> list[nn.Parameter]:
@@ -190,9 +214,14 @@ def stands_alone(part: nn.Module, holders: dict[nn.Parameter, set[int]]) -> bool
 
 
 def same_start(model: nn.Module, device: torch.device) -> None:
-    """Every process begins with the leading one's parameters and buffers, wherever they lie; they go by `device`."""
+    """Every process begins with the leading one's parameters and buffers, wherever they lie; they go by `device`.
+
+    What an earlier run has cut belongs together already.
+    """
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
+            if isinstance(tensor, DTensor):
+                continue
             sent = tensor.detach().to(device, memory_format=torch.contiguous_format)
             dist.broadcast(sent, 0)
             if sent.data_ptr() != tensor.data_ptr():

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.modes import begin_training, modes_kept
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ALLOWED = (
@@ -38,17 +39,15 @@ class Program:
 
 def read_program(model: nn.Module) -> Program:
     """The program of `model`; refused where it cannot be told without running it."""
-    was_training = model.training
     try:
-        first, again = _trace(model.train()), _trace(model)
-        evaluating = _trace(model.eval())
+        with modes_kept(model):
+            first, again = _trace(begin_training(model)), _trace(model)
+            evaluating = _trace(model.eval())
     except InvalidTraining:
         raise
     except Exception as failure:  # whatever the model's own code raises when it is given no values
         reason = str(failure).strip().split("\n")[0]
         raise cannot_cut(f"{type(model).__name__}, whose forward cannot be followed: {reason}") from failure
-    finally:
-        model.train(was_training)
     if _words(first) != _words(again) or _calls(first) != _calls(evaluating):
         raise cannot_cut(f"{type(model).__name__}, whose forward does not do the same each time")
     inputs = sum(node.op == "placeholder" and not node.args for node in first)

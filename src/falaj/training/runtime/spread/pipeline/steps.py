@@ -81,9 +81,8 @@ class PipelinedStep(Step):
         inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
         arrived = self._line.receive() if self._line.before is not None else None
         if address is not None:
-            if arrived is None:
-                self.dice.roll(*address)
-            else:
+            self.dice.roll(*address)
+            if arrived is not None:
                 self.dice.put(arrived.dice)
         with self._autocast:
             left = self._measure((inputs, arrived.values if arrived else (), target))
