@@ -9,7 +9,6 @@ import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -20,11 +19,11 @@ from torch import Tensor, nn
 
 from falaj.training.runtime.data import Batch
 from falaj.training.runtime.errors import InvalidTraining
+from falaj.training.runtime.plan.describing import description_of
 from falaj.training.runtime.plan.nvml import gpu_names
 from falaj.training.runtime.plan.plans import Plan, plan_from
 
 FORMAT = 1
-PLAIN = bool | int | float | str | None
 
 
 def cache_folder() -> Path:
@@ -62,15 +61,14 @@ def keep_plan(key: str | None, plan: Plan, *, table: list[dict[str, Any]]) -> No
 def plan_key(model: nn.Module, sample: Batch, device: torch.device, options: Mapping[str, Any]) -> str | None:
     """What a plan depends on: the model's code and structure, the samples' shapes, the options, hardware and versions.
 
-    None where it cannot be told: a class that has no source to show.
+    None where it cannot be told: a class that has no source to show, an object of which nothing can be said.
     """
     try:
-        described = [description(module) for module in model.modules()]
+        described = description_of(model, by_kind=[*model.parameters(), *model.buffers()])
     except (OSError, TypeError):
         return None
     parts = [
         [repr(model), described],
-        [[name, *_kind(tensor)] for name, tensor in [*model.named_parameters(), *model.named_buffers()]],
         _kinds(sample),
         {name: str(value) for name, value in sorted(options.items())},
         hardware(device),
@@ -79,16 +77,9 @@ def plan_key(model: nn.Module, sample: Batch, device: torch.device, options: Map
     return sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def description(module: nn.Module) -> list[Any]:
-    """What its class does, and the plain values that it was made with, of which its words may say nothing."""
-    own = {name: value for name, value in vars(module).items() if name != "training" and _is_plain(value)}
-    code = _code_of_class(type(module))  # type: ignore[arg-type]
-    return [code, sorted((name, repr(value)) for name, value in own.items())]
-
-
 def description_of_loss(loss: Callable[..., Any]) -> list[Any]:
-    """As `description`, also of a function."""
-    return [description(each) for each in loss.modules()] if isinstance(loss, nn.Module) else [code_of(loss)]
+    """What it computes; OSError or TypeError where that cannot be told."""
+    return [description_of(loss)]
 
 
 def code_of(of: Any) -> str:
@@ -97,11 +88,6 @@ def code_of(of: Any) -> str:
     if name.startswith("torch.") or isinstance(of, BuiltinFunctionType):
         return name
     return name + inspect.getsource(of)
-
-
-@lru_cache(maxsize=1024)
-def _code_of_class(of: type) -> str:
-    return code_of(of)  # which reads all of its file
 
 
 def hardware(device: torch.device) -> list[str]:
@@ -122,12 +108,6 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(isinstance(each, PLAIN) for each in value)
-    return isinstance(value, PLAIN)
 
 
 def _kinds(sample: Batch) -> Any:

@@ -92,6 +92,8 @@ def walk(space: Space) -> Walk:
     leader = Leader(space)
     leader.plain = yield from leader.attempt(space.start)
     yield from _until_it_fits(leader)
+    if leader.plain is not None and leader.plain.why_not and "memory" not in leader.plain.why_not:
+        return  # what fails here, fails in all of them
     yield from (_on_gpu(leader) if space.on_gpu else _on_cpu(leader))
 
 

@@ -1,7 +1,8 @@
 """Tries plans in a child process: one that crashes or hangs costs that candidate, and nothing else.
 
 The child is a fork, so that any model and any loss can be tried, also those that no other process could import. A fork
-cannot use CUDA once its parent has: then `can_fork_for_gpu` is false, and the caller tries only what is safe.
+cannot use CUDA once its parent has: then `can_fork_for_gpu` is false, and the caller tries only what is safe. On a CPU
+a child only does a step of each plan before it is tried where the run will be: speeds are measured there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import IO
@@ -27,6 +29,10 @@ from falaj.training.runtime.plan.trials import Outcome, TrialGround, is_fatal, o
 START_S = 30.0
 POLL_S = 0.5
 PR_SET_PDEATHSIG = 1
+
+
+def can_fork() -> bool:
+    return sys.platform == "linux"  # elsewhere libraries of the system do not survive it
 
 
 def can_fork_for_gpu() -> bool:
@@ -116,16 +122,39 @@ def _live(ground: TrialGround, orders: int, answers: int) -> None:
         gc.set_threshold(
             50_000, 20, 100
         )  # compiling makes many objects; after each trial there is a collection
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the threads of the parent's pool are not here, and would be waited for
-        with os.fdopen(answers, "w") as out, os.fdopen(orders) as lines:
-            _tell(out, _greeting(ground))
-            for line in lines:
-                outcome = ground.try_out(plan_from(json.loads(line)))
-                _tell(out, json.dumps(outcome.line()))
-                if is_fatal(outcome):
-                    break
+        if ground.on_gpu:
+            _serve(ground, orders, answers)
+        else:
+            _serve_with(threads, ground, orders, answers)
     finally:
         os._exit(0)
+
+
+def _serve_with(threads: int, ground: TrialGround, orders: int, answers: int) -> None:
+    """Serve from a new thread, which has a pool of its own: what is tried here is computed as it will be there."""
+
+    def serve() -> None:
+        torch.set_num_threads(threads)
+        _serve(ground, orders, answers)
+
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the processes that compile are the parent's
+    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
+        inductor.compile_threads = 1  # type: ignore[attr-defined]
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+
+
+def _serve(ground: TrialGround, orders: int, answers: int) -> None:
+    with os.fdopen(answers, "w") as out, os.fdopen(orders) as lines:
+        _tell(out, _greeting(ground))
+        for line in lines:
+            outcome = ground.try_out(plan_from(json.loads(line)))
+            _tell(out, json.dumps(outcome.line()))
+            if is_fatal(outcome):
+                break
 
 
 def silence() -> None:

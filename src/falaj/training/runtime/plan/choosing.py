@@ -16,16 +16,18 @@ from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.checkpoint.manifest import kept_runs
 from falaj.training.runtime.data import Items, Source
 from falaj.training.runtime.data_faults import is_out_of_memory
-from falaj.training.runtime.errors import OutOfMemory, TrainingError
+from falaj.training.runtime.errors import OutOfMemory, TrainingError, Unreadable
 from falaj.training.runtime.graphs import tensors_of
 from falaj.training.runtime.heartbeat import show_life
+from falaj.training.runtime.plan.borrowing import generators_kept
 from falaj.training.runtime.plan.cache import description_of_loss, keep_plan, load_plan, plan_key
 from falaj.training.runtime.plan.candidates import Space
 from falaj.training.runtime.plan.children import ChildLost, can_fork_for_gpu
+from falaj.training.runtime.plan.describing import description_of
 from falaj.training.runtime.plan.plans import Plan, plan_from
 from falaj.training.runtime.plan.reading import ReadingTrials, search_reading
-from falaj.training.runtime.plan.searching import Found, InChild, confirm, search, table
-from falaj.training.runtime.plan.trials import Outcome, TrialGround
+from falaj.training.runtime.plan.searching import Found, InChild, Rehearsed, confirm, search, table
+from falaj.training.runtime.plan.trials import Outcome, TrialGround, reason_of
 from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
 from falaj.training.runtime.steps import Loss
 from falaj.training.runtime.world import World
@@ -57,9 +59,19 @@ def choose_plan(
         return replace(plan_of_leader(agent, world, plain), **fixed, graph=False)  # type: ignore[arg-type]
     if agent is not None and (kept := kept_plan(agent, world)) is not None:
         return replace(kept, **fixed)  # type: ignore[arg-type]
-    if tune == "off" or not is_worth_a_look(model, source, settings, world):
+    if tune == "off":
         return plain
-    return Chooser(model, loss, source, settings, agent, world, plain).choose()
+    try:
+        with generators_kept():
+            if not is_worth_a_look(model, source, settings, world):
+                return plain
+            return Chooser(model, loss, source, settings, agent, world, plain).choose()
+    except Unreadable:  # the run would come to the same sample, and perhaps much later
+        raise
+    except Exception as failure:  # if it is the run's own fault, the run will say so
+        say: Callable[[str], None] = agent.say if agent else print
+        say(f"no plan is looked for: {reason_of(failure)}")
+        return plain
 
 
 def plan_of_leader(agent: Agent | None, world: World, plain: Plan) -> Plan:
@@ -153,6 +165,9 @@ class Chooser:
         found = self._search()
         if not found.tried:
             return self._plain
+        if found.best is None and len(found.tried) == 1:
+            self._say(f"no plan is looked for: {found.tried[0].why_not}")
+            return self._plain
         plan, shown, seconds = found.plan or self._plain, table(found), found.seconds
         read = self._search_reading(found)
         if read is not None and read.plan is not None:
@@ -173,12 +188,14 @@ class Chooser:
         trials = ReadingTrials(self._ground, source, self._settings, computing=best.samples_per_second)
         allowed_s = self._budget(found.tried[0]) - found.seconds
         share = best.samples_per_second * self._ground.sample[1]
-        return search_reading(source, best.plan, trials, share=share, allowed_s=allowed_s)
+        try:
+            return search_reading(source, best.plan, trials, share=share, allowed_s=allowed_s)
+        finally:
+            self._ground.give_back()
 
     def _search(self) -> Found:
         if self._device.type == "cpu":
-            found = search(self._space(risky=False), self._try_here, budget=self._budget)
-            return confirm(found, self._try_here, margin=CPU_MARGIN)
+            return self._search_on_cpu()
         if can_fork_for_gpu():
             trials = InChild(self._ground, alive=self._alive)
             try:
@@ -192,7 +209,14 @@ class Chooser:
             self._say(
                 "CUDA was in use before fit, so candidates run in this process: only safe ones are tried"
             )
-        return search(self._space(risky=False), self._try_here, budget=self._budget)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        with generators_kept():  # those of the GPU too, which are there from now on
+            return search(self._space(risky=False), self._try_here, budget=self._budget)
+
+    def _search_on_cpu(self) -> Found:
+        trials = Rehearsed(self._ground, plain=self._plain, alive=self._alive)
+        found = search(self._space(risky=False), trials, budget=self._budget)
+        return confirm(found, trials, margin=CPU_MARGIN)
 
     def _try_here(self, plan: Plan, _within_s: float) -> Outcome:
         self._alive()
@@ -249,13 +273,16 @@ class Chooser:
     def _key(self) -> str | None:
         settings = self._settings
         updates = settings.updates
-        optimizer = updates.optimizer
+        try:
+            loss, optimizer = words_of(self._loss, self._model), words_of(updates.optimizer, self._model)
+        except (OSError, TypeError):
+            return None
         options: dict[str, Any] = {
             **settings.fixed,
-            "loss": words_of_loss(self._loss),
+            "loss": loss,
             "batch_size": settings.pace.batch_size,
             "samples": len(self._source) if settings.pace.batch_size == "auto" else 0,
-            "optimizer": optimizer if isinstance(optimizer, str) else type(optimizer).__qualname__,
+            "optimizer": optimizer,
             "changing_rate": updates.schedule != "constant" or bool(updates.warmup),
             "clip": updates.clip is not None,
             "dataset": type(getattr(self._source, "dataset", None)).__qualname__,
@@ -268,12 +295,13 @@ class Chooser:
             self._agent.params(values)
 
 
+def words_of(given: object, model: nn.Module) -> str:
+    """What a loss or an optimizer does; OSError or TypeError where that cannot be told."""
+    return str(description_of(given, by_kind=[*model.parameters(), *model.buffers()]))
+
+
 def words_of_loss(loss: Loss) -> str:
-    """Its code, or its name where it has none to show."""
-    try:
-        return str(description_of_loss(loss))
-    except (OSError, TypeError):
-        return str(getattr(loss, "__qualname__", type(loss).__qualname__))
+    return str(description_of_loss(loss))
 
 
 def fast_16_bits(device: torch.device) -> str | None:

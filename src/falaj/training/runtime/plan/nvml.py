@@ -12,6 +12,11 @@ def cuda_is_there() -> bool:
     return torch.cuda.is_available()
 
 
+def gpu_count() -> int:
+    """How many GPUs this process may use; CUDA is not started by asking, for the same reason."""
+    return torch.cuda.device_count()
+
+
 def gpu_names() -> list[str]:
     """Name and memory of each GPU; empty where the driver's library is not there."""
     try:

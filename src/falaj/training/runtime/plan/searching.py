@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from falaj.training.runtime.plan.candidates import Space, walk
-from falaj.training.runtime.plan.children import Child, ChildLost
+from falaj.training.runtime.plan.children import Child, ChildLost, can_fork
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.plan.trials import Outcome, TrialGround
 
@@ -15,6 +15,8 @@ LEAST_LEFT_S = 1.0
 COMPILE_LEAST_S = 8.0
 """With less time than this left, compiling is not begun; without a child that can be ended, with less than thrice."""
 AUTOTUNE_LEAST_S = 60.0
+HANGS_AFTER, COMPILED_AFTER = 0.5, 0.8
+"""The parts of the time left that a rehearsal may take."""
 TOO_LATE = "not tried: the time is up"
 
 
@@ -112,6 +114,36 @@ class InChild:
         if self._child is not None:
             self._child.end()
             self._child = None
+
+
+class Rehearsed:
+    """Tries plans in this process, each after one step by it went well in a child.
+
+    A child that hangs is given up while others can still be tried. `plain`, by which the run would be trained in any
+    case, is not rehearsed. What a child has compiled, this process finds in the compiler's cache.
+    """
+
+    def __init__(self, ground: TrialGround, *, plain: Plan, alive: Callable[[], bool]) -> None:
+        self._ground, self._alive = ground, alive
+        self._safe = {plain}
+
+    def __call__(self, plan: Plan, within_s: float) -> Outcome:
+        began = time.monotonic()
+        if plan not in self._safe and can_fork():
+            part = HANGS_AFTER if plan.compile == "off" else COMPILED_AFTER
+            rehearsed = self._rehearse(plan, part * within_s)
+            if rehearsed.why_not is not None:
+                return rehearsed
+        self._safe.add(plan)
+        self._alive()
+        return replace(self._ground.try_out(plan), seconds=time.monotonic() - began)
+
+    def _rehearse(self, plan: Plan, within_s: float) -> Outcome:
+        child = InChild(self._ground.for_rehearsal(), alive=self._alive)
+        try:
+            return child(plan, within_s)
+        finally:
+            child.end()  # while a plan is measured, nothing else computes or holds memory
 
 
 def table(found: Found) -> str:

@@ -17,6 +17,7 @@ from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.data import Columns, Items, Source
 from falaj.training.runtime.data_faults import is_out_of_memory
 from falaj.training.runtime.engine import Engine, is_resident, make_engine, resident
+from falaj.training.runtime.plan.borrowing import Memory
 from falaj.training.runtime.plan.judging import (
     SHAKE,
     Errors,
@@ -67,7 +68,7 @@ def outcome_from(line: dict[str, Any]) -> Outcome:
 
 
 class TrialGround:
-    """A model and its data, on which plans are tried. The model that is given is left as it is."""
+    """A model and its data, on which plans are tried. The model and the loss that are given are left as they are."""
 
     def __init__(
         self, model: nn.Module, loss: Loss, source: Source, settings: Settings, device: torch.device
@@ -76,6 +77,8 @@ class TrialGround:
         self._settings, self._world = settings, World(device=device)
         self._references: dict[int, Reference] = {}
         self._noise = (0.0, 0.0)
+        self._memory = Memory(loss, settings.updates.optimizer)
+        self._is_rehearsal = False
         self._steadiness: dict[Precision, list[bool]] = {}
 
     @property
@@ -101,6 +104,16 @@ class TrialGround:
         given = self._settings.pace.batch_size
         return BATCH_SIZE_TO_START_FROM if given == "auto" else given
 
+    def for_rehearsal(self) -> TrialGround:
+        """The same ground, where trying a plan is to do one step by it, and to measure nothing."""
+        other = copy.copy(self)
+        other._is_rehearsal = True
+        return other
+
+    def give_back(self) -> None:
+        """The caller's functions remember again what they did before the trials."""
+        self._memory.give_back()
+
     def try_out(self, plan: Plan) -> Outcome:
         """What comes of training by `plan` for a moment; never an exception of its own."""
         began = time.perf_counter()
@@ -108,10 +121,11 @@ class TrialGround:
             if plan.compile != "off":
                 torch._dynamo.reset()
             with numerics_of(plan):
-                found = self._measured(plan)
+                found = self._rehearsed(plan) if self._is_rehearsal else self._measured(plan)
         except Exception as failure:
             found = Outcome(plan=plan, why_not=reason_of(failure))
         finally:
+            self.give_back()
             gc.collect()
             if self.on_gpu:
                 with_cuda_left(torch.cuda.empty_cache)
@@ -119,24 +133,34 @@ class TrialGround:
 
     def step_seconds(self, plan: Plan) -> float:
         """About how long a step takes; a glance, for short runs."""
-        engine, batches, _ = self.engine(plan)
-        took = []
-        for number in (1, 2, 3):
-            began = time.perf_counter()
-            engine.advance(number, batches.indices(number), _ignore)
-            took.append(time.perf_counter() - began)
+        try:
+            engine, batches, _ = self.engine(plan)
+            took = []
+            for number in (1, 2, 3):
+                began = time.perf_counter()
+                engine.advance(number, batches.indices(number), _ignore)
+                took.append(time.perf_counter() - began)
+        finally:
+            self.give_back()
         return min(took)
 
-    def _measured(self, plan: Plan) -> Outcome:
+    def _rehearsed(self, plan: Plan) -> Outcome:
         engine, batches, said = self.engine(plan)
+        engine.advance(1, batches.indices(1), _ignore)
+        return Outcome(plan=plan, why_not=said_first(said))
+
+    def _measured(self, plan: Plan) -> Outcome:
+        batches, precision = self.batches(plan), precision_of(plan, self._world.device)
         reference = self._reference(batches)
+        is_reference = is_plain(plan) and precision == "fp32"
+        steady = [] if is_reference else self._steady(precision, batches, reference)
+        engine, _, said = self.engine(plan)  # the last that is made: what functions remember is of its model
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        precision = precision_of(plan, self._world.device)
-        if is_plain(plan) and precision == "fp32":
+        if is_reference:
             return self._timed(engine, batches, Outcome(plan=plan, errors=Errors(0.0, 0.0)), said)
         loss, gradients = self._gradients(engine, batches, 1)
-        errors = compare(loss, gradients, reference, self._steady(precision, batches, reference))
+        errors = compare(loss, gradients, reference, steady)
         del gradients
         found = Outcome(plan=plan, errors=errors)
         if is_plain(plan):  # what the caller would get in any case
@@ -175,10 +199,10 @@ class TrialGround:
         """An engine over a copy of the model, its batches, and what it says; on the samples, or on `source`."""
         pace, said = self._settings.pace, list[str]()
         batches = self.batches(plan)
-        model, settings = self._own_copy()
+        model, loss, settings = self._own_copy()
         engine = make_engine(
             model,
-            self._loss,
+            loss,
             source or self._near,
             settings,
             plan,
@@ -191,11 +215,12 @@ class TrialGround:
         engine.get_ready(plan)
         return engine, batches, said
 
-    def _own_copy(self) -> tuple[nn.Module, Settings]:
-        """The model, and an optimizer that the caller made for it, to be changed freely."""
-        updates = self._settings.updates
-        model, optimizer = copy.deepcopy((self._model, updates.optimizer))
-        return model, replace(self._settings, updates=replace(updates, optimizer=optimizer))
+    def _own_copy(self) -> tuple[nn.Module, Loss, Settings]:
+        """The model, the loss, and an optimizer that the caller made, to be changed freely; see `give_back`."""
+        updates, copies = self._settings.updates, dict[int, Any]()
+        model, loss, optimizer = copy.deepcopy((self._model, self._loss, updates.optimizer), copies)
+        self._memory.lend(copies)
+        return model, loss, replace(self._settings, updates=replace(updates, optimizer=optimizer))
 
     def _reference(self, batches: BatchPlan) -> Reference:
         """What plain fp32 gives; the noise between batches, and the first losses, are those of the first size."""
