@@ -1,8 +1,9 @@
-"""Processes that train together, forked from one that has loaded torch, which takes the longest."""
+"""Processes that train together, forked from one that has loaded what they need, which takes the longest."""
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -12,6 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
+
+LOADED = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+"""What a step would load, in each process anew."""
 
 
 def gang(
@@ -26,6 +35,8 @@ def gang(
 
     `together`: where one dies the others go too, as under torchrun, and none has said anything.
     """
+    for name in LOADED:
+        importlib.import_module(name)
     said = [folder / f"{rank}.json" for rank in range(processes)]
     for each in said:
         each.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -117,6 +119,51 @@ class Spare(nn.Module):
         return self.seen(x), self.unseen(x)
 
 
+class Remembering(nn.Module):
+    """Takes off the mean of what it has seen, which lies in a buffer that is changed in place, replaced, or grows."""
+
+    def __init__(self, *, persistent: bool = True, replaced: bool = False, grows: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, 16), nn.Linear(16, 1)
+        self._replaced, self._grows = replaced, grows
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(16), persistent=persistent)
+        self.register_buffer("rows", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        found: Tensor = self.last((x - self.mean).relu())
+        if self.training:
+            mean = 0.9 * self.mean + x.detach().mean(0)
+            if self._replaced:
+                self.mean = mean
+            else:
+                self.mean.copy_(mean)
+            if self._grows:
+                self.rows = x.detach()[: 1 + int(x.sum() > 0)]
+        return found
+
+
+class Centred(nn.Module):
+    """A layer that takes off the mean of what it has seen, which is not persistent and is replaced each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(16), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+def centred() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(FEATURES, 16), Centred(), nn.ReLU(), nn.Linear(16, 16), Centred(), nn.Linear(16, 1)
+    )
+
+
 def layers(*, dropout: float) -> nn.Sequential:
     """Layers in a row, some of them in rows of their own."""
     inner = [
@@ -130,6 +177,13 @@ def normed() -> nn.Sequential:
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
 
 
+REMEMBERING = {
+    "replacing": partial(Remembering, replaced=True),
+    "fleeting": partial(Remembering, persistent=False),
+    "growing": partial(Remembering, grows=True),
+}
+
+
 def make_model(kind: str, *, dropout: float = 0.0, unused: bool = False, a_step: int = 0) -> nn.Module:
     if kind == "blocks":
         return Blocks(dropout=dropout, unused=unused)
@@ -137,5 +191,5 @@ def make_model(kind: str, *, dropout: float = 0.0, unused: bool = False, a_step:
         return layers(dropout=dropout)
     if kind == "branches":
         return Branches(a_step)
-    plain = {"tied": Tied, "spare": Spare, "normed": normed}
+    plain = {"tied": Tied, "spare": Spare, "normed": normed, "centred": centred, **REMEMBERING}
     return plain[kind]() if kind in plain else Net(dropout=dropout, unused=unused)

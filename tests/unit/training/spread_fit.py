@@ -1,11 +1,9 @@
-"""Runs over several processes, one run after the other, as the argument says; prints what came of each as JSON."""
+"""Runs over several processes, one run after the other, and what came of each; asked for by spread_runs.py."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.fit import fit
+from falaj.training.runtime.fleeting import held_here
 from gangs import gang
 from spread_models import FEATURES, make_model
 
@@ -66,7 +65,8 @@ def train(options: dict[str, Any], rank: int) -> dict[str, Any]:
     measure = wide_loss if options.pop("wide_loss", False) else loss
     options = {"clip": 1.0, "device": "cpu", "tune": "off"} | options
     result = fit(model, measure, rows, seed=3, **options)
-    weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.state_dict().values()]
+    held = [*model.state_dict().values(), *(buffer for _, buffer in held_here(model, measure))]
+    weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in held]
     total = sum(float(w.double().sum()) for w in weights)
     losses = [each.hex() for each in result.losses]
     return {
@@ -101,14 +101,5 @@ def said_by(options: dict[str, Any], rank: int) -> dict[str, Any]:
         return {"refused": str(refusal)}
 
 
-def main() -> None:
-    folder = Path(sys.argv[2])
-    runs = [
-        gang(count, partial(said_by, options), folder, together=True)
-        for count, options in json.loads(sys.argv[1])
-    ]
-    print(json.dumps(runs))
-
-
-if __name__ == "__main__":
-    main()
+def answer(asked: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
+    return [gang(count, partial(said_by, options), folder, together=True) for count, options in asked]

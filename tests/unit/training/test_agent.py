@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from falaj.training.runtime import agent as agents
+from falaj.training.runtime import report as reporting
+from falaj.training.runtime import side_files
 from falaj.training.runtime.agent import Agent, LocalAgent, Metric, Past, read_metrics
+from falaj.training.runtime.certificate import verify_certificate
 from falaj.training.runtime.checkpoint.store import Mark, Retention
-from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, CheckpointFailed
-from falaj.training.runtime.fit import fit
+from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, CheckpointFailed, InvalidTraining
+from falaj.training.runtime.fit import FitResult, fit
+from falaj.training.runtime.tensorboard import EventFile
 from falaj.training.runtime.wire import SocketAgent, answer_calls, receive, send
 
 
@@ -155,3 +163,123 @@ def test_an_unknown_call_is_answered_with_an_error(tmp_path: Path) -> None:
 
         assert agent.heartbeat()
     local.close()
+
+
+# ------------------------------------------------------------------------------------- files in trouble
+
+
+class FullDisk:
+    """In the place of `os.write`: there is room for `room` more bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self._write = room, os.write
+
+    def __call__(self, handle: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._write(handle, data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_metrics_that_find_no_room_are_written_later_and_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = [Metric(step, "loss", step / 7) for step in range(9)]
+    agent, disk = LocalAgent(tmp_path), FullDisk(room=40)
+    monkeypatch.setattr(os, "write", disk)
+
+    agent.log(metrics[:1])
+    for each in metrics[1:8]:
+        agent.log([each])
+    full = list(read_metrics(tmp_path))
+    disk.room = 10_000
+    agent.log(metrics[8:])
+    agent.close()
+
+    assert full == metrics[:1]
+    assert list(read_metrics(tmp_path)) == metrics
+    assert capsys.readouterr().err.count("metrics.jsonl cannot be written: No space left on device") == 1
+
+
+def test_what_is_written_in_pieces_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, metrics = os.write, [Metric(step, "loss", step / 7) for step in range(9)]
+    agent = LocalAgent(tmp_path)
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:7]))
+
+    agent.log(metrics)
+
+    assert list(read_metrics(tmp_path)) == metrics
+    agent.close()
+
+
+def test_a_run_whose_metrics_and_progress_find_no_room_goes_on_and_says_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(reporting, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(side_files, "replace_file", refuse)
+    monkeypatch.setattr(agents, "replace_file", refuse)
+    monkeypatch.setattr(side_files.LineFile, "append", refuse)
+    monkeypatch.setattr(side_files.LineFile, "waiting", 4)
+    monkeypatch.setattr(EventFile, "add", refuse)
+
+    result = small_run(tmp_path, tensorboard=True)
+
+    said = capsys.readouterr().err
+    assert result.step == 4
+    for name in ("metrics.jsonl", "params.json", "progress.json", "TensorBoard's event file"):
+        assert said.count(f"{name} cannot be written: No space left on device. Going on") == 1
+    assert "4 metrics and" in said
+    assert f"could not be written to {tmp_path}, and are lost" in said
+    monkeypatch.undo()
+    assert small_run(tmp_path, steps=6).resumed_from == 4
+
+
+def small_run(folder: Path, **options: Any) -> FitResult:
+    torch.manual_seed(0)
+    rows = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"steps": 4, "batch_size": 5, "run": folder, "device": "cpu", **options}
+    return fit(nn.Linear(3, 3), nn.functional.mse_loss, rows, **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("params.json", b"", "params.json"),
+        ("params.json", b"[1]", "params.json"),
+        ("params.json", b"\xff\xfe", "params.json"),
+        ("metrics.jsonl", b'5\n{"a": 1, "b": 2, "c": 3}\nnull\n', "3 lines of metrics.jsonl"),
+        ("metrics.jsonl", b"\xff\xfe\n", "1 line of metrics.jsonl"),
+        ("metrics.jsonl", b"[" * 100_000, "1 line of metrics.jsonl"),
+        ("metrics.jsonl", b'["1", "loss", 2]\n[1, "loss", []]\n', "2 lines of metrics.jsonl"),
+    ],
+    ids=["empty", "list", "no text", "odd lines", "no text in lines", "deep", "odd values"],
+)
+def test_damaged_files_beside_a_good_checkpoint_are_passed_over_and_the_certificate_says_so(
+    tmp_path: Path, name: str, damage: bytes, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_run(tmp_path, exact=True)
+    path = tmp_path / name
+    path.write_bytes(damage if name == "params.json" else path.read_bytes() + damage)
+
+    again = small_run(tmp_path, exact=True, steps=6)
+
+    assert again.resumed_from == 4
+    assert again.certificate.unread == (words,)
+    assert f"{words} could not be read: passed over, and not compared with" in capsys.readouterr().err
+    assert verify_certificate(tmp_path / "certificate.json").unread == (words,)
+    assert small_run(tmp_path, exact=True, steps=8).certificate.unread == (words,)
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc/run"])
+def test_a_place_where_no_run_can_be_kept_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a file").write_text("")
+
+    with pytest.raises(InvalidTraining, match="the run cannot be kept there") as refusal:
+        small_run(tmp_path / place)
+
+    assert [fault.where for fault in refusal.value.faults] == ["run"]
+    assert "fix" in str(refusal.value)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +9,15 @@ import pytest
 
 from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.ledger import expected_head
+from gang_host import ask
 
-SCRIPT = Path(__file__).with_name("bad_spread.py")
 PLAN = BatchPlan(40, 8, seed=3)
 
 
 def runs(folder: Path, *asked: tuple[int, dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """What each process of each run says."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(SCRIPT), json.dumps(asked), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: list[list[dict[str, Any]]] = json.loads(done.stdout)
-    assert all(each is not None for run in found for each in run), f"a process hung or broke: {done.stderr}"
+    found: list[list[dict[str, Any]]] = ask("bad_spread", asked, folder)
+    assert all(each is not None for run in found for each in run), "a process hung or broke: see above"
     return found
 
 
@@ -110,3 +102,27 @@ def test_a_callback_in_one_process_ends_all_after_the_same_step(tmp_path: Path) 
     (both,) = runs(tmp_path, (2, {"stops": {"1": 4}}))
 
     assert [(each["stopped"], each["step"]) for each in both] == [("asked", 5)] * 2
+
+
+def test_processes_that_gather_another_number_of_blocks_say_how_many(tmp_path: Path) -> None:
+    """torch's timeout, half an hour by default, ends them; it is short here."""
+    ((first, second),) = runs(tmp_path, (2, {"parallel": "fsdp", "skips": {"0": 0, "1": 2}}))
+
+    assert [first["error"], second["error"]] == ["TrainingError", "TrainingError"]
+    assert "did they not use the same layers?" in first["words"]
+    assert "in process 0" in first["words"]
+    assert "fsdp, 1 blocks gathered in this step, the last one blocks.2, in process 1" in second["words"]
+    assert 'parallel="ddp"' in second["words"]
+
+
+def test_processes_that_were_told_otherwise_are_refused_by_all(tmp_path: Path) -> None:
+    """Each would see samples of its own choice, and its ledger would still add up."""
+    told = {"seed": 9, "samples": 32, "lr": 0.5, "batch_size": 16, "steps": 11, "accumulate": 2}
+
+    found = runs(tmp_path, *((2, {"own": {"1": {name: value}}}) for name, value in told.items()))
+
+    for (leader, other), name in zip(found, told, strict=True):
+        assert leader["error"] == other["error"] == "InvalidTraining", name
+        assert "process 1 was told otherwise than process 0; its own error says what" in leader["words"]
+        assert name in other["words"]
+        assert "in process 1" in other["words"]

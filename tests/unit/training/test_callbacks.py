@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ from torch import Tensor, nn
 
 import falaj as fj
 from falaj.training.runtime import report as reporting
+from falaj.training.runtime.agent import LocalAgent
 from falaj.training.runtime.callbacks import STOP
 from falaj.training.runtime.errors import CallbackFailed, InvalidTraining
 from falaj.training.runtime.fit import FitResult, fit
@@ -124,6 +130,85 @@ def test_a_callback_may_end_the_run_which_is_saved(tmp_path: Path) -> None:
     assert (stopped.step, stopped.stopped) == (3, "asked")
     assert train(run=tmp_path).resumed_from == 3
     assert fj.STOP is STOP
+
+
+@pytest.mark.parametrize("moment", ["on_start", "on_step", "on_evaluation", "on_checkpoint"])
+def test_a_run_that_a_callback_has_ended_is_over(
+    tmp_path: Path, moment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ender:
+        pass
+
+    setattr(Ender, moment, lambda self, step, *_: STOP if step in (0, 4) else None)
+    options: dict[str, Any] = {"evaluate": lambda _: 1.0, "evaluate_every": 2, "checkpoint_every": 2}
+    last = 0 if moment == "on_start" else 4
+    assert train(Ender(), run=tmp_path, **options).step == last
+
+    again = train(run=tmp_path, **options)
+
+    assert (again.step, again.resumed_from, again.stopped, again.losses) == (last, last, "asked", [])
+    assert (
+        f"a callback ended this run at step {last} of 6, in a call before: nothing is left to do. To go on, ask for "
+        "more than 6 steps" in capsys.readouterr().err
+    )
+    assert train(run=tmp_path, steps=8, **options).step == 8
+    assert train(run=tmp_path, steps=10, **options).step == 10
+
+
+def test_a_run_that_ends_in_a_kill_after_its_callback_has_ended_it_is_over(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Ender(Diary):
+        def on_step(self, step: int, loss: float) -> Any:
+            return STOP if step == 3 else None
+
+        def on_end(self, result: FitResult) -> None:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(Ender(), run=tmp_path)
+
+    assert train(run=tmp_path).step == 3
+
+
+def test_what_a_callback_of_one_process_has_ended_is_over_for_all(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("ended_fit.py")), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    ended, again = json.loads(ran.stdout.splitlines()[-1])
+    assert ended == [[4, 0, "asked"]] * 2
+    assert again == [[4, 4, "asked"]] * 2
+
+
+@pytest.mark.parametrize("how", ["a signal", "its agent"])
+def test_a_run_that_was_preempted_is_not_over(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(LocalAgent, "heartbeat", lambda _: how == "a signal")
+    previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ended: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", ended.append)
+    try:
+        stopped = train(
+            lambda step, _: os.kill(os.getpid(), signal.SIGTERM) if how == "a signal" and step == 3 else None,
+            run=tmp_path,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    monkeypatch.undo()
+
+    assert stopped.stopped == "asked"
+    assert stopped.step < 6
+    assert train(run=tmp_path).step == 6
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end"])

@@ -372,3 +372,51 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
         train(loss=lambda out, target: out - target)
     with pytest.raises(InvalidTraining, match="without a gradient"):
         train(loss=lambda out, target: target.mean())
+
+
+# ---------------------------------------------------------------------------------------------- modes
+
+
+def with_norm() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+
+
+@pytest.mark.parametrize("evaluate", [lambda _: 0.5, rows(8)], ids=["function", "data"])
+def test_what_was_in_evaluation_mode_stays_there_through_an_evaluation(evaluate: Any) -> None:
+    model = with_norm()
+    norm: Any = model[1].eval()
+    mean = norm.running_mean.clone()
+
+    train(model=model, evaluate=evaluate, evaluate_every=3)
+
+    assert [module.training for module in model] == [True, False, True, True]
+    assert norm.running_mean.equal(mean)
+
+
+def test_a_model_that_is_all_in_evaluation_mode_is_trained_in_training_mode() -> None:
+    model = with_norm().eval()
+
+    result = train(model=model)
+
+    assert result.losses == train(model=with_norm()).losses
+    assert all(module.training for module in model.modules())
+
+
+def test_a_model_that_does_more_than_to_set_the_mode_is_asked_to_go_back() -> None:
+    """As one that folds weights together to evaluate."""
+
+    class Folding(nn.Linear):
+        is_folded = False
+
+        def train(self, mode: bool = True) -> Any:
+            self.is_folded = not mode
+            return super().train(mode)
+
+        def forward(self, given: Tensor) -> Tensor:
+            assert self.is_folded != self.training
+            return super().forward(given)
+
+    train(
+        model=nn.Sequential(Folding(4, 4), nn.Dropout(), nn.Linear(4, 1)), evaluate=rows(8), evaluate_every=3
+    )

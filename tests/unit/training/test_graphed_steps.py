@@ -51,8 +51,25 @@ class Mean(nn.Module):
         return self.scale * rows.mean(1, keepdim=True)
 
 
-def make_engine(data: Samples, said: list[str], *, graphed: bool = True) -> Engine:
-    model, world = Mean(), World()
+class Replacing(Mean):
+    """Has a new buffer after each step, or in the first one only."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.times:
+            self.times, self.seen = self.times - 1, self.seen + rows.mean()
+        return super().forward(rows) + self.seen
+
+
+def make_engine(
+    data: Samples, said: list[str], *, graphed: bool = True, model: nn.Module | None = None
+) -> Engine:
+    model, world = model or Mean(), World()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = Step(
         model,
@@ -115,3 +132,25 @@ def test_a_graph_is_given_up_where_batches_are_cut_into_pieces() -> None:
         each.cut_into(2)
 
     assert losses(engine, range(1, 4)) == losses(plain, range(1, 4))
+
+
+def test_a_buffer_that_forward_replaces_is_not_lost_in_a_graph() -> None:
+    said: list[str] = []
+    plain = make_engine(Samples(), [], graphed=False, model=Replacing(9))
+
+    found = losses(make_engine(Samples(), said, model=Replacing(9)), range(1, 7))
+
+    assert found == losses(plain, range(1, 7))
+    assert said == [
+        "step 4: cannot be a CUDA graph (forward replaces the buffer seen, instead of changing it in place); "
+        "going on without one"
+    ]
+
+
+def test_a_buffer_that_is_made_in_the_first_step_may_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[int] = []
+    monkeypatch.setattr(GraphedStep, "_capture", lambda _, number: captured.append(number) or torch.zeros(()))
+
+    losses(make_engine(Samples(), [], model=Replacing(1)), range(1, 5))
+
+    assert captured == [4]

@@ -14,7 +14,7 @@ COMPOSED: list[Any] = ["pipeline", {"ddp": 2, "pipeline": 2}, {"fsdp": 2, "pipel
 
 def test_two_stages_give_the_losses_of_one_process_to_the_bit(tmp_path: Path) -> None:
     """Gradients add up in the same order; only the norm is summed in another one, so there is no clipping here."""
-    options = {"accumulate": 6, "dropout": 0.3, "clip": None, "evaluate": "data", "evaluate_every": 5}
+    options = {"accumulate": 6, "dropout": 0.3, "clip": None, "evaluate": "data", "evaluate_every": 3}
     blocks, layers = options | {"model": "blocks", "unused": True}, options | {"model": "layers"}
     apart = {"parallel": "pipeline"}
 
@@ -68,7 +68,7 @@ def test_stages_compute_in_16_bits_as_one_process_does(tmp_path: Path) -> None:
 
 
 def test_a_function_scores_the_whole_model(tmp_path: Path) -> None:
-    options = {"model": "layers", "accumulate": 4, "evaluate": "function", "evaluate_every": 4}
+    options = {"model": "layers", "accumulate": 4, "evaluate": "function", "evaluate_every": 3}
     ways = [(2, "pipeline"), (4, {"fsdp": 2, "pipeline": 2})]
 
     alone, *found = runs(tmp_path, (1, options), *((n, options | {"parallel": way}) for n, way in ways))
@@ -87,14 +87,14 @@ def test_a_run_goes_from_stages_to_copies_to_shards_of_stages_to_one_process(tmp
     alone, _, _, _, last = runs(
         tmp_path,
         (1, options),
-        (2, kept | {"parallel": "pipeline", "steps": 3}),
-        (2, kept | {"parallel": "ddp", "steps": 6}),
-        (4, kept | {"parallel": {"fsdp": 2, "pipeline": 2}, "steps": 9}),
+        (2, kept | {"parallel": "pipeline", "steps": 2}),
+        (2, kept | {"parallel": "ddp", "steps": 4}),
+        (4, kept | {"parallel": {"fsdp": 2, "pipeline": 2}, "steps": 6}),
         (1, kept),
     )
 
-    assert last.resumed_from == 9
-    assert last.figures == pytest.approx(alone.figures[9:], rel=2e-5)
+    assert last.resumed_from == 6
+    assert last.figures == pytest.approx(alone.figures[6:], rel=2e-5)
     assert last.weight == pytest.approx(alone.weight, rel=1e-5)
 
 
@@ -102,12 +102,25 @@ def test_a_killed_pipeline_goes_on_to_the_bit(tmp_path: Path) -> None:
     same = {"parallel": "pipeline", "model": "blocks", "accumulate": 4, "dropout": 0.3, "checkpoint_every": 3}
     kept = same | {"run": str(tmp_path / "run")}
 
-    straight, dead, again = runs(tmp_path, (2, same), (2, kept | {"deadly": {"1": 120}}), (2, kept))
+    straight, dead, again = runs(tmp_path, (2, same), (2, kept | {"deadly": {"1": 100}}), (2, kept))
 
     assert dead.died
     assert again.resumed_from > 0
     assert again.losses == straight.losses[again.resumed_from :]
     assert again.weights == straight.weights
+
+
+def test_buffers_that_are_not_persistent_stay_those_of_one_process_also_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    options = {"model": "centred", "accumulate": 4, "clip": None}
+    apart = options | {"parallel": "pipeline", "run": str(tmp_path / "run")}
+
+    alone, _, last = runs(tmp_path, (1, options), (2, apart | {"steps": 3}), (2, apart))
+
+    assert last.resumed_from == 3
+    assert last.losses == alone.losses[3:]
+    assert last.weights == alone.weights
 
 
 def test_a_pipeline_that_is_told_to_stop_saves_first(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_an_exact_run_is_killed_and_taken_up_by_another_number_of_processes(tmp_
     first = random.randrange(10**9)
     print(f"moments drawn from {first}")
     dice = random.Random(first)
-    same = {"exact": True, "dropout": 0.3}
+    same = {"exact": True, "dropout": 0.3, "steps": 12}
     kept = same | {"run": str(tmp_path / "run"), "checkpoint_every": 2}
     deaths = [
         (count, kept | {"deadly": {str(dice.randrange(count)): dice.randint(1, 80 // count)}})
@@ -71,11 +71,11 @@ def test_shards_are_taken_up_by_another_number_of_processes(tmp_path: Path) -> N
     kept = {"parallel": "fsdp", "run": str(tmp_path / "run"), "checkpoint_every": 2, "accumulate": 4}
 
     alone, _, _, last = runs(
-        tmp_path, (1, {"accumulate": 4}), (2, kept | {"steps": 5}), (4, kept | {"steps": 9}), (1, kept)
+        tmp_path, (1, {"accumulate": 4}), (2, kept | {"steps": 3}), (4, kept | {"steps": 5}), (1, kept)
     )
 
-    assert last.resumed_from == 9
-    assert last.figures == pytest.approx(alone.figures[9:], rel=2e-5)
+    assert last.resumed_from == 5
+    assert last.figures == pytest.approx(alone.figures[5:], rel=2e-5)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -134,7 +134,7 @@ def test_a_shared_parameter_stays_shared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("samples", "batch_size"), [(3, 3), (17, 16), (21, 16)])
 def test_fewer_samples_than_processes_or_micro_batches(tmp_path: Path, samples: int, batch_size: int) -> None:
-    few = {"samples": samples, "batch_size": batch_size, "steps": 5, "noise": 0.0, "model": "layers"}
+    few = {"samples": samples, "batch_size": batch_size, "steps": 3, "noise": 0.0, "model": "layers"}
     many = few | {"accumulate": min(8, batch_size)}
     ways: list[Any] = [
         "ddp",
@@ -155,7 +155,7 @@ def test_fewer_samples_than_processes_or_micro_batches(tmp_path: Path, samples: 
 
 @pytest.mark.parametrize("samples", [17, 21])
 def test_exact_runs_are_equal_where_micro_batches_are_empty(tmp_path: Path, samples: int) -> None:
-    options = {"exact": True, "samples": samples, "steps": 5, "dropout": 0.3}
+    options = {"exact": True, "samples": samples, "steps": 3, "dropout": 0.3}
 
     found = runs(tmp_path, *((count, options) for count in (1, 2, 4)))
 
@@ -168,7 +168,7 @@ def test_running_statistics_and_scores_are_the_same_in_all_processes(tmp_path: P
     options = {
         "model": "normed",
         "evaluate": "data",
-        "evaluate_every": 4,
+        "evaluate_every": 2,
         "patience": 1,
         "parallel": parallel,
     }
@@ -207,3 +207,38 @@ def test_a_loss_of_another_type_than_the_parameters_is_added_exactly(tmp_path: P
     alone, spread = runs(tmp_path, (1, options), (2, options))
 
     assert spread == alone
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_buffers_that_forward_replaces_are_the_same_in_all_processes(tmp_path: Path, parallel: str) -> None:
+    """`runs` compares all that the processes hold; the means of their samples differ."""
+    replacing, fleeting = ({"model": kind, "parallel": parallel} for kind in ("replacing", "fleeting"))
+
+    new, in_place, refused = runs(
+        tmp_path, (2, replacing), (2, fleeting), (2, replacing | {"model": "growing"})
+    )
+
+    assert new == in_place
+    assert "other shapes in other processes, among mean, rows" in refused.refused
+
+
+def test_a_buffer_that_is_not_persistent_is_taken_up_to_the_bit(tmp_path: Path) -> None:
+    same = {"parallel": "ddp", "model": "fleeting", "checkpoint_every": 3}
+    kept = same | {"run": str(tmp_path / "run")}
+
+    straight, _, again = runs(tmp_path, (2, same), (2, kept | {"steps": 3}), (2, kept))
+
+    assert again.resumed_from == 3
+    assert again.losses == straight.losses[3:]
+    assert again.weights == straight.weights
+
+
+def test_an_exact_run_refuses_buffers_that_depend_on_who_sees_which_samples(tmp_path: Path) -> None:
+    kinds = ("replacing", "fleeting")
+
+    found = runs(tmp_path, *((count, {"exact": True, "model": kind}) for kind in kinds for count in (1, 2)))
+
+    for each in found:
+        assert (
+            "this cannot be trained exactly\nmean\n  given    a buffer that forward changes" in each.refused
+        )

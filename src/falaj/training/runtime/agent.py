@@ -14,7 +14,10 @@ from typing import Any, NamedTuple, Protocol
 from falaj.training.runtime.checkpoint.folder import CheckpointFolder
 from falaj.training.runtime.checkpoint.store import CheckpointStore
 from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.side_files import LineFile, ParamFile, Trouble, replace_file
 
+METRICS, PARAMS, PROGRESS = "metrics.jsonl", "params.json", "progress.json"
+FOLDER = 'run="runs/first"'
 RESUMED = "resumed."
 """How the names of the parameters begin that tell of each time the run went on."""
 
@@ -34,6 +37,8 @@ class Past(NamedTuple):
     """The losses that were logged for the steps after the one that was asked for, in that order; some twice."""
     resumes: list[str]
     """The values of the parameters whose names begin with `RESUMED`."""
+    unread: Sequence[str] = ()
+    """What could not be read of all that, in words."""
 
 
 class Agent(Protocol):
@@ -62,35 +67,46 @@ class Agent(Protocol):
 
 
 class LocalAgent:
-    """An agent on a folder: metrics.jsonl, params.json, progress.json, and checkpoints/step-…/."""
+    """An agent on a folder: metrics.jsonl, params.json, progress.json, and checkpoints/step-…/.
+
+    What cannot be written is said once, and written as soon as it can be; only checkpoints are more than that.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        checkpoints_of(self._folder).mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._folder)
-        self._metrics = os.open(self._folder / "metrics.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        _end_last_line(self._metrics)
+        try:
+            checkpoints_of(self._folder).mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self._folder)
+            self._metrics = LineFile(self._folder / METRICS)
+        except OSError as error:
+            raise _no_place(self._folder, error) from error
+        self._params, self._trouble = ParamFile(self._folder / PARAMS), Trouble(self.say)
 
     def log(self, metrics: Sequence[Metric]) -> None:
         lines = (json.dumps([m.step, m.name, plain(m.value)]) for m in metrics)
-        os.write(self._metrics, "".join(f"{line}\n" for line in lines).encode())
+        text = "".join(f"{line}\n" for line in lines).encode()
+        self._trouble.survive(METRICS, lambda: self._metrics.append(text))
 
     def params(self, values: Mapping[str, Any]) -> None:
         shown = {str(name): str(value) for name, value in values.items()}
-        _replace(self._folder / "params.json", json.dumps(shown | self._known_params()).encode())
+        self._trouble.survive(PARAMS, lambda: self._params.add(shown))
 
     def recall(self, after: int) -> Past:
-        logged = (m for m in read_metrics(self._folder) if m.name == "loss" and m.step > after)
-        resumes = [value for name, value in self._known_params().items() if name.startswith(RESUMED)]
-        return Past([(m.step, m.value) for m in logged], resumes)
-
-    def _known_params(self) -> dict[str, str]:
-        path = self._folder / "params.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        unread = []
+        metrics, bad_lines = _parsed((self._folder / METRICS).read_bytes())
+        if bad_lines:
+            unread.append(f"{bad_lines} line{'s' if bad_lines > 1 else ''} of {METRICS}")
+        if self._params.was_damaged:
+            unread.append(PARAMS)
+        logged = [(m.step, m.value) for m in metrics if m.name == "loss" and m.step > after]
+        resumes = [value for name, value in self._params.read().items() if name.startswith(RESUMED)]
+        return Past(logged, resumes, tuple(unread))
 
     def progress(self, step: int, total: int) -> None:
         text = json.dumps({"step": step, "total": total}).encode()
-        _replace(self._folder / "progress.json", text)
+        self._trouble.survive(PROGRESS, lambda: replace_file(self._folder / PROGRESS, text))
+        if self._params.waiting:
+            self.params({})
 
     def heartbeat(self) -> bool:
         return True
@@ -102,8 +118,28 @@ class LocalAgent:
         return CheckpointFolder(checkpoints_of(self._folder))
 
     def close(self) -> None:
-        os.close(self._metrics)
+        """Try for the last time to write what is waiting; say what is lost."""
+        self.log([])
+        self.params({})
+        if self._metrics.waiting or self._params.waiting:
+            lost = f"{self._metrics.waiting} metrics and {self._params.waiting} parameters"
+            self.say(f"{lost} of this run could not be written to {self._folder}, and are lost")
+        self._metrics.close()
         os.close(self._lock)
+
+
+def run_faults(given: object) -> list[Fault]:
+    """What is wrong with the option `run`, before anything is opened."""
+    if given is None or isinstance(given, Path) or (isinstance(given, str) and given):
+        return []
+    calls = ("log", "params", "recall", "progress", "heartbeat", "say", "checkpoints")
+    missing = [name for name in calls if not callable(getattr(given, name, None))]
+    if not missing:
+        return []
+    shown = (
+        f"{type(given).__name__} without {', '.join(missing)}" if len(missing) < len(calls) else repr(given)
+    )
+    return [Fault("run", shown, "a folder, or an agent", FOLDER)]
 
 
 def checkpoints_of(run: str | Path) -> Path:
@@ -112,25 +148,30 @@ def checkpoints_of(run: str | Path) -> Path:
 
 
 def read_metrics(folder: str | Path) -> Iterator[Metric]:
-    """What was logged in `folder`, in that order; a line that was cut by a crash is left out."""
-    for line in (Path(folder) / "metrics.jsonl").read_text().splitlines():
-        try:
-            step, name, value = json.loads(line)
-        except ValueError:
-            continue
-        yield Metric(step, name, float(value))
+    """What was logged in `folder`, in that order; a line that was cut by a crash, or makes no sense, is left out."""
+    yield from _parsed((Path(folder) / METRICS).read_bytes())[0]
+
+
+def _parsed(data: bytes) -> tuple[list[Metric], int]:
+    """The metrics in `data`, and how many lines are none."""
+    lines = [line for line in data.split(b"\n") if line]
+    found = [metric for metric in map(_metric_in, lines) if metric is not None]
+    return found, len(lines) - len(found)
+
+
+def _metric_in(line: bytes) -> Metric | None:
+    try:
+        match json.loads(line):
+            case [int(step), str(name), int() | float() | str() as value]:
+                return Metric(step, name, float(value))
+    except (ValueError, RecursionError):
+        pass
+    return None
 
 
 def plain(value: float) -> float | str:
     """`value` as JSON has it: NaN and infinity as words that float() understands."""
     return value if math.isfinite(value) else str(value)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write aside, then rename: a reader sees the old bytes or the new ones."""
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_bytes(data)
-    aside.replace(path)
 
 
 def _locked(folder: Path) -> int:
@@ -142,13 +183,11 @@ def _locked(folder: Path) -> int:
         os.close(handle)
         raise InvalidTraining(
             "another run is using this folder",
-            faults=[Fault("run", folder, "a folder of its own for each run")],
+            faults=[Fault("run", folder, "a folder of its own for each run", f'run="{folder}-2"')],
         ) from None
     return handle
 
 
-def _end_last_line(handle: int) -> None:
-    """A crash may have cut the last line: what comes next must not be appended to it."""
-    size = os.fstat(handle).st_size
-    if size and os.pread(handle, 1, size - 1) != b"\n":
-        os.write(handle, b"\n")
+def _no_place(folder: Path, error: OSError) -> InvalidTraining:
+    fault = Fault("run", f"{folder} ({error.strerror})", "a folder that can be written to", FOLDER)
+    return InvalidTraining("the run cannot be kept there", faults=[fault])

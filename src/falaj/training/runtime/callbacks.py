@@ -7,8 +7,11 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from falaj.training.runtime.errors import CallbackFailed, Fault
+from falaj.training.runtime.world import Wish
 
 MOMENTS: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
+
+EXAMPLE: Final = "callbacks=[lambda step, loss: print(step, loss)]"
 
 Callback: TypeAlias = Callable[[int, float], Any] | object
 """A function of a step and its loss; or an object with any of these methods:
@@ -19,7 +22,8 @@ on_evaluation(step, score)  after each evaluation
 on_checkpoint(step)         after a checkpoint was taken, which may still be on its way to where it is kept
 on_end(result)              after the last step was saved
 
-Each may return `STOP`: the run is saved and ends after this step, with several processes after the next one.
+Each may return `STOP`: the run is saved and ends after this step, with several processes after the next one. It is
+over then: a further call that asks for no more steps than this one has nothing to do.
 """
 
 
@@ -34,9 +38,9 @@ STOP: Final = Stop.STOP
 class Callbacks:
     """The callbacks of a run. After one has failed none is called, and the run ends as soon as it can be saved."""
 
-    def __init__(self, given: Sequence[Callback], *, stop: Callable[[], None], done: int = 0) -> None:
-        """`stop` asks the run to end. The first step is the one after `done`."""
-        self._stop, self._done = stop, done
+    def __init__(self, given: Sequence[Callback], *, wish: Callable[[Wish], None], done: int = 0) -> None:
+        """`wish` is told to end the run, or to stop it until the next call. The first step comes after `done`."""
+        self._wish, self._done = wish, done
         self._by_moment = {moment: list(_methods(given, moment)) for moment in MOMENTS}
         self._told = 0
         self._failure: CallbackFailed | None = None
@@ -72,23 +76,23 @@ class Callbacks:
                 return
             try:
                 if call(*values) is STOP:
-                    self._stop()
+                    self._wish("end")
             except Exception as error:
                 self._failure = _failed(name, moment, values, error)
-                self._stop()
+                self._wish("stop")
 
 
 def callback_faults(given: object) -> list[Fault]:
     """What is wrong with the option `callbacks`."""
     if isinstance(given, str) or not isinstance(given, Sequence):
-        return [Fault("callbacks", type(given).__name__, "a list", "callbacks=[lambda step, loss: …]")]
+        return [Fault("callbacks", type(given).__name__, "a list", EXAMPLE)]
     faults = []
     for place, each in enumerate(given):
         unknown = [name for name in dir(each) if name.startswith("on_") and name not in MOMENTS]
         if unknown or not any(_methods([each], moment) for moment in MOMENTS):
             named = f"{type(each).__name__} with {', '.join(unknown)}" if unknown else type(each).__name__
             allowed = f"a function of (step, loss), or an object with any of {', '.join(MOMENTS)}"
-            faults.append(Fault(f"callbacks[{place}]", named, allowed))
+            faults.append(Fault(f"callbacks[{place}]", named, allowed, EXAMPLE))
     return faults
 
 

@@ -52,6 +52,8 @@ class Certificate:
     """The processes at the end."""
     facts: Facts
     """What must be the same for a run to be the same to the bit."""
+    unread: tuple[str, ...] = ()
+    """What was logged before but could not be read, and so not be compared with, in words."""
 
     @property
     def kill_points(self) -> tuple[Resume, ...]:
@@ -75,6 +77,7 @@ def certify(survival: Survival, facts: Facts, *, steps: int, ledger: str) -> Cer
         resumes=tuple(survival.resumes),
         layout=survival.layout,
         facts=dict(facts),
+        unread=survival.unread,
     )
 
 
@@ -108,7 +111,8 @@ def show(certificate: Certificate, survival: Survival, home: Path | None) -> Non
         return
     if c.exact:
         again = f"{len(c.kill_points)} times broken off, {c.compared} losses computed again and equal"
-        survival.say(f"exact: {c.steps} steps, {again}; see {path}")
+        but = f"; {', '.join(c.unread)} could not be read and compared" if c.unread else ""
+        survival.say(f"exact: {c.steps} steps, {again}{but}; see {path}")
 
 
 def wrongs(certificate: Certificate) -> Iterator[str]:
@@ -143,7 +147,8 @@ def decode_certificate(data: bytes | bytearray) -> Certificate:
     try:
         said = json.loads(data)
         given, version = said.pop("sha256"), said["version"]
-        found = Certificate(**{field.name: said[field.name] for field in fields(Certificate)})
+        known = {field.name: said[field.name] for field in fields(Certificate) if field.name in said}
+        found = Certificate(**known)
         resumes = tuple(Resume(**each) for each in said["resumes"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CertificateFalse(f"this is not a certificate: {error!r}") from error
@@ -153,7 +158,7 @@ def decode_certificate(data: bytes | bytearray) -> Certificate:
     if given != digest(said):
         fault = Fault("sha256", given, digest(said))
         raise CertificateFalse("the certificate was changed after it was made", faults=[fault])
-    return replace(found, resumes=resumes, changed=tuple(said["changed"]))
+    return replace(found, resumes=resumes, changed=tuple(found.changed), unread=tuple(found.unread))
 
 
 def digest(said: Mapping[str, Any]) -> str:

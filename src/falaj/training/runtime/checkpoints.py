@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from falaj.training.runtime.errors import CheckpointMismatch, Fault
@@ -11,6 +11,7 @@ from falaj.training.runtime.steps import Step
 
 Facts = Mapping[str, int | str | bool]
 
+ANOTHER_RUN = 'another run="…", which begins anew'
 ADDRESSING = ("seed", "batch_size", "samples", "drop_last")
 """Facts that define which samples a step sees; a run cannot go on under others."""
 
@@ -41,6 +42,12 @@ class Position:
     """Losses that were computed again and compared, and the largest difference, up to this step."""
     changed: Sequence[str] = ()
     """Facts that were not the same for all the steps so far, in words."""
+    ended_of: int | None = None
+    """The steps that were asked for when a callback ended the run here; a call that asks for more goes on."""
+
+    def is_ended(self, total: int) -> bool:
+        """Whether a callback has ended the run before its `total` steps."""
+        return self.ended_of is not None and self.step < total <= self.ended_of
 
 
 def describe_run(step: Step, position: Position, facts: Facts) -> dict[str, Any]:
@@ -60,10 +67,25 @@ def position_of(run: Mapping[str, Any]) -> Position:
     return Position(**{name: value for name, value in run["position"].items() if name in known})
 
 
+def fix_of(name: str, before: object) -> str:
+    """How a run can go on that was over other batches."""
+    back = "the data that the run began with" if name == "samples" else f"{name}={before!r}"
+    return f"{back}, as before; or {ANOTHER_RUN}"
+
+
+def with_last_fix(faults: Sequence[Fault], fix: str) -> list[Fault]:
+    """`faults` of one cause, which has one fix: the last says it."""
+    return [*faults[:-1], replace(faults[-1], fix=fix)]
+
+
 def compare_facts(then: Facts, now: Facts) -> list[str]:
     """What differs now, but does no harm; refuses what does."""
     changed = [name for name in now if then.get(name) != now[name]]
-    faults = [Fault(name, now[name], str(then.get(name))) for name in changed if name in ADDRESSING]
+    faults = [
+        Fault(name, now[name], str(then.get(name)), fix_of(name, then.get(name)))
+        for name in changed
+        if name in ADDRESSING
+    ]
     if faults:
         raise CheckpointMismatch(
             "the checkpoint belongs to a run over other batches; undo the change, or start a new run",

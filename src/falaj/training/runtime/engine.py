@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn, optim
 
 from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.data import Columns, Source
+from falaj.training.runtime.data import Columns, Items, Source
 from falaj.training.runtime.data_faults import is_out_of_memory
 from falaj.training.runtime.errors import Fault, InvalidTraining
 from falaj.training.runtime.feeding.choosing import make_feeder
 from falaj.training.runtime.feeding.feeders import Feeder
 from falaj.training.runtime.graphs import GraphedStep
 from falaj.training.runtime.micro_batches import Reader
+from falaj.training.runtime.modes import begin_training
 from falaj.training.runtime.optimizers import make_optimizer, make_schedule
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.randomness import Dice
@@ -68,7 +69,8 @@ class Engine:
         return max(0.0, self.feeder.reading_s - self.feeder.waited_s)
 
     def close(self) -> None:
-        """No more steps: what reads for them is ended."""
+        """No more steps: what reads for them is ended, and nothing of ours listens in the model any more."""
+        self.step.spread.leave()
         self.feeder.close()
 
     def get_ready(self, plan: Plan) -> None:
@@ -178,6 +180,7 @@ def make_engine(
     last = sys.maxsize if endless else total
     feeder, plan = make_feeder(reader, batches, plan, world.device, last=last, say=say)
     step = make_step(model, loss, settings, plan, total=total, world=world, micro_batches=reader.count)
+    step.dice.draws = isinstance(source, Items)
     graph = None
     if plan.graph and can_be_graphed(step, reader, world):
         graph = GraphedStep(step, source, batch_size=batches.batch_size)
@@ -199,9 +202,11 @@ def make_step(
     updates, spreading = settings.updates, settings.spreading
     images_last = plan.layout == "channels_last"
     trainable(model)
+    if isinstance(loss, nn.Module):  # its weights, if it has any
+        loss.to(world.device)
     if images_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    spread, pipeline = spread_model(model.train(), world, spreading, micro_batches=micro_batches)
+    spread, pipeline = spread_model(begin_training(model), world, spreading, micro_batches=micro_batches)
     part = pipeline.part if pipeline else model
     graph = plan.graph and world.device.type == "cuda"
     optimizer = make_optimizer(

@@ -10,16 +10,19 @@ from typing import Literal, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from falaj.training.runtime.data import Data, Source, move, open_data
+from falaj.training.runtime.data import Data, Source, is_table, move, open_data
 from falaj.training.runtime.data_faults import is_out_of_memory
+from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.modes import modes_kept
 from falaj.training.runtime.steps import Step
 
 Evaluate: TypeAlias = Callable[[nn.Module], float] | Data
 """A function of the model, which is in evaluation mode; or data, whose mean loss is the score."""
 
 Better = Literal["lower", "higher"]
+EXAMPLE = "evaluate=(inputs, targets), or evaluate=lambda model: error_of(model)"
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,13 @@ class Evaluation:
 
 
 def scorer(evaluate: Evaluate, step: Step, *, device: torch.device, batch_size: int) -> Callable[[], float]:
-    """`evaluate` as a function without arguments, which leaves the model in training mode."""
+    """`evaluate` as a function without arguments, which leaves each module in its own mode."""
     if callable(evaluate) and not hasattr(evaluate, "__getitem__"):
         judge: Callable[[nn.Module], float] = evaluate
 
         def score() -> float:
             with step.whole_model() as model, evaluating(model):
-                return float(judge(model))
+                return score_in(judge(model))
     else:
         source = open_data(cast(Data, evaluate), where="evaluate")
 
@@ -80,14 +83,36 @@ def scorer(evaluate: Evaluate, step: Step, *, device: torch.device, batch_size: 
     return score
 
 
+def score_in(given: object) -> float:
+    """The score that a function of the caller's has returned; refused if it is no number."""
+    try:
+        if not isinstance(given, str | bytes):
+            return float(given)  # type: ignore[arg-type]  # whatever has __float__
+    except (TypeError, ValueError, RuntimeError):  # torch's, of a tensor with several values
+        pass
+    what = repr(given) if given is None or isinstance(given, str) else f"a {type(given).__name__}"
+    fault = Fault("evaluate", f"a function that gives {what}", "one that gives a number", EXAMPLE)
+    raise InvalidTraining("an evaluation does not give a score", faults=[fault])
+
+
+def evaluate_faults(given: object) -> list[Fault]:
+    """What is wrong with the option `evaluate`, as far as it can be seen without opening it."""
+    has_samples = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    if given is None or callable(given) or is_table(given) or isinstance(given, Tensor) or has_samples:
+        return []
+    if hasattr(given, "read") and hasattr(given, "__len__"):  # opened before
+        return []
+    return [
+        Fault("evaluate", given, "a function of the model that gives a number, or data as for fit", EXAMPLE)
+    ]
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train()
+    """In evaluation mode, without gradients; afterwards each module has its own mode again."""
+    with modes_kept(model), torch.no_grad():
+        model.eval()
+        yield
 
 
 def mean_loss(step: Step, source: Source, *, device: torch.device, batch_size: int) -> float:

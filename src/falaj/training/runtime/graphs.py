@@ -34,6 +34,7 @@ class GraphedStep:
         self._slots: list[Tensor] = []
         self._batch: Batch = None
         self._form: Batch = None
+        self._buffers: dict[str, Tensor] = {}
 
     def takes(self, indices: Tensor) -> bool:
         """Whether these samples fit: the last batch of an epoch may be shorter."""
@@ -48,9 +49,20 @@ class GraphedStep:
             self._graph.replay()
             return self._loss.clone()
         if self._done == WARM_STEPS:
+            self._refuse_new_buffers()
             return self._capture(number)
+        self._buffers = dict(self._step.model.named_buffers())
         self._done += 1
         return self._aside(self._whole)
+
+    def _refuse_new_buffers(self) -> None:
+        """What is replayed reads a buffer where it lay: it would never see one that `forward` puts in its place."""
+        before, self._buffers = self._buffers, {}
+        now = self._step.model.named_buffers()
+        if names := [name for name, buffer in now if before.get(name) is not buffer]:
+            raise RuntimeError(
+                f"forward replaces the buffer {', '.join(names)}, instead of changing it in place"
+            )
 
     def _capture(self, number: int) -> Tensor:
         graph = torch.cuda.CUDAGraph()

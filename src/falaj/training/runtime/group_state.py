@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch import optim
+import torch
+from torch import Tensor, optim
 
-from falaj.training.runtime.state import Number
+Value: TypeAlias = Any
+"""A number or a word; a list of values; or a tensor as {"tensor": numbers, "dtype": name}: all that JSON has."""
 
-Numbers = dict[str, Number]
+Values = dict[str, Value]
+
+NO_OPTIONS = ("params", "param_names")
 
 
 class GroupState:
-    """Numbers of the groups that are not what the optimizer was made with; options come from the code that runs."""
+    """Values of the groups that are not what the optimizer was made with; options come from the code that runs."""
 
     def __init__(self, optimizer: optim.Optimizer, *, has_schedule: bool) -> None:
         """Where there `has_schedule` of ours, it sets the learning rates: they are no state."""
         self._optimizer = optimizer
         self._scheduled = {"lr"} if has_schedule else set[str]()
-        self._made_with = [_numbers(group) for group in optimizer.param_groups]
+        self._made_with = [values_of(group) for group in optimizer.param_groups]
 
-    def changed(self) -> list[Numbers]:
+    def changed(self) -> list[Values]:
         """Of each group, what is not as it was made."""
-        now = [_numbers(group) for group in self._optimizer.param_groups]
+        now = [values_of(group) for group in self._optimizer.param_groups]
         return [
             {
                 name: value
@@ -33,13 +37,46 @@ class GroupState:
             for group, made in zip(now, self._made_with, strict=False)
         ]
 
-    def put(self, kept: Sequence[Mapping[str, Number]]) -> None:
+    def put(self, kept: Sequence[Mapping[str, Value]]) -> None:
         """Go on with what `changed` said then; it stays state from here on."""
         for group, made, values in zip(self._optimizer.param_groups, self._made_with, kept, strict=False):
-            group.update(values)
-            for name in values:
+            for name, value in values.items():
+                group[name] = revived(value, group.get(name))
                 made.pop(name, None)
 
 
-def _numbers(group: Mapping[str, Any]) -> Numbers:
-    return {name: value for name, value in group.items() if isinstance(value, int | float | str)}
+def values_of(group: Mapping[str, Any]) -> Values:
+    """The options of a parameter group that can be kept."""
+    found = {name: kept_form(value) for name, value in group.items() if name not in NO_OPTIONS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def kept_form(value: object) -> Value | None:
+    """`value` as it is kept; none where it is of another kind."""
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        is_one = value.numel() == 1 and not value.is_complex()
+        return {"tensor": value.tolist(), "dtype": _dtype_name(value.dtype)} if is_one else None
+    if isinstance(value, tuple | list):
+        forms = [kept_form(each) for each in value]
+        return None if None in forms else forms
+    return None
+
+
+def revived(kept: Value, now: object) -> object:
+    """What was `kept`, in the kind that there is `now`: a tensor, which others may hold too, is filled."""
+    if isinstance(kept, list):
+        before = now if isinstance(now, tuple | list) and len(now) == len(kept) else [None] * len(kept)
+        found = [revived(value, old) for value, old in zip(kept, before, strict=True)]
+        return found if isinstance(now, list) else tuple(found)
+    if isinstance(kept, Mapping):
+        kept = torch.tensor(kept["tensor"], dtype=getattr(torch, kept["dtype"]))
+    if isinstance(now, Tensor) and isinstance(kept, Tensor | int | float):
+        with torch.no_grad():
+            return now.copy_(torch.as_tensor(kept).reshape(now.shape))
+    return kept
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

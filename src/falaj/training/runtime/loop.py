@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +23,7 @@ from falaj.training.runtime.ledger import Ledger
 from falaj.training.runtime.metering import Clock
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.profiling.verdicts import Verdict
+from falaj.training.runtime.readiness import broken_limit
 from falaj.training.runtime.report import Report
 from falaj.training.runtime.saving import Saver
 from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Pace, Settings
@@ -87,6 +89,8 @@ class Training:
     facts: Facts
     home: Path | None
     """The folder for files that the run leaves; none where nothing is kept."""
+    ended_of: int | None = None
+    """The steps that were asked for when a callback ended this run, in a call before."""
 
 
 def train(training: Training) -> FitResult:
@@ -96,12 +100,16 @@ def train(training: Training) -> FitResult:
     if called:
         t.saver.wait_for_staging()  # what is called may change the model
     t.callbacks.start(t.number, t.total)
+    is_first = True
     while (stopped := reason_to_stop(t)) is None:
         heart.beat()
         t.number += 1
         indices = t.plan.indices(t.number)
         t.engine.advance(t.number, indices, t.report.add)
         t.ledger.add(t.number, indices)
+        if is_first:
+            is_first = False
+            t.engine.step.dice.look()
         if called:
             t.callbacks.steps(t.report.losses)
         if t.evaluation and t.number % t.evaluation.every == 0:
@@ -133,10 +141,10 @@ def prepare(
     pace, say = settings.pace, agent.say if agent else print
     plan = make_batches(source, pace, chosen)
     total = steps_of(pace, plan)
-    teller = Teller(model, loss, source, settings, chosen, agent, world, plan=plan, total=total)
-    engine = make_engine(
-        model, loss, source, settings, chosen, batches=plan, total=total, world=world, say=say
-    )
+    warn_of_limit(model, settings, world, say)
+    parts = model, loss, source, settings, chosen
+    teller = Teller(*parts, agent, world, plan=plan, total=total)
+    engine = make_engine(*parts, batches=plan, total=total, world=world, say=say)
     step, known = engine.step, facts(settings, chosen, plan, world)
     layout = lay_out(settings.spreading.parallel, world.size).words
     saver = Saver(keeper, agent, step, known, settings, world)
@@ -147,27 +155,43 @@ def prepare(
             done = Position(left_at=clock.began_at, layout=layout)
             saver.save(done)  # so that also a run that is killed before its next one starts from this model
             saver.flush()  # before anybody hears of a loss: one that begins anew would have others
-    go_on_judging(evaluation, done)
-    if done.pieces:
-        engine.cut_into(done.pieces)
+    go_on_from(done, engine, evaluation)
     engine.get_ready(chosen)
     report = teller.report(engine, saver, clock, done)
     survival = Survival(done, layout=layout, is_exact=settings.spreading.exact, say=say)
     if agent is not None:
-        is_over = done.step >= total or (evaluation is not None and evaluation.out_of_patience)
+        goes_on = bool(found) and not is_over(done, total, evaluation, say)
         with clock.aside():
-            survival.recall(agent, goes_on=bool(found) and not is_over, differing=saver.differing)
+            survival.recall(agent, goes_on=goes_on, differing=saver.differing)
         report.survival = survival
     return Training(
         *(pace, total, plan, world, engine, evaluation, saver, report),
         *(Ledger(done.ledger), clock, engine.plan),
         number=done.step,
         resumed_from=done.step,
-        callbacks=Callbacks(settings.callbacks, stop=lambda: world.wishes.add("stop"), done=done.step),
+        callbacks=Callbacks(settings.callbacks, wish=world.wishes.add, done=done.step),
         survival=survival,
         facts=known,
         home=home_of(settings.showing.run),
+        ended_of=done.ended_of if done.is_ended(total) else None,
     )
+
+
+def warn_of_limit(model: nn.Module, settings: Settings, world: World, say: Callable[[str], None]) -> None:
+    """A limit that one process cannot keep to is no reason not to train, but one to be told."""
+    if world.size == 1 and (words := broken_limit(model, settings.spreading.memory)):
+        say(words)
+
+
+def is_over(done: Position, total: int, evaluation: Evaluation | None, say: Callable[[str], None]) -> bool:
+    """Whether a run that stands at `done` has nothing left to do; of one that a callback has ended it is said."""
+    if done.is_ended(total):
+        say(
+            f"a callback ended this run at step {done.step} of {done.ended_of}, in a call before: nothing is left "
+            f"to do. To go on, ask for more than {done.ended_of} steps; to begin anew, give another run"
+        )
+        return True
+    return done.step >= total or (evaluation is not None and evaluation.out_of_patience)
 
 
 def make_batches(source: Source, pace: Pace, chosen: Plan) -> BatchPlan:
@@ -191,8 +215,10 @@ def make_evaluation(settings: Settings, step: Step, plan: BatchPlan, world: Worl
     return Evaluation(agreed, looks.every or plan.steps_per_epoch, looks.better, looks.patience)
 
 
-def go_on_judging(evaluation: Evaluation | None, done: Position) -> None:
-    """Remember the best score of a run that stood at `done`."""
+def go_on_from(done: Position, engine: Engine, evaluation: Evaluation | None) -> None:
+    """Remember the best score of a run that stood at `done`, and in how many pieces it computed there."""
+    if done.pieces:
+        engine.cut_into(done.pieces)
     if evaluation and done.best_step is not None and done.best_score is not None:
         evaluation.best, evaluation.stale = Best(done.best_step, done.best_score), done.stale
 
@@ -220,7 +246,7 @@ def facts(settings: Settings, chosen: Plan, plan: BatchPlan, world: World) -> Fa
 def reason_to_stop(t: Training) -> Stopped | None:
     if t.number >= t.total:
         return "done"
-    if t.world.does("stop"):
+    if t.world.does("stop") or t.world.does("end") or t.ended_of is not None:
         return "asked"
     if t.evaluation and t.evaluation.out_of_patience:
         return "patience"
@@ -252,6 +278,7 @@ def save(t: Training) -> None:
             best_score=best.score if best else None,
             stale=t.evaluation.stale if t.evaluation else 0,
             pieces=t.engine.pieces,
+            ended_of=t.total if t.world.does("end") else t.ended_of,
         )
         position = t.survival.remember(position)
         t.saver.save(t.report.meter.remember(position, ends=reason_to_stop(t) is not None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -45,13 +46,23 @@ def make_optimizer(
     if isinstance(choice, optim.Optimizer):
         return choice
     if callable(choice):
-        return choice(parameters)
+        return _required_optimizer(choice(parameters))
     if faults := optimizer_faults(choice):
         raise InvalidTraining("unknown optimizer", faults=faults)
     options: dict[str, bool] = {"fused": True} if fused else {}
     if capturable and choice in ("adamw", "adam"):
         options["capturable"] = True
     return _OPTIMIZERS[choice](parameters, lr=lr, **options)
+
+
+def _required_optimizer(made: object) -> optim.Optimizer:
+    """`made`, which a function of the caller's has."""
+    if isinstance(made, optim.Optimizer):
+        return made
+    fix = "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+    given = f"a function that gives {made!r}"
+    fault = Fault("optimizer", given, "a function from parameters to a torch.optim.Optimizer", fix)
+    raise InvalidTraining("the function for the optimizer makes none", faults=[fault])
 
 
 def optimizer_faults(choice: object) -> list[Fault]:
@@ -62,10 +73,22 @@ def optimizer_faults(choice: object) -> list[Fault]:
 
 
 def schedule_faults(choice: object) -> list[Fault]:
-    if callable(choice) or _is_one_of(choice, _DECAYS):
+    if _is_one_of(choice, _DECAYS) or (callable(choice) and _takes_one(choice)):
         return []
     allowed = f"{', '.join(_DECAYS)}, or a function from the step to a factor"
-    return [Fault("schedule", choice, allowed, 'schedule="cosine"')]
+    given = "a function that does not take the step alone" if callable(choice) else choice
+    return [Fault("schedule", given, allowed, 'schedule="cosine", or schedule=lambda step: 0.9**step')]
+
+
+def _takes_one(function: Callable[..., object]) -> bool:
+    """Whether `function` can be called with one value; where Python cannot tell, that is left to be seen."""
+    try:
+        inspect.signature(function).bind(1)
+    except ValueError:
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def _is_one_of(choice: object, words: Mapping[str, object]) -> bool:
@@ -75,7 +98,7 @@ def _is_one_of(choice: object, words: Mapping[str, object]) -> bool:
 def make_schedule(choice: Schedule, *, warmup: int, steps: int) -> Callable[[int], float] | None:
     """The factor of each step: up over `warmup` steps, then as `choice` says. None where it is always 1."""
     if callable(choice):
-        return choice
+        return partial(_factor_by, choice)
     if faults := schedule_faults(choice):
         raise InvalidTraining("unknown schedule", faults=faults)
     if choice == "constant" and not warmup:
@@ -88,3 +111,18 @@ def make_schedule(choice: Schedule, *, warmup: int, steps: int) -> Callable[[int
         return decay((step - warmup - 1) / max(1, steps - warmup))
 
     return factor
+
+
+def _factor_by(schedule: Callable[[int], float], step: int) -> float:
+    """The factor that a function of the caller's gives for `step`; refused if it is no number."""
+    given = schedule(step)
+    try:
+        factor = math.nan if isinstance(given, str | bytes) else float(given)
+    except (TypeError, ValueError):
+        factor = math.nan
+    if math.isfinite(factor):
+        return factor
+    fault = Fault(
+        "schedule", f"{given!r} for step {step}", "a finite number", "schedule=lambda step: 0.9**step"
+    )
+    raise InvalidTraining("the schedule does not give a factor for the learning rate", faults=[fault])

@@ -90,7 +90,7 @@ class Options(TypedDict, total=False):
     given), and certificate.json tells what the run has survived."""
 
     evaluate: Evaluate | None
-    """A function of the model, or data whose mean loss is the score."""
+    """A function of the model, or data whose mean loss is the score. Each module has its own mode again afterwards."""
     evaluate_every: int | None
     """Steps; by default after each epoch."""
     better: Better
@@ -104,7 +104,8 @@ class Options(TypedDict, total=False):
     """The folder or agent that keeps the run; by default the platform's, and without one nothing is kept."""
     callbacks: Sequence[Callback]
     """Functions of (step, loss), or objects with on_start, on_step, on_evaluation, on_checkpoint or on_end, which may
-    return STOP; callbacks.py says when each is called."""
+    return STOP: the run is over then, unless a later call asks for more steps. callbacks.py says when each is called.
+    """
     profile: ProfileChoice
     """True, or so many steps: says where the time of a step goes and what to change, and leaves a trace in the folder
     of the run, or the job's outputs. "nvtx" marks the steps for Nsight Systems."""

@@ -33,6 +33,7 @@ from falaj.training.runtime.engine import (
 )
 from falaj.training.runtime.errors import Fault, InvalidTraining
 from falaj.training.runtime.feeding.feeders import Inline
+from falaj.training.runtime.fleeting import put_fleeting
 from falaj.training.runtime.graphs import GraphedStep
 from falaj.training.runtime.handed import Handed, OwnParts, Untouched
 from falaj.training.runtime.optimizers import OptimizerChoice
@@ -152,6 +153,7 @@ class OwnStep:
         optimizer, scaler = engine.step.optimizer, engine.step.scaler
         return {
             "model": self._model.state_dict(),
+            "buffers": engine.step.fleeting.changed(),
             "optimizer": {"class": type(optimizer).__name__, **with_plain_rates(optimizer.state_dict())},
             "scaler": scaler.state_dict() if scaler else {},
             "plan": self.plan.facts() if self.plan else {},
@@ -175,6 +177,9 @@ class OwnStep:
         if self._engine is None or plan.graph:  # what a graph has captured stays where it was
             self._build(plan)
         engine = self._ready()
+        put_fleeting(
+            self._model, self._loss, state.get("buffers", {}), self._world.device
+        )  # older states have none
         put_into_optimizer(engine.step.optimizer, state["optimizer"])
         align_state(engine.step.optimizer)
         if engine.step.scaler and state["scaler"]:

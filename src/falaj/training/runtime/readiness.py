@@ -15,8 +15,32 @@ def require_ready(model: object, loss: object) -> None:
     if not callable(loss):
         allowed = "a function of the model's output and the target"
         faults.append(Fault("loss", type(loss).__name__, allowed, "loss=torch.nn.functional.mse_loss"))
+    if isinstance(loss, nn.Module) and isinstance(model, nn.Module):
+        faults += untrained(model, loss)
     if faults:
         raise InvalidTraining("this cannot be trained", faults=faults)
+
+
+def untrained(model: nn.Module, loss: nn.Module) -> list[Fault]:
+    """Parameters of a loss that nobody would train: the optimizer has those of the model."""
+    own = {id(each) for each in model.parameters()}
+    free = [name for name, each in loss.named_parameters() if each.requires_grad and id(each) not in own]
+    if not free:
+        return []
+    fix = "make the loss a part of the model, or loss.requires_grad_(False)"
+    return [Fault("loss", f"parameters to be trained: {_listed(free)}", "none that are not the model's", fix)]
+
+
+def broken_limit(model: nn.Module, memory: int | None) -> str | None:
+    """What is to be said where one process has all of a model, and its limit is too low for that; none if it is not."""
+    trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+    least = trained + sum(each.nbytes for each in model.parameters())
+    if memory is None or memory >= least:
+        return None
+    return (
+        f"memory={memory} is not kept to: the parameters and their gradients alone take {least} bytes, and one process "
+        "has nobody to share them with. Start several, with torchrun, or leave memory out"
+    )
 
 
 def model_faults(model: object) -> list[Fault]:

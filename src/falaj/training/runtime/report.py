@@ -16,6 +16,7 @@ from falaj.training.runtime.errors import Fault, LossNotFinite
 from falaj.training.runtime.metering import Meter, Rates
 from falaj.training.runtime.profiling.watching import Watch
 from falaj.training.runtime.saving import Saver
+from falaj.training.runtime.side_files import Trouble
 from falaj.training.runtime.surviving import Survival
 from falaj.training.runtime.tensorboard import EventFile
 from falaj.training.runtime.world import World
@@ -25,6 +26,7 @@ GPU_WINDOW = 32  # losses read together on a GPU, where reading each one would s
 GPU_WINDOW_S = 0.05  # and no more often than this, up to
 GPU_WINDOW_MOST = 1024
 SAMPLES_SHOWN = 8
+EVENTS = "TensorBoard's event file"
 
 
 class Report:
@@ -57,6 +59,8 @@ class Report:
         """It compares the losses of steps that are computed again."""
         self._events_folder = events_folder
         self._events: EventFile | None = None
+        self._unshown: list[Metric] = []
+        self._trouble = Trouble(agent.say if agent else print)
 
     def add(self, loss: Tensor) -> None:
         """Note the loss of the next step. Not finite: refused, on a CPU before the model is changed by it."""
@@ -128,7 +132,7 @@ class Report:
         if self.watch is not None:
             self.watch.abandon()
         if self._events is not None:
-            self._events.close()
+            self._trouble.survive(EVENTS, self._events.close)
 
     def _send(self, metrics: Sequence[Metric]) -> None:
         if not metrics:
@@ -136,8 +140,14 @@ class Report:
         if self._agent is not None:
             self._agent.log(metrics)
         if self._events_folder is not None:
-            self._events = self._events or EventFile(self._events_folder, done=self._done)
-            self._events.add(metrics)
+            folder = self._events_folder
+            self._unshown += metrics
+            self._trouble.survive(EVENTS, lambda: self._show(folder))
+
+    def _show(self, folder: Path) -> None:
+        self._events = self._events or EventFile(folder, done=self._done)
+        self._events.add(self._unshown)  # if that fails half-way some are there twice, which harms nobody
+        self._unshown.clear()
 
     def _not_finite(self, step: int, value: float) -> LossNotFinite:
         samples = self._plan.indices(step).tolist()

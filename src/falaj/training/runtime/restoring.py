@@ -11,7 +11,8 @@ from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 
 from falaj.training.runtime.errors import Fault
-from falaj.training.runtime.state import MODEL, OPTIMIZER, Number, model_tensors, parameter_names
+from falaj.training.runtime.fleeting import put_fleeting, wanted_of
+from falaj.training.runtime.state import BUFFER, MODEL, OPTIMIZER, Number, model_tensors, parameter_names
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Wanted:
     """What it needs and the checkpoint does not have, or has in another kind."""
 
 
-def find_wanted(model: nn.Module, optimizer: optim.Optimizer, saved: Mapping[str, Kind]) -> Wanted:
+def find_wanted(
+    model: nn.Module, loss: object, optimizer: optim.Optimizer, saved: Mapping[str, Kind]
+) -> Wanted:
     """What there is to read of the tensors that were `saved`, under all their names."""
     layouts: dict[str, Tensor | None] = {}
     faults = []
@@ -51,6 +54,8 @@ def find_wanted(model: nn.Module, optimizer: optim.Optimizer, saved: Mapping[str
         parameter = parameters.get(parameter_of(name)) if name.startswith(OPTIMIZER) else None
         if parameter is not None:
             layouts[name] = parameter if tuple(parameter.shape) == found.shape else None
+    shapes = {name.removeprefix(BUFFER): k.shape for name, k in saved.items() if name.startswith(BUFFER)}
+    layouts |= {BUFFER + name: own for name, own in wanted_of(model, loss, shapes).items()}
     return Wanted(layouts, faults)
 
 
@@ -59,11 +64,13 @@ def parameter_of(name: str) -> str:
     return name.removeprefix(OPTIMIZER).rpartition("/")[0]
 
 
-def put_model(model: nn.Module, pieces: Mapping[str, Tensor]) -> None:
-    """Put what was read, laid out as the model is, into the model."""
+def put_model(model: nn.Module, loss: object, pieces: Mapping[str, Tensor], device: torch.device) -> None:
+    """Put what was read, laid out as the model is, into the model, and what is the loss's into the loss."""
     own = model_tensors(model)
     found = {name: _laid_out(pieces[MODEL + name], tensor) for name, tensor in own.items()}
     model.load_state_dict(found, strict=False)  # the names were compared; other stages hold the others
+    fleeting = {name.removeprefix(BUFFER): p for name, p in pieces.items() if name.startswith(BUFFER)}
+    put_fleeting(model, loss, fleeting, device)
 
 
 def put_optimizer(

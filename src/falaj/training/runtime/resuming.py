@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from falaj.training.runtime.checkpoints import Facts, compare_facts
+from falaj.training.runtime.checkpoints import ANOTHER_RUN, Facts, compare_facts, with_last_fix
 from falaj.training.runtime.errors import CheckpointMismatch, Fault
 from falaj.training.runtime.restoring import find_wanted, parameter_of, put_model, put_optimizer
 from falaj.training.runtime.state import MODEL, OPTIMIZER, model_tensors, parameter_names
@@ -36,7 +36,7 @@ def put_newest(
     if found is None:
         return None
     manifest, pieces = found
-    put_model(step.model, pieces)
+    put_model(step.model, step.loss, pieces, step.device)
     put_optimizer(step.model, step.optimizer, pieces, manifest.numbers, layouts=layouts)
     step.groups.put(manifest.run.get("groups", ()))
     if step.scaler and manifest.run["scaler"]:
@@ -50,7 +50,7 @@ def put_newest(
 def compare_tensors(keeper: Keeper, step: Step, manifest: Manifest) -> dict[str, Tensor | None]:
     """What this process needs; refused, by all processes, where one needs something else than was saved."""
     model, optimizer, saved = step.model, step.optimizer, manifest.every_kind
-    wanted = find_wanted(model, optimizer, saved)
+    wanted = find_wanted(model, step.loss, optimizer, saved)
     own = wanted.faults, list(model_tensors(model)), list(parameter_names(model, optimizer))
     faults, names, parameters = set[Fault](), set[str](), set[str]()
     for their_faults, their_names, their_parameters in keeper.gather(own):
@@ -61,7 +61,8 @@ def compare_tensors(keeper: Keeper, step: Step, manifest: Manifest) -> dict[str,
     faults |= {Fault(name, "not in the model") for name in stored - names}
     if faults:
         ordered = sorted(faults, key=lambda fault: fault.where)
-        raise CheckpointMismatch("the checkpoint is of another model", faults=ordered)
+        fixed = with_last_fix(ordered, f"the model that the run began with; or {ANOTHER_RUN}")
+        raise CheckpointMismatch("the checkpoint is of another model", faults=fixed)
     compare_optimizers(manifest, type(optimizer).__name__, parameters)
     return wanted.layouts
 
@@ -74,4 +75,5 @@ def compare_optimizers(manifest: Manifest, now: str, parameters: set[str]) -> No
     if then != now:
         faults = [Fault("optimizer", now, then)]
     if faults:
-        raise CheckpointMismatch("the checkpoint is of another optimizer", faults=faults)
+        fixed = with_last_fix(faults, f"the optimizer that the run began with, {then}; or {ANOTHER_RUN}")
+        raise CheckpointMismatch("the checkpoint is of another optimizer", faults=fixed)

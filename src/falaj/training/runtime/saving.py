@@ -16,7 +16,7 @@ from falaj.training.runtime.checkpoints import Facts, Position, describe_run, po
 from falaj.training.runtime.errors import CheckpointFailed, Fault, LossNotFinite
 from falaj.training.runtime.resuming import put_newest
 from falaj.training.runtime.settings import Settings
-from falaj.training.runtime.state import collect, local
+from falaj.training.runtime.state import State, collect, local
 from falaj.training.runtime.steps import Step
 from falaj.training.runtime.world import World
 
@@ -71,7 +71,7 @@ class Saver:
         if found is None:
             return None
         run, self.differing = found
-        position = position_of(run)
+        self._position = position = position_of(run)
         self.last = self.taken = position.step
         self._best_kept = position.kept_step, position.kept_score
         return position
@@ -89,7 +89,7 @@ class Saver:
             return False
         if self._unready:  # only now, after a step, has the optimizer its state
             self._unready = False
-            self._keeper.get_ready(collect(self._step.model, self._step.optimizer))
+            self._keeper.get_ready(self._state())
         if self._is_best:
             return True
         if isinstance(self._every, int):
@@ -108,9 +108,10 @@ class Saver:
         self._is_best = self._world.agree(is_best and in_time and is_free)
 
     def save(self, position: Position) -> None:
-        """Begin to save, unless this step was saved. A model that has gone bad does not replace a good one."""
+        """Begin to save, unless this step was saved as it is. A model that has gone bad does not replace a good one."""
         self._world.fulfil("save")
-        if self._keeper is None or self.taken == position.step:
+        was_taken = self.taken == position.step and self._position.ended_of == position.ended_of
+        if self._keeper is None or was_taken:
             return
         began = time.perf_counter()
         self._settle()
@@ -138,7 +139,7 @@ class Saver:
         self._is_best = False
         self._position = position = self._with_best(position)
         self._saving = self._keeper.save(
-            collect(self._step.model, self._step.optimizer),
+            self._state(),
             step=position.step,
             run=describe_run(self._step, position, self._facts),
             retention=Retention(self._keep, position.kept_step),
@@ -147,6 +148,9 @@ class Saver:
         self._began_at = time.monotonic()
         self._saving.written.add_done_callback(self._note_end)
         self._step.before_update = self._wait
+
+    def _state(self) -> State:
+        return collect(self._step.model, self._step.optimizer, self._step.fleeting.changed())
 
     def _with_best(self, position: Position) -> Position:
         """With the best of the steps that are kept, which may be this one."""

@@ -11,10 +11,11 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from falaj.training.runtime.agent import run_faults
 from falaj.training.runtime.callbacks import Callback, callback_faults
 from falaj.training.runtime.checkpoint.store import MOST_KEPT
 from falaj.training.runtime.errors import Fault, InvalidTraining
-from falaj.training.runtime.evaluation import Better, Evaluate
+from falaj.training.runtime.evaluation import Better, Evaluate, evaluate_faults
 from falaj.training.runtime.optimizers import OptimizerChoice, Schedule, optimizer_faults, schedule_faults
 from falaj.training.runtime.plan.nvml import cuda_is_there
 from falaj.training.runtime.plan.plans import MODES, PRECISIONS, CompileMode, Plan, Precision
@@ -119,8 +120,12 @@ class Spreading:
     def faults(self) -> list[Fault]:
         faults = parallel_faults(self.parallel) + _flag("exact", self.exact)
         cuts = self.pipeline_cuts
-        if cuts is not None and (isinstance(cuts, str) or not all(isinstance(each, str) for each in cuts)):
-            faults.append(Fault("pipeline_cuts", cuts, "names of layers", 'pipeline_cuts=["4", "8"]'))
+        if cuts is not None and not _are_words(cuts):
+            faults.append(Fault("pipeline_cuts", cuts, "a list of names of layers"))
+        if self.tensor_plan is not None and not _are_cuts(self.tensor_plan):
+            faults.append(
+                Fault("tensor_plan", self.tensor_plan, "names of linear layers, each column or row")
+            )
         faults += [] if self.memory is None else _whole("memory", self.memory)
         if not faults and self.exact and self.parallel not in ("auto", "ddp"):
             return [Fault("exact", f"with parallel={self.parallel}", "parallel=ddp or auto")]
@@ -137,7 +142,7 @@ class Looks:
     patience: int | None
 
     def faults(self) -> list[Fault]:
-        faults = []
+        faults = evaluate_faults(self.evaluate)
         for name, value in (("evaluate_every", self.every), ("patience", self.patience)):
             if value is not None:
                 faults += _whole(name, value)
@@ -213,6 +218,7 @@ class Settings:
             self.showing,
         )
         faults = [fault for group in groups for fault in group.faults()] + callback_faults(self.callbacks)
+        faults += run_faults(self.showing.run)
         every = self.checkpoint_every
         if every <= timedelta(0) if isinstance(every, timedelta) else _whole("checkpoint_every", every):
             faults.append(Fault("checkpoint_every", every, "a number of steps, or a timedelta, above 0"))
@@ -242,12 +248,15 @@ EXAMPLES = {
     "evaluate_every": "evaluate_every=100",
     "exact": 'exact=True, parallel="ddp"',
     "lr": "lr=1e-3",
+    "memory": "memory=16 * 2**30",
     "parallel": 'parallel={"fsdp": 2, "tensor": 2}',
     "patience": "patience=3",
+    "pipeline_cuts": 'pipeline_cuts=["4", "8"]',
     "precision": 'precision="bf16"',
     "prefetch": "prefetch=2",
     "seed": "seed=0",
     "steps": "steps=1000",
+    "tensor_plan": 'tensor_plan={"blocks.*.up": "column", "blocks.*.down": "row"}',
     "tune": 'tune="auto"',
     "tune_seconds": "tune_seconds=60",
     "warmup": "warmup=100",
@@ -293,7 +302,7 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         fault = Fault("device", f"{name} ({reason})", "auto, cpu, or a device of this machine")
-        raise InvalidTraining("there is no such device here", faults=[fault]) from error
+        raise InvalidTraining("there is no such device here", faults=[with_fix(fault)]) from error
     return device
 
 
@@ -311,6 +320,20 @@ def _above_0(name: str, value: object) -> list[Fault]:
 
 def _flag(name: str, value: object) -> list[Fault]:
     return [] if isinstance(value, bool) else [Fault(name, value, "True, False")]
+
+
+def _are_words(value: object) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes)
+        and all(isinstance(each, str) for each in value)
+    )
+
+
+def _are_cuts(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and _is_word(cut, ("column", "row")) for name, cut in value.items()
+    )
 
 
 def _is_word(value: object, words: Sequence[str]) -> bool:

@@ -1,7 +1,8 @@
 """The tensors of a run under their global names, as far as this process holds them.
 
-`model/<fully qualified name>` and `optimizer/<fully qualified parameter name>/<key>`: whatever the layout, the same
-tensor has the same name. What lies on the meta device is held by another process; DTensors stay DTensors.
+`model/<fully qualified name>`, `optimizer/<fully qualified parameter name>/<key>`, and `buffer/<fully qualified name>`
+for what the model leaves out of its state_dict (fleeting.py): whatever the layout, the same tensor has the same name.
+What lies on the meta device is held by another process; DTensors stay DTensors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from falaj.training.runtime.errors import Fault, InvalidTraining
 
-MODEL, OPTIMIZER = "model/", "optimizer/"
+MODEL, OPTIMIZER, BUFFER = "model/", "optimizer/", "buffer/"
 
 Number: TypeAlias = int | float | str | None
 
@@ -35,15 +36,18 @@ class State:
     """Tensors that only an update by the optimizer changes; others may change in a forward pass."""
 
 
-def collect(model: nn.Module, optimizer: optim.Optimizer) -> State:
-    """The state of a run as it lies in memory: nothing is copied."""
+def collect(
+    model: nn.Module, optimizer: optim.Optimizer, fleeting: Mapping[str, Tensor] | None = None
+) -> State:
+    """The state of a run as it lies in memory: nothing is copied. `fleeting` buffers are kept besides."""
     tensors: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
     numbers: dict[str, Number] = {}
     seen: dict[tuple[Any, ...], str] = {}
     own = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    for name, tensor in model_tensors(model).items():
-        named = MODEL + name
+    named_tensors = [(MODEL + name, name, tensor) for name, tensor in model_tensors(model).items()]
+    named_tensors += [(BUFFER + name, name, tensor) for name, tensor in (fleeting or {}).items()]
+    for named, name, tensor in named_tensors:
         first = seen.setdefault(_place(own.get(name, named), tensor), named)
         if first == named:
             tensors[named] = tensor

@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 
 from falaj.training.runtime.data import Batch, map_tensors, move
 from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.fleeting import FleetingBuffers
 from falaj.training.runtime.group_state import GroupState
 from falaj.training.runtime.micro_batches import MicroBatch
 from falaj.training.runtime.plan.plans import CompileMode, Precision
@@ -55,6 +56,7 @@ class Step:
         self._clip, self._factor = clip, factor
         self.before_update: Callable[[], None] | None = None
         """What must be over before the model changes: a checkpoint that is being copied."""
+        self.fleeting = FleetingBuffers(model, loss)
         self.groups = GroupState(optimizer, has_schedule=factor is not None)
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]  # a tensor is changed in place
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -203,8 +205,11 @@ def scalar(value: Tensor) -> Tensor:
         raise bad_loss(f"a {type(value).__name__}", "a tensor, from which a gradient can be computed")
     if value.dim():
         raise bad_loss(f"a tensor of shape {list(value.shape)}", "a scalar, such as the mean over the batch")
+    if value.is_complex():
+        raise bad_loss("a complex number", "a real number, such as its absolute value")
     return value
 
 
 def bad_loss(given: str, allowed: str) -> InvalidTraining:
-    return InvalidTraining("the loss cannot be trained on", faults=[Fault("loss", given, allowed)])
+    fault = Fault("loss", given, allowed, "loss=lambda out, target: (out - target).abs().mean()")
+    return InvalidTraining("the loss cannot be trained on", faults=[fault])

@@ -48,6 +48,8 @@ class Survival:
         """The largest between two losses of the same step."""
         self.changed = tuple(before.changed)
         """Facts that were not the same for all the steps, in words."""
+        self.unread: tuple[str, ...] = ()
+        """What the attempts before have left and could not be read, in words."""
         self._before, self._is_exact, self.say = before, is_exact, say
         self._logged: dict[int, list[float]] = {}
         self._has_complained = False
@@ -56,6 +58,9 @@ class Survival:
         """Ask what the attempts before have left. One that `goes_on` adds itself to the list, with what is `differing`
         now; and so does one that begins anew, where they have logged losses but kept nothing."""
         past = agent.recall(self._before.step)
+        self.unread = tuple(past.unread)
+        if self.unread:
+            self.say(f"{', '.join(self.unread)} could not be read: passed over, and not compared with")
         told = filter(None, map(resume_from, past.resumes))
         self.resumes = sorted(told, key=lambda each: each.at)
         logged = defaultdict(list)

@@ -24,7 +24,13 @@ from typing import Any, Protocol, Self
 from falaj.training.runtime.agent import Agent, Metric, Past, plain
 from falaj.training.runtime.checkpoint.remote import RemoteCheckpoints
 from falaj.training.runtime.checkpoint.store import Bytes, CheckpointStore, Mark, Retention
-from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining, TrainingError
+from falaj.training.runtime.errors import (
+    AgentLost,
+    CheckpointDamaged,
+    CheckpointFailed,
+    InvalidTraining,
+    TrainingError,
+)
 from falaj.training.runtime.heartbeat import show_life
 
 MAX_JSON_BYTES = 1 << 20
@@ -98,10 +104,9 @@ class SocketAgent:
         """The result of a call, and the bytes that came with it."""
         with self._turn:
             head, data = self._answered(name, body, values)
-        if head.get("error") == CheckpointDamaged.code:
-            raise CheckpointDamaged(head["message"])
-        if head.get("error") == InvalidTraining.code:
-            raise InvalidTraining(head["message"])
+        for known in (CheckpointDamaged, CheckpointFailed, InvalidTraining):
+            if head.get("error") == known.code:
+                raise known(head["message"])
         if "error" in head:
             raise AgentLost(f"the agent could not {name}: {head.get('message')}")
         return head["result"], data

@@ -13,15 +13,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.plan.nvml import gpu_count
 
-Wish = Literal["stop", "save", "halve"]
+Wish = Literal["stop", "end", "save", "halve"]
+"""To stop is to be gone on with by the next call; to end is not."""
 WISHES: tuple[Wish, ...] = get_args(Wish)
 
 
 @dataclass
 class World:
-    """Process `rank` of `size`. What one process wishes, to stop, to save or to compute in smaller pieces, all do after
-    the same step."""
+    """Process `rank` of `size`. What one process wishes, to stop, to end, to save or to compute in smaller pieces, all
+    do after the same step."""
 
     rank: int = 0
     size: int = 1
@@ -123,6 +125,7 @@ def join_world(device: torch.device) -> World:
                 f"WORLD_SIZE is {size}, but this process does not know its place", faults=faults
             )
         if device.type == "cuda":
+            require_gpus(device)
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(leave)
@@ -140,6 +143,20 @@ def place_faults(size: str) -> Iterator[Fault]:
     rank = os.environ.get("RANK", "0")
     if not rank.isdecimal() or (size.isdecimal() and int(rank) >= int(size)):
         yield Fault("RANK", rank, f"a number below WORLD_SIZE, {size}", fix)
+
+
+def require_gpus(device: torch.device) -> None:
+    """Refuse, in every process of this machine and before any waits for another, to share GPUs among them."""
+    gpus, named = gpu_count(), os.environ.get("LOCAL_WORLD_SIZE", "")
+    processes = int(named) if named.isdecimal() else (device.index or 0) + 1
+    if processes <= gpus:
+        return
+    given = f"{processes} processes, {gpus} GPU{'' if gpus == 1 else 's'} here"
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    given += f" (CUDA_VISIBLE_DEVICES={seen})" if seen is not None else ""
+    fix = f'torchrun --nproc-per-node={gpus}, or device="cpu"'
+    fault = Fault("processes of this machine", given, "a GPU for each, which all of them see", fix)
+    raise InvalidTraining("there are more processes than GPUs", faults=[fault])
 
 
 def leave() -> None:

@@ -1,0 +1,63 @@
+"""After `fit`, also one that failed, a model is trained by hand or fitted again, and nothing of ours listens in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gang_host import ask
+
+WAYS: list[Any] = ["ddp", "fsdp", "tensor", "pipeline"]
+
+
+def outcomes(folder: Path, *asked: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """What came of each; all its processes say the same."""
+    found = ask("after_fit", [(count, {"accumulate": 4} | options) for count, options in asked], folder)
+    assert all(each == said[0] for said in found for each in said), found
+    return [said[0] for said in found]
+
+
+def test_a_model_is_trained_on_by_hand_and_fitted_again(tmp_path: Path) -> None:
+    both = {"fsdp": 2, "tensor": 2}
+
+    alone, *spread, composed = outcomes(
+        tmp_path,
+        (1, {"parallel": "auto"}),
+        *((2, {"parallel": way}) for way in WAYS),
+        (4, {"parallel": both}),
+    )
+
+    for way, found in zip([*WAYS, both], [*spread, composed], strict=True):
+        assert found["listeners"] == 0, way
+        for part in ("first", "hand", "again"):
+            assert found[part] == pytest.approx(alone[part], rel=2e-5), (way, part)
+
+
+def test_so_is_one_whose_fit_has_failed(tmp_path: Path) -> None:
+    bad = {"bad": 5}
+
+    alone, ddp, fsdp, tensor, pipeline = outcomes(
+        tmp_path, (1, {"parallel": "auto", **bad}), *((2, {"parallel": way, **bad}) for way in WAYS)
+    )
+
+    for found in (ddp, fsdp, tensor):
+        assert "the loss is nan at step 2" in found["first"]
+        assert found["listeners"] == 0
+        for part in ("hand", "again"):
+            assert found[part] == pytest.approx(alone[part], rel=2e-5)
+    assert "on the meta device, without values" in pipeline["again"]
+
+
+def test_a_model_in_shards_is_not_spread_in_another_way(tmp_path: Path) -> None:
+    shards, cut, exact = outcomes(
+        tmp_path,
+        (2, {"parallel": "fsdp", "then": "ddp"}),
+        (2, {"parallel": "tensor", "then": "pipeline"}),
+        (2, {"parallel": "fsdp", "then": "tensor"}),
+    )
+
+    assert "ddp 2, for a model that an earlier fit left as fsdp 2" in shards["again"]
+    assert "pipeline 2, for a model that an earlier fit left as tensor 2" in cut["again"]
+    assert "the model is cut already" in exact["again"]
