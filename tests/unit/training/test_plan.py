@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from falaj.training.runtime.errors import InvalidTraining
-from falaj.training.runtime.plan.cache import keep_plan, load_plan, plan_key
+from falaj.training.runtime.plan.cache import description_of_loss, keep_plan, load_plan, plan_key
 from falaj.training.runtime.plan.candidates import Space
-from falaj.training.runtime.plan.choosing import words_of_loss
 from falaj.training.runtime.plan.judging import (
     Errors,
     Reference,
@@ -308,6 +307,6 @@ def test_losses_of_one_name_are_told_apart_by_their_code() -> None:
     first = lambda out, target: (out - target).square().mean()  # noqa: E731
     second = lambda out, target: (out - target).abs().mean()  # noqa: E731
 
-    assert words_of_loss(first) != words_of_loss(second)
-    assert words_of_loss(nn.MSELoss()) == words_of_loss(nn.MSELoss())
-    assert words_of_loss(nn.MSELoss()) != words_of_loss(nn.MSELoss(reduction="sum"))
+    assert description_of_loss(first) != description_of_loss(second)
+    assert description_of_loss(nn.MSELoss()) == description_of_loss(nn.MSELoss())
+    assert description_of_loss(nn.MSELoss()) != description_of_loss(nn.MSELoss(reduction="sum"))

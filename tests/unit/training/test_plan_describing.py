@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.plan import describing
-from falaj.training.runtime.plan.cache import plan_key
-from falaj.training.runtime.plan.choosing import words_of_loss
+from falaj.training.runtime.plan.cache import description_of_loss, plan_key
 from falaj.training.runtime.plan.describing import Undescribable, description_of
 
 mse = nn.functional.mse_loss
@@ -70,7 +69,18 @@ def through_a_global(out: Tensor, target: Tensor) -> Tensor:
         ([nn.Dropout(0.1)], [nn.Dropout(0.2)]),
         (torch.float32, torch.bfloat16),
     ],
-    ids=str,
+    ids=[
+        "builtin",
+        "function",
+        "dispatched",
+        "dict",
+        "nested",
+        "namespace",
+        "tensor",
+        "lambda",
+        "modules",
+        "type",
+    ],
 )
 def test_models_are_told_apart_by_what_they_hold(one: object, other: object) -> None:
     assert key(Holding(one)) is not None
@@ -92,15 +102,15 @@ def test_models_are_told_apart_by_what_they_hold(one: object, other: object) -> 
     ids=["partial", "partial of closures", "closure", "tensor", "object", "method", "weights"],
 )
 def test_losses_are_told_apart_by_what_they_hold(one: Any, other: Any) -> None:
-    assert words_of_loss(one) == words_of_loss(one)
-    assert words_of_loss(one) != words_of_loss(other)
+    assert description_of_loss(one) == description_of_loss(one)
+    assert description_of_loss(one) != description_of_loss(other)
 
 
 def test_a_global_that_a_loss_uses_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = words_of_loss(through_a_global)
+    before = description_of_loss(through_a_global)
     monkeypatch.setitem(globals(), "SCALE", 1e6)
 
-    assert words_of_loss(through_a_global) != before
+    assert description_of_loss(through_a_global) != before
 
 
 def test_the_code_of_a_base_class_belongs_to_the_model(

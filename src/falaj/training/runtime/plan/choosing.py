@@ -20,7 +20,7 @@ from falaj.training.runtime.errors import OutOfMemory, TrainingError, Unreadable
 from falaj.training.runtime.graphs import tensors_of
 from falaj.training.runtime.heartbeat import show_life
 from falaj.training.runtime.plan.borrowing import generators_kept
-from falaj.training.runtime.plan.cache import description_of_loss, keep_plan, load_plan, plan_key
+from falaj.training.runtime.plan.cache import keep_plan, load_plan, plan_key
 from falaj.training.runtime.plan.candidates import Space
 from falaj.training.runtime.plan.children import ChildLost, can_fork_for_gpu
 from falaj.training.runtime.plan.describing import description_of
@@ -298,10 +298,6 @@ class Chooser:
 def words_of(given: object, model: nn.Module) -> str:
     """What a loss or an optimizer does; OSError or TypeError where that cannot be told."""
     return str(description_of(given, by_kind=[*model.parameters(), *model.buffers()]))
-
-
-def words_of_loss(loss: Loss) -> str:
-    return str(description_of_loss(loss))
 
 
 def fast_16_bits(device: torch.device) -> str | None:
