@@ -42,8 +42,9 @@ def agent_of(ground: JobGround, job: Job, folder: Path, **options: Any) -> Itera
         **options,
     )
     folder.mkdir(exist_ok=True)
-    door = AgentDoor(folder / f"{os.urandom(4).hex()}.agent", agent, home=folder, on_fenced=lost)
+    place = folder / f"{os.urandom(4).hex()}.agent"
+    door = AgentDoor(place, agent, home=folder, on_fenced=lost)
     try:
-        yield Path(door._listener.getsockname()).with_name(SOCKET)
+        yield place / SOCKET
     finally:
         door.close()
