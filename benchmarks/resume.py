@@ -37,7 +37,7 @@ from harness import Result, Rule, free_port, report, say
 
 KILLS = 20
 PROCESSES = {"exact": (1, 2, 4), "ddp": (2,)}
-SAMPLES, BATCH_SIZE, EPOCHS = 93, 16, 60  # six steps an epoch, the last one shorter: 360 in all
+SAMPLES, BATCH_SIZE, EPOCHS = 93, 16, 240  # six steps an epoch, the last one shorter: 1,440 in all
 FEATURES = 8
 STEPS_A_LIFE = 14
 EARLY = 0.2  # of the moments are counted from the fork
