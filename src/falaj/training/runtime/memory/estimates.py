@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from falaj.training.runtime.memory.words import spell
@@ -43,7 +43,7 @@ class Estimate:
     """The whole data, which lies on a GPU beside all this if it takes at most a quarter of it."""
     method: str
     """traced: on fake tensors; sampled: computed on a few samples, since the model cannot be traced."""
-    ways: tuple[Way, ...]
+    ways: tuple[Way, ...] = field(repr=False)
 
     @property
     def peak_bytes(self) -> int:

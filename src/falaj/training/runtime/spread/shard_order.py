@@ -19,6 +19,8 @@ from falaj.training.runtime.errors import Fault, InvalidTraining, TrainingError
 
 TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
 """What torch says, and nothing more, when other processes do not answer."""
+GONE = re.compile("connection (closed|reset)|broken pipe", re.IGNORECASE)
+"""What it says when one of them has ended: perhaps because it waited in vain itself, a moment before."""
 
 
 class ShardOrder:
@@ -44,9 +46,11 @@ class ShardOrder:
         try:
             yield
         except RuntimeError as failure:
-            if not TIMED_OUT.search(str(failure)):
-                raise
-            raise self._waited_in_vain() from failure
+            if TIMED_OUT.search(str(failure)):
+                raise self._in_vain("the processes waited for each other in vain") from failure
+            if GONE.search(str(failure)):
+                raise self._in_vain("another process has ended, and its own error may say why") from failure
+            raise
 
     def leave(self) -> None:
         """Note no more: only what torch has put into the model is left there."""
@@ -68,14 +72,13 @@ class ShardOrder:
             fault = Fault("parallel", f"fsdp, with {given}", "every layer for every sample", 'parallel="ddp"')
             raise InvalidTraining("the processes did not use the same layers in this step", faults=[fault])
 
-    def _waited_in_vain(self) -> TrainingError:
+    def _in_vain(self, what: str) -> TrainingError:
         done = f"{len(self._gathers)} blocks gathered in this step"
         if self._gathers:
             done += f", the last one {self._gathers[-1]}"
         given = f"{done}, in process {dist.get_rank()}; another one may say another number"
         fault = Fault("parallel", f"fsdp, {given}", "every layer for every sample", 'parallel="ddp"')
-        words = "the processes waited for each other in vain: did they not use the same layers?"
-        return TrainingError(words, faults=[fault])
+        return TrainingError(f"{what}: did they not use the same layers?", faults=[fault])
 
     def _note(self, number: int, name: str) -> Any:
         def note(block: nn.Module, _: Any) -> None:
