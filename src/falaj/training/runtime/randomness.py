@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 import torch
@@ -84,3 +86,21 @@ def has_drawn(number: int) -> bool:
         return False
     fresh, now = numpy.random.RandomState(number & 0xFFFFFFFF).get_state(), numpy.random.get_state()
     return fresh[2:] != now[2:] or bool((fresh[1] != now[1]).any())
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Afterwards torch's generators, Python's, and numpy's if it is loaded, stand where they stood."""
+    own, python = torch.default_generator.get_state(), random.getstate()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    numpy = sys.modules.get("numpy")
+    numbers = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(own)
+        random.setstate(python)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        if numpy:
+            numpy.random.set_state(numbers)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from falaj.training.runtime.batches import BatchPlan
@@ -96,18 +91,3 @@ class Beside:
         parts = self._reader.read(step, self._batches.indices(step) if indices is None else indices)
         self.reading_s += time.perf_counter() - began
         return parts
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """What is drawn inside, for a step that has not begun, is not missing to whoever draws outside."""
-    numpy = sys.modules.get("numpy")
-    ours, theirs = torch.default_generator.get_state(), random.getstate()
-    third = numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(ours)
-        random.setstate(theirs)
-        if numpy is not None and third is not None:
-            numpy.random.set_state(third)

@@ -12,8 +12,9 @@ from torch import Tensor
 from falaj.training.runtime.batches import BatchPlan
 from falaj.training.runtime.data import Batch, Items, map_tensors
 from falaj.training.runtime.errors import WorkerLost
-from falaj.training.runtime.feeding.feeders import Feeder, Inline, undisturbed
+from falaj.training.runtime.feeding.feeders import Feeder, Inline
 from falaj.training.runtime.micro_batches import MicroBatch, Reader
+from falaj.training.runtime.randomness import generators_kept
 
 
 class Road(Protocol):
@@ -73,7 +74,7 @@ class Staged:
         began = time.perf_counter()
         self._road.mark()
         try:
-            with undisturbed() if self._draws else nullcontext():
+            with generators_kept() if self._draws else nullcontext():
                 self._coming = self._sent(step + 1, self._batches.indices(step + 1))
         except WorkerLost as lost:
             self._lost = lost

@@ -1,20 +1,16 @@
-"""What a search borrows from the program, and gives back as it was: random numbers, and what functions remember."""
+"""What a search borrows from the program, and gives back as it was: what functions remember."""
 
 from __future__ import annotations
 
 import builtins
 import copy
-import random
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from falaj.training.runtime.plan.describing import global_names, is_installed
@@ -25,24 +21,6 @@ SHARED_BYTES = 16 << 20
 SLOW_S = 0.5
 """What takes longer to copy is copied once: the search must come to an end."""
 MISSING = object()
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Afterwards torch's generators, Python's, and numpy's if it is loaded, stand where they stood."""
-    own, python = torch.default_generator.get_state(), random.getstate()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    numpy = sys.modules.get("numpy")
-    numbers = numpy.random.get_state() if numpy else None
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(own)
-        random.setstate(python)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-        if numpy:
-            numpy.random.set_state(numbers)
 
 
 @dataclass(frozen=True, eq=False)

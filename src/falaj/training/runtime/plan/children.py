@@ -121,7 +121,7 @@ def _live(ground: TrialGround, orders: int, answers: int) -> None:
         gc.freeze()  # what came from the parent stays
         gc.set_threshold(
             50_000, 20, 100
-        )  # compiling makes many objects; after each trial there is a collection
+        )  # compiling makes many objects, and each trial ends with a collection
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the threads of the parent's pool are not here, and would be waited for
         if ground.on_gpu:

@@ -19,7 +19,6 @@ from falaj.training.runtime.data_faults import is_out_of_memory
 from falaj.training.runtime.errors import OutOfMemory, TrainingError, Unreadable
 from falaj.training.runtime.graphs import tensors_of
 from falaj.training.runtime.heartbeat import show_life
-from falaj.training.runtime.plan.borrowing import generators_kept
 from falaj.training.runtime.plan.cache import keep_plan, load_plan, plan_key
 from falaj.training.runtime.plan.candidates import Space
 from falaj.training.runtime.plan.children import ChildLost, can_fork_for_gpu
@@ -28,6 +27,7 @@ from falaj.training.runtime.plan.plans import Plan, plan_from
 from falaj.training.runtime.plan.reading import ReadingTrials, search_reading
 from falaj.training.runtime.plan.searching import Found, InChild, Rehearsed, confirm, search, table
 from falaj.training.runtime.plan.trials import Outcome, TrialGround, reason_of
+from falaj.training.runtime.randomness import generators_kept
 from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
 from falaj.training.runtime.steps import Loss
 from falaj.training.runtime.world import World
