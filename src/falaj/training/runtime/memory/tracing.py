@@ -9,8 +9,6 @@ is followed on a few real samples instead, forward and backward, and the optimiz
 from __future__ import annotations
 
 import logging
-import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -26,6 +24,7 @@ from falaj.training.runtime.memory.tally import Tally, tensors_in
 from falaj.training.runtime.memory.trace import Trace
 from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan, Precision
+from falaj.training.runtime.randomness import generators_kept
 from falaj.training.runtime.spread.tensor_plan import Cut
 from falaj.training.runtime.steps import Loss
 
@@ -139,16 +138,11 @@ def casting(precision: Precision, *, gpu: bool) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Random numbers go on afterwards as if nothing had been, and nobody is warned of what does not happen."""
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    drawn = None if numpy is None else numpy.random.get_state()
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_silent, log.disabled = log.disabled, True  # what cannot be faked is tried, and no error
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with generators_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         log.disabled = was_silent
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(drawn)
