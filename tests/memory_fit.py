@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -88,6 +90,19 @@ def said_by(options: dict[str, Any]) -> dict[str, Any]:
         return train(options)
     except TrainingError as refusal:
         return {"refused": str(refusal)}
+
+
+def trained(folder: Path, *options: dict[str, Any]) -> list[Any]:
+    """What the processes say of each training, and what was printed."""
+    done = subprocess.run(
+        [sys.executable, __file__, json.dumps(options), str(folder)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [*json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr]
 
 
 if __name__ == "__main__":

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import memory_fit
 from falaj.training.runtime.data import open_data
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.fit import fit
@@ -23,9 +18,8 @@ from falaj.training.runtime.memory.words import spell
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.spread.auto import choose, decide, rough_bytes
 from falaj.training.runtime.world import World
-from memory_fit import BATCH_SIZE, network, rows
+from memory_fit import BATCH_SIZE, network, rows, trained
 
-SCRIPT = Path(memory_fit.__file__)
 MIB = 1 << 20
 
 
@@ -150,16 +144,3 @@ def of_network(parallel: Any) -> Any:
         parallel=parallel,
         device="cpu",
     )
-
-
-def trained(folder: Path, *options: dict[str, Any]) -> list[Any]:
-    """What both processes say of each training, and what was printed."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), json.dumps(options), str(folder)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [*json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-import memory_fit
 from falaj.training.runtime.data import open_data
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.memory.choices import automatic
@@ -23,7 +18,7 @@ from falaj.training.runtime.memory.estimator import Estimator
 from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan, Precision
 from falaj.training.runtime.spread.auto import choose
-from memory_fit import BATCH_SIZE, MODELS, WIDTH, rows
+from memory_fit import BATCH_SIZE, MODELS, WIDTH, rows, trained
 
 MIB = 1 << 20
 WORKSPACE = 65 * MIB
@@ -226,16 +221,3 @@ def of_model(name: str, **options: Any) -> Estimate:
     return estimate(
         MODELS[name](), nn.functional.mse_loss, rows(), batch_size=BATCH_SIZE, device="cpu", **options
     )
-
-
-def trained(folder: Path, *options: dict[str, Any]) -> list[Any]:
-    """What the processes say of each training, and what was printed."""
-    done = subprocess.run(
-        [sys.executable, memory_fit.__file__, json.dumps(options), str(folder)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [*json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr]
