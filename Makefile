@@ -8,9 +8,10 @@ READY := $(VENV)/.installed
 ARGS ?=
 NAME ?=
 WORKERS ?= 2
+PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations=10
 QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
 
-.PHONY: help setup demo test test-frameworks check format bench clean
+.PHONY: help setup demo test test-all test-frameworks check format bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -20,8 +21,11 @@ setup: $(READY)  ## create .venv and install into it; nothing to do if it is up 
 demo: $(READY)  ## run the demonstration
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(READY)  ## run the tests; ARGS="-k gate" is handed to pytest, WORKERS=0 runs them one by one
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+test: $(READY)  ## run the tests except the slow ones; ARGS="-k gate" is handed to pytest, WORKERS=0 runs them one by one
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(READY)  ## run all tests, also those marked slow
+	@$(PYTEST) $(ARGS)
 
 test-frameworks: $(READY)  ## train with every framework, each installed once into .frameworks; NAME=tensorflow for one
 	@$(if $(NAME),true,$(BIN)/python tests/frameworks/virtualenvs.py)
@@ -48,18 +52,10 @@ clean:  ## remove .venv, caches, and the virtualenvs of peers and frameworks
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis benchmarks/.venvs .frameworks
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Reinstalls when pyproject.toml or constraints.txt is newer than the last installation. Of pip's many lines,
-# those about large files, builds and the end are shown.
+# Reinstalls when pyproject.toml or constraints.txt is newer than the last installation.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Falaj needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
 	  echo "  fix   make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing into $(VENV), once; this takes a minute or two"
-	@set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
-	  --constraint constraints.txt --editable '.[dev]' | awk ' \
-	    /^ *(Downloading|Using cached) .*MB\)/ { print "  " $$1, ($$2 == "cached" ? $$2 " " $$3 : $$2); fflush() } \
-	    /^ *Building wheel/                    { print "  " $$0; fflush() } \
-	    /^Installing collected packages/       { print "  Installing " NF - 3 " packages"; fflush() }'
+	@$(PYTHON) scripts/setup.py --venv $(VENV)
 	@touch $(READY)
-	@echo "ready"

@@ -24,12 +24,18 @@ import hypothesis
 import pytest
 
 from polling import eventually
+from processes import BoundedPopen
 
 NO_SKIPS = os.environ.get("FALAJ_NO_SKIPS") == "1"
 
-# Where a change is judged, the same examples are tried each time; new ones are looked for everywhere else.
-hypothesis.settings.register_profile("falaj", deadline=None, print_blob=True, derandomize=NO_SKIPS)
-hypothesis.settings.load_profile("falaj")
+subprocess.Popen = BoundedPopen  # type: ignore[misc]
+
+# The same examples in the same order each time; HYPOTHESIS_PROFILE=explore looks for new ones.
+hypothesis.settings.register_profile("falaj", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.register_profile(
+    "explore", parent=hypothesis.settings.get_profile("falaj"), derandomize=False
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "falaj"))
 
 
 # ------------------------------------------------------------------------------------------ databases

@@ -8,6 +8,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+WAIT_LIMIT_S = 120.0
+"""No test and no teardown waits longer than this for a process."""
+
+
+class BoundedPopen(subprocess.Popen[Any]):
+    """A process that is waited for only so long; then it is killed, and the test fails.
+
+    It takes the place of `subprocess.Popen` in all tests: the end of a `with` block waits, too.
+    """
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is not None:
+            return super().wait(timeout)
+        try:
+            return super().wait(WAIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
 
 
 class Child:
@@ -43,16 +63,26 @@ def running(script: Path, *arguments: str) -> Iterator[Child]:
 
 def children(parent: int, saying: str) -> list[int]:
     """The living processes of `parent` whose command has `saying` in it."""
-    return [pid for pid, of, stat, said in _seen() if of == parent and saying in said and stat[0] != "Z"]
+    return [pid for pid, of, state, said in _seen() if of == parent and saying in said and state != "Z"]
 
 
 def is_alive(pid: int) -> bool:
-    return any(pid == known and stat[0] != "Z" for known, _, stat, _ in _seen())
+    return any(pid == known and state != "Z" for known, _, state, _ in _seen())
 
 
 def _seen() -> list[tuple[int, int, str, str]]:
-    """Every process: its id, its parent's, its state and its command, at any width of the terminal."""
-    command = ["ps", "-ww", "-Ao", "pid=,ppid=,stat=,args="]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = (line.split(None, 3) for line in told.stdout.splitlines())
-    return [(int(row[0]), int(row[1]), row[2], row[3]) for row in rows if len(row) == 4]
+    """Every process: its id, its parent's, its state and its command line."""
+    return [
+        seen for folder in Path("/proc").iterdir() if folder.name.isdigit() and (seen := _process(folder))
+    ]
+
+
+def _process(folder: Path) -> tuple[int, int, str, str] | None:
+    """One process as /proc shows it; none if it has ended meanwhile."""
+    try:
+        stat = (folder / "stat").read_text()
+        command = (folder / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, parent = stat.rpartition(")")[2].split()[:2]  # the name before it may hold blanks and brackets
+    return int(folder.name), int(parent), state, command.decode(errors="replace")

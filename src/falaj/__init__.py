@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from falaj.records.no_telemetry import NO_TELEMETRY
 from falaj.version import VERSION
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from falaj.training.runtime.own_loop import step
 
 __version__ = VERSION
+
+# Nothing leaves the host unasked: before any library that reports its use is imported.
+for _name, _value in NO_TELEMETRY.items():
+    os.environ.setdefault(_name, _value)
 
 # torch.cuda.is_available() asks the driver then, and starts no CUDA: the children in which `fit` tries plans need it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -1,4 +1,4 @@
-"""What the README and the demonstration say is true."""
+"""The README says what is true."""
 
 from __future__ import annotations
 
@@ -11,24 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STORY = [
-    "16,701 rows, 27 columns",
-    "refused [policy.denied] champion of flight-delays is protected",
-    "flight-delays@1 is champion, approved by sara",
-    "flight-delays@2 int8: refused. trees only compare and add",
-    "columns drift: weather__temp",
-    "verdict: promoted",
-    "rolled back: it is worse",
-    "all requests go to version 3",
-    "model_version flight-delays@3",
-    "view weather",
-    "refused [residency.denied]",
-    "→ view:flights → dataset:jan-may",
-    "sound: ",
-    "was edited",
-    "the whole demonstration",
-]
-"""What the demonstration must say, on each eighth flight."""
 
 
 def run(command: list[str | Path], folder: Path) -> str:
@@ -46,15 +28,6 @@ def test_the_ten_lines_of_the_readme_work(tmp_path: Path) -> None:
     assert "'usage__calls') only AE" in said
     assert "-2 view usage" in said
     assert "ok=True" in said
-
-
-@pytest.mark.timeout(400)
-def test_the_demonstration_tells_its_story(tmp_path: Path) -> None:
-    """The whole loop, on each eighth flight."""
-    said = run([sys.executable, ROOT / "examples" / "demo.py", "--every", "8"], tmp_path)
-
-    for sentence in STORY:
-        assert sentence in said, f"{sentence!r} is not in\n{said}"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from falaj.drivers.processes.ranks import environment
 from falaj.drivers.processes.talk import SOCKET
 from falaj.ports.launcher import Launch
 from falaj.ports.sandbox import UserCode
+from falaj.records.no_telemetry import NO_TELEMETRY
 
 PLAN = ".falaj-plan"
 """In the attempt's directory, which is handed to user code only afterwards."""
@@ -57,7 +58,7 @@ def user_code(order: Order, ranks: Sequence[Mapping[str, Any]], limits: Limits, 
 def variables(launch: Launch) -> dict[str, str]:
     """The environment of all ranks, secrets included: it is handed on in memory."""
     told = replace(launch, environment={**launch.environment, **launch.secrets})
-    found = {"PYTHONFAULTHANDLER": "1"} | environment(told) | (VARIABLE if launch.nsys else {})
+    found = NO_TELEMETRY | {"PYTHONFAULTHANDLER": "1"} | environment(told) | (VARIABLE if launch.nsys else {})
     if launch.hang_s is None:
         return found
     hook = Path(stacks_hook.__file__).read_text(encoding="utf-8")
