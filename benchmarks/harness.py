@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def report(bench: str, results: Sequence[Result]) -> None:
     RESULTS.mkdir(exist_ok=True)
     kept = {
         "bench": bench,
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "results": [{**result.line(), "rule": result.rule.value} for result in results],
     }
