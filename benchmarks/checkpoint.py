@@ -29,11 +29,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.fsdp import fully_shard
 
-from falaj.training.runtime.checkpoint.folder import CheckpointFolder
-from falaj.training.runtime.checkpoint.keeper import Keeper
-from falaj.training.runtime.checkpoint.store import Retention
-from falaj.training.runtime.state import collect, local
-from falaj.training.runtime.world import World
+from falaj.training.runtime.checkpointing.checkpointer import Checkpointer
+from falaj.training.runtime.checkpointing.state import collect_state, local_tensor
+from falaj.training.runtime.checkpointing.storage.folder import CheckpointFolder
+from falaj.training.runtime.checkpointing.storage.store import Retention
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from harness import Result, report, say
 
 ROUNDS = 4
@@ -45,7 +45,7 @@ GOAL = 0.1
 class Loop:
     """Steps of a training, with a hook before each update."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ProcessGroup) -> None:
         torch.manual_seed(0)
         layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
         self.model: nn.Module = nn.Sequential(*layers)
@@ -80,7 +80,8 @@ def with_torch_save(loop: Loop, folder: Path) -> tuple[Callable[[], None], Calla
     """What every process has, in a file of its own."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     tensors = {
-        name: local(each.detach()) for name, each in collect(loop.model, loop.optimizer).tensors.items()
+        name: local_tensor(each.detach())
+        for name, each in collect_state(loop.model, loop.optimizer).tensors.items()
     }
     torch.save(tensors, folder / f"{rank}.pt")
     return nothing, nothing
@@ -88,7 +89,7 @@ def with_torch_save(loop: Loop, folder: Path) -> tuple[Callable[[], None], Calla
 
 def with_async_save(loop: Loop, folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
     """The defaults; the write goes on in a thread."""
-    tensors = collect(loop.model, loop.optimizer).tensors
+    tensors = collect_state(loop.model, loop.optimizer).tensors
     writer = FileSystemWriter(folder / "dcp", overwrite=True)
     saved: Any = async_save(dict(tensors), storage_writer=writer, process_group=GROUP[0])
     return nothing, saved.result
@@ -101,18 +102,18 @@ GROUP: list[dist.ProcessGroup | None] = [None]
 class Ours:
     """A keeper as `fit` has it; its memory is used again from one checkpoint to the next."""
 
-    def __init__(self, folder: Path, world: World) -> None:
-        self._keeper = Keeper(CheckpointFolder(folder), world)
+    def __init__(self, folder: Path, world: ProcessGroup) -> None:
+        self._checkpointer = Checkpointer(CheckpointFolder(folder), world)
         self._number = 0
 
     def __call__(self, loop: Loop, folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
         self._number += 1
-        state = collect(loop.model, loop.optimizer)
-        saving = self._keeper.save(state, step=self._number, run={}, retention=Retention(1))
+        state = collect_state(loop.model, loop.optimizer)
+        saving = self._checkpointer.save(state, step=self._number, run={}, retention=Retention(1))
         return saving.staging.wait, saving.written.result
 
     def close(self) -> None:
-        self._keeper.close()
+        self._checkpointer.close()
 
 
 def measure(loop: Loop, save: Save, folder: Path) -> dict[str, float]:
@@ -134,7 +135,7 @@ def settle() -> None:
         dist.barrier()
 
 
-def take_turns(world: World, folder: Path) -> dict[str, list[dict[str, float]]]:
+def take_turns(world: ProcessGroup, folder: Path) -> dict[str, list[dict[str, float]]]:
     torch.set_num_threads(1)
     loop, ours = Loop(world), Ours(folder / "ours", world)
     loop.step()
@@ -178,10 +179,10 @@ def fork(rank: int, place: dict[str, str], folder: Path) -> int:
     try:
         warnings.simplefilter("ignore")
         os.environ |= place | {"RANK": str(rank)}
-        world = World()
+        world = ProcessGroup()
         if place["WORLD_SIZE"] != "1":
             dist.init_process_group("gloo")
-            world, GROUP[0] = World(rank, int(place["WORLD_SIZE"])), dist.new_group(backend="gloo")
+            world, GROUP[0] = ProcessGroup(rank, int(place["WORLD_SIZE"])), dist.new_group(backend="gloo")
         found = take_turns(world, folder)
         if rank == 0:
             (folder / "found.json").write_text(json.dumps(found))

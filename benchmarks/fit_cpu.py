@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.fit import fit
 from harness import Result, Rule, report, say
 

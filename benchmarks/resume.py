@@ -31,7 +31,7 @@ import torch
 import torch._dynamo  # what the first optimizer imports
 from torch import Tensor, nn
 
-from falaj.training.runtime.certificate import Certificate, verify_certificate
+from falaj.training.runtime.checkpointing.certificate import Certificate, verify_certificate
 from falaj.training.runtime.fit import fit
 from harness import Result, Rule, free_port, report, say
 

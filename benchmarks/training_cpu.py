@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.fit import fit
 from falaj.training.runtime.plan.plans import Plan
 from harness import Result, Rule, report, say

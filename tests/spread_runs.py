@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.ledger import expected_head
+from falaj.training.runtime.checkpointing.sample_ledger import expected_head
+from falaj.training.runtime.data.batches import BatchPlan
 from gang_host import ask
 
 SCRIPT = Path("spread_fit.py")

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from falaj.sdk.embedded import open_platform as open  # noqa: A004 - fj.open is the public name
     from falaj.sdk.platform import Platform
     from falaj.sdk.remote import connect
+    from falaj.training.runtime.agent.job import job
     from falaj.training.runtime.callbacks import STOP
-    from falaj.training.runtime.certificate import verify_certificate
+    from falaj.training.runtime.checkpointing.certificate import verify_certificate
+    from falaj.training.runtime.custom_loop import step
     from falaj.training.runtime.fit import fit
-    from falaj.training.runtime.job import job
     from falaj.training.runtime.memory.estimating import estimate
-    from falaj.training.runtime.own_loop import step
 
 __version__ = VERSION
 
@@ -45,12 +45,12 @@ _HOMES = {
     "estimate": ("falaj.training.runtime.memory.estimating", "estimate"),
     "export_onnx": ("falaj.optimization.runtime.export", "export_onnx"),
     "fit": ("falaj.training.runtime.fit", "fit"),
-    "job": ("falaj.training.runtime.job", "job"),
+    "job": ("falaj.training.runtime.agent.job", "job"),
     "once": ("falaj.governance.caller", "once"),
     "open": ("falaj.sdk.embedded", "open_platform"),
     "save_model": ("falaj.optimization.runtime.saving", "save_model"),
-    "step": ("falaj.training.runtime.own_loop", "step"),
-    "verify_certificate": ("falaj.training.runtime.certificate", "verify_certificate"),
+    "step": ("falaj.training.runtime.custom_loop", "step"),
+    "verify_certificate": ("falaj.training.runtime.checkpointing.certificate", "verify_certificate"),
 }
 
 __all__ = [

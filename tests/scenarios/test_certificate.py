@@ -12,9 +12,9 @@ from stages import staged
 FIT = """
 import os, signal, torch
 import falaj as fj
-from falaj.training.runtime import report
+from falaj.training.runtime.reporting import report
 
-report.TELL_EVERY_S = 0.0  # so that there are losses to compare
+report.SEND_INTERVAL_S = 0.0  # so that there are losses to compare
 torch.set_num_threads(1)
 torch.manual_seed(3)
 rows = torch.randn(64, 4)

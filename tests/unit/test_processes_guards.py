@@ -21,7 +21,7 @@ from falaj.drivers.processes.hang import Silence
 from falaj.drivers.processes.masking import Mask
 from falaj.drivers.processes.output import Output
 from falaj.drivers.processes.quota import Measuring, Quota, Shortage, publish
-from falaj.training.runtime import heartbeat
+from falaj.training.runtime.agent import heartbeat
 
 MIB = 1 << 20
 
@@ -314,7 +314,7 @@ def test_runtime_beats_once_a_second_until_it_rests(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("RANK", "3")
     moments = iter([100.0, 100.5, 101.5])
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: next(moments)))
-    heart, file = heartbeat.own_heartbeat(), tmp_path / "3"
+    heart, file = heartbeat.rank_heartbeat(), tmp_path / "3"
 
     heart.beat()
     os.utime(file, (5, 5))
@@ -322,8 +322,8 @@ def test_runtime_beats_once_a_second_until_it_rests(tmp_path: Path, monkeypatch:
     early = file.stat().st_mtime
     heart.beat()
     late = file.stat().st_mtime
-    heart.rest()
-    heart.rest()
+    heart.stop()
+    heart.stop()
 
     assert early == 5
     assert late > 5
@@ -333,10 +333,10 @@ def test_runtime_beats_once_a_second_until_it_rests(tmp_path: Path, monkeypatch:
 def test_runtime_runs_alone_without_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FALAJ_HEARTBEAT", raising=False)
     monkeypatch.chdir(tmp_path)
-    heart = heartbeat.own_heartbeat()
+    heart = heartbeat.rank_heartbeat()
 
     heart.beat()
-    heart.rest()
+    heart.stop()
 
     assert list(tmp_path.iterdir()) == []
 

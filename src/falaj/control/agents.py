@@ -26,9 +26,15 @@ from falaj.errors import FalajError, Fenced, Interrupted, InvalidInput, TooLarge
 from falaj.governance.caller import Caller, start_thread
 from falaj.records.names import ObjectId
 from falaj.records.tracking import BATCH_POINTS, MetricPoint
-from falaj.training.runtime.checkpoint.store import MOST_PARTS, Mark
+from falaj.training.runtime.agent.protocol import (
+    Stream,
+    parse_head,
+    receive_text,
+    send_head,
+    with_short_address,
+)
+from falaj.training.runtime.checkpointing.storage.store import MAX_PARTS, SaveId
 from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, CheckpointFailed, InvalidTraining
-from falaj.training.runtime.wire import Stream, parse_head, receive_text, send_head, with_short_address
 
 log = logging.getLogger("falaj.controller")
 
@@ -101,11 +107,11 @@ class PlatformAgent:
             case {"call": "checkpoint_steps"}:
                 return self._desk.steps(), 0, iter(())
             case {"call": "save_part", "step": int(step), "save": str(save), "number": int(number)}:
-                self._desk.save_part(Mark(step, save), number, body, size=head["body"])
+                self._desk.save_part(SaveId(step, save), number, body, size=head["body"])
             case {"call": "commit_checkpoint", "step": int(step), "save": str(save), "keep": int(keep)}:
                 best = None if head.get("best") is None else int(head["best"])
                 sizes, size = _sizes(head), head["body"]
-                self._desk.commit(Mark(step, save), sizes, body, size=size, keep=keep, best=best)
+                self._desk.commit(SaveId(step, save), sizes, body, size=size, keep=keep, best=best)
             case {"call": "load_manifest", "step": int(step)}:
                 return None, *self._desk.load_manifest(step)
             case {"call": "load_part", "step": int(step), "number": int(number)}:
@@ -234,7 +240,7 @@ class AgentDoor:
 def in_short(head: dict[str, Any]) -> dict[str, Any]:
     """What matters of a head whose body is still to come: a few numbers and short words."""
     sizes = head.get("sizes")
-    is_short = isinstance(sizes, list) and len(sizes) <= MOST_PARTS
+    is_short = isinstance(sizes, list) and len(sizes) <= MAX_PARTS
     kept = {name: head.get(name) for name in WORDS_OF_CHECKPOINTS}
     return ({"sizes": sizes} if is_short else {}) | {
         name: value
@@ -310,7 +316,7 @@ def _listen(folder: Path) -> socket.socket:
 def _sizes(head: dict[str, Any]) -> list[int]:
     found = head.get("sizes")
     if not isinstance(found, list) or not all(type(each) is int and 0 <= each < 1 << 62 for each in found):
-        raise ValueError(f"sizes are those of at most {MOST_PARTS} parts, in bytes")
+        raise ValueError(f"sizes are those of at most {MAX_PARTS} parts, in bytes")
     return found
 
 

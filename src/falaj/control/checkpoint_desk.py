@@ -18,7 +18,7 @@ from falaj.errors import FalajError
 from falaj.governance.caller import Caller
 from falaj.records.names import ObjectId
 from falaj.records.training import Checkpoint, CheckpointPart
-from falaj.training.runtime.checkpoint.store import MOST_KEPT, MOST_PARTS, Mark
+from falaj.training.runtime.checkpointing.storage.store import MAX_KEPT, MAX_PARTS, SaveId
 from falaj.training.runtime.errors import CheckpointDamaged, CheckpointFailed, InvalidTraining
 
 MOST_UNFINISHED = 2
@@ -57,16 +57,16 @@ class CheckpointDesk:
         self._rooms, self._job, self._attempt, self._workspace = rooms, job, attempt, workspace
         self._owner, self._service, self._fence = owner, service, fence
         self._allowance = allowance
-        self._unfinished: dict[Mark, Unfinished] = {}
+        self._unfinished: dict[SaveId, Unfinished] = {}
         self._lock = threading.Lock()
 
     def steps(self) -> list[int]:
         return [each.step for each in self._kept()]
 
-    def save_part(self, mark: Mark, number: int, body: Iterator[bytes], *, size: int) -> None:
+    def save_part(self, mark: SaveId, number: int, body: Iterator[bytes], *, size: int) -> None:
         """Take in a part of `size` bytes, unless that is more than there is room for."""
         require_mark(mark)
-        _require("number", number, most=MOST_PARTS - 1)
+        _require("number", number, most=MAX_PARTS - 1)
         what = f"part {number} of the checkpoint of step {mark.step}"
         save = self._announce(mark, number, size, what)
         try:
@@ -86,7 +86,7 @@ class CheckpointDesk:
 
     def commit(
         self,
-        mark: Mark,
+        mark: SaveId,
         sizes: Sequence[int],
         manifest: Iterator[bytes],
         *,
@@ -99,7 +99,7 @@ class CheckpointDesk:
         One that was made already, by a call whose answer was lost, is as good.
         """
         require_mark(mark)
-        _require("keep", keep, least=1, most=MOST_KEPT)
+        _require("keep", keep, least=1, most=MAX_KEPT)
         if best is not None:
             _require("best", best)
         kept = self._kept()
@@ -148,7 +148,7 @@ class CheckpointDesk:
             raise CheckpointDamaged(f"there is no checkpoint of step {step}")
         return found
 
-    def _announce(self, mark: Mark, number: int, size: int, what: str) -> Unfinished:
+    def _announce(self, mark: SaveId, number: int, size: int, what: str) -> Unfinished:
         """Have a part count from now on; saves that were begun long before are given up."""
         given_up: set[ObjectId] = set()
         with self._lock:
@@ -161,7 +161,7 @@ class CheckpointDesk:
         self._drop(given_up)
         return save
 
-    def _withdraw(self, mark: Mark, number: int, save: Unfinished) -> None:
+    def _withdraw(self, mark: SaveId, number: int, save: Unfinished) -> None:
         """A part did not arrive. One that came before under its number is of no use either: it was to be replaced."""
         with self._lock:
             save.sizes.pop(number, None)
@@ -170,7 +170,7 @@ class CheckpointDesk:
                 del self._unfinished[mark]
         self._drop(dropped)
 
-    def _arrived(self, mark: Mark, sizes: Sequence[int]) -> tuple[ObjectId, ...]:
+    def _arrived(self, mark: SaveId, sizes: Sequence[int]) -> tuple[ObjectId, ...]:
         """The parts of a save, if they are as many and as long as `sizes` says."""
         with self._lock:
             save = self._unfinished.get(mark) or Unfinished()
@@ -186,7 +186,7 @@ class CheckpointDesk:
         return tuple(found[number] for number in range(len(sizes)))
 
     def _keep(
-        self, mark: Mark, manifest: ObjectId, parts: tuple[ObjectId, ...], *, keep: int, best: int | None
+        self, mark: SaveId, manifest: ObjectId, parts: tuple[ObjectId, ...], *, keep: int, best: int | None
     ) -> None:
         with acting(self._service, fence=self._fence):
             self._rooms.jobs.save_checkpoint(
@@ -220,7 +220,7 @@ class CheckpointDesk:
                 self._rooms.jobs.stored.erase(blob)
 
 
-def require_mark(mark: Mark) -> None:
+def require_mark(mark: SaveId) -> None:
     _require("step", mark.step)
     if not SAVE.fullmatch(mark.save):
         raise ValueError("a save is named by 32 hexadecimal digits")

@@ -8,8 +8,8 @@ from falaj.errors import Denied, NotFound
 from falaj.records.names import ObjectId
 from falaj.tracking.runs import Runs
 from falaj.training.run_facts import GOES_ON_FROM
-from falaj.training.runtime.agent import RESUMED
-from falaj.training.runtime.wire import LOSS
+from falaj.training.runtime.agent.agents import RESUME_PREFIX
+from falaj.training.runtime.agent.protocol import LOSS_FORMAT
 
 MOST_LOSSES = 100_000
 """The first ones after a step: those between two checkpoints, many times over."""
@@ -21,7 +21,7 @@ MOST_RUNS = 100
 def recall(runs: Runs, run: ObjectId, *, after: int) -> tuple[list[str], bytes]:
     """What the runtime's `recall` asks for, as it goes over the wire. Who may not read the losses gets none."""
     params = _params(runs, run)
-    resumes = [value for key, value in params.items() if key.startswith(RESUMED)]
+    resumes = [value for key, value in params.items() if key.startswith(RESUME_PREFIX)]
     packed = bytearray()
     for each in reversed(_chain(runs, run, params)):
         with suppress(Denied, NotFound):  # whoever retried the job may not see how it went for another
@@ -47,6 +47,6 @@ def _pack_losses(runs: Runs, run: str, after: int, packed: bytearray) -> None:
     for batch in runs.metrics(run, "loss", from_step=after + 1):
         steps, values = (batch.column(name).to_pylist() for name in ("step", "value"))
         for each in zip(steps, values, strict=True):
-            if len(packed) >= MOST_LOSSES * LOSS.size:
+            if len(packed) >= MOST_LOSSES * LOSS_FORMAT.size:
                 return
-            packed += LOSS.pack(*each)
+            packed += LOSS_FORMAT.pack(*each)

@@ -8,7 +8,7 @@ from falaj.governance.call import Call
 from falaj.records.training import Checkpoint, CheckpointPart, JobState
 from falaj.training import store
 from falaj.training.neighbours import BlobSource
-from falaj.training.runtime.checkpoint.store import Retention
+from falaj.training.runtime.checkpointing.storage.store import Retention
 
 
 def keep_checkpoint(

@@ -10,7 +10,7 @@ from falaj.records.names import ObjectId
 from falaj.records.objects import StoredObject
 from falaj.records.training import JobSpec
 from falaj.training.neighbours import TrackedRuns
-from falaj.training.runtime.agent import RESUMED
+from falaj.training.runtime.agent.agents import RESUME_PREFIX
 
 LONGEST_COMMAND = 6000
 GOES_ON_FROM = "job.goes_on_from"
@@ -32,7 +32,7 @@ def start_run(
     params = params_of(spec, inputs)
     if after is not None:
         before = runs.params(call.tx, after)
-        params |= {key: value for key, value in before.items() if key.startswith(RESUMED)}
+        params |= {key: value for key, value in before.items() if key.startswith(RESUME_PREFIX)}
         params[GOES_ON_FROM] = after
         call.referred["before"] = [found] if (found := objects.by_id(call.tx, after)) else []
     experiment = spec.experiment or spec.name

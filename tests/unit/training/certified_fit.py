@@ -11,12 +11,12 @@ from typing import Any
 
 from spread_fit import said_by
 
-from falaj.training.runtime import report
+from falaj.training.runtime.reporting import report
 from gangs import gang
 
 
 def said_at_once(options: dict[str, Any], rank: int) -> dict[str, Any]:
-    report.TELL_EVERY_S = 0.0
+    report.SEND_INTERVAL_S = 0.0
     return said_by(options, rank)
 
 

@@ -18,11 +18,11 @@ import torch
 import torch._dynamo  # what the first optimizer imports
 from torch import nn
 
-from falaj.training.runtime.checkpoint import keeper
+from falaj.training.runtime.checkpointing import checkpointer
 from falaj.training.runtime.fit import fit
 from gangs import gang
 
-assert keeper  # loaded once, before the forks
+assert checkpointer  # loaded once, before the forks
 TOUCHES = ("fsync", "rename", "mkdir", "unlink", "rmdir")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.fleeting import held_here
+from falaj.training.runtime.step.non_persistent_buffers import local_buffers
 from gangs import gang
 from spread_models import FEATURES, make_model
 
@@ -65,7 +65,7 @@ def train(options: dict[str, Any], rank: int) -> dict[str, Any]:
     measure = wide_loss if options.pop("wide_loss", False) else loss
     options = {"clip": 1.0, "device": "cpu", "tune": "off"} | options
     result = fit(model, measure, rows, seed=3, **options)
-    held = [*model.state_dict().values(), *(buffer for _, buffer in held_here(model, measure))]
+    held = [*model.state_dict().values(), *(buffer for _, buffer in local_buffers(model, measure))]
     weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in held]
     total = sum(float(w.double().sum()) for w in weights)
     losses = [each.hex() for each in result.losses]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import falaj as fj
-from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.data.batches import BatchPlan
 from gangs import gang
 
 SAMPLES, BATCH, STEPS = 40, 8, 6

@@ -16,22 +16,21 @@ import pytest
 import torch
 from torch import nn
 
-from falaj.training.runtime import agent as agents
-from falaj.training.runtime import report as reporting
-from falaj.training.runtime import side_files
-from falaj.training.runtime.agent import Agent, LocalAgent, Metric, Past, read_metrics
-from falaj.training.runtime.certificate import verify_certificate
-from falaj.training.runtime.checkpoint.store import Mark, Retention
+from falaj.training.runtime.agent import agents, run_files
+from falaj.training.runtime.agent.agents import Agent, FolderAgent, MetricValue, RunHistory, read_metrics
+from falaj.training.runtime.agent.protocol import SocketAgent, receive, send, serve_calls
+from falaj.training.runtime.checkpointing.certificate import verify_certificate
+from falaj.training.runtime.checkpointing.storage.store import Retention, SaveId
 from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, CheckpointFailed, InvalidTraining
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.tensorboard import EventFile
-from falaj.training.runtime.wire import SocketAgent, answer_calls, receive, send
+from falaj.training.runtime.reporting import report as reporting
+from falaj.training.runtime.reporting.tensorboard import EventFile
 
 
 @pytest.fixture(params=["folder", "socket"])
 def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agent]:
     """An agent that keeps everything in `tmp_path`."""
-    local = LocalAgent(tmp_path)
+    local = FolderAgent(tmp_path)
     if request.param == "folder":
         yield local
     else:
@@ -39,10 +38,10 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agent]:
     local.close()
 
 
-def over_socket(local: LocalAgent) -> Iterator[Agent]:
+def over_socket(local: FolderAgent) -> Iterator[Agent]:
     near, far = socket.socketpair()
     with near, far, far.makefile("rwb") as stream:
-        served = threading.Thread(target=answer_calls, args=(stream, local))
+        served = threading.Thread(target=serve_calls, args=(stream, local))
         served.start()
         agent = SocketAgent(near.makefile("rwb"))
         yield agent
@@ -52,7 +51,7 @@ def over_socket(local: LocalAgent) -> Iterator[Agent]:
 
 
 def test_metrics_come_back(agent: Agent, tmp_path: Path) -> None:
-    metrics = [Metric(1, "loss", 0.1 + 0.2), Metric(2, "loss", math.inf), Metric(2, "ε", -1.5)]
+    metrics = [MetricValue(1, "loss", 0.1 + 0.2), MetricValue(2, "loss", math.inf), MetricValue(2, "ε", -1.5)]
 
     agent.log(metrics)
 
@@ -60,18 +59,18 @@ def test_metrics_come_back(agent: Agent, tmp_path: Path) -> None:
 
 
 def test_what_earlier_attempts_left_is_recalled(agent: Agent) -> None:
-    agent.log([Metric(step, "loss", step / 3) for step in (1, 2, 3)])
-    agent.log([Metric(3, "evaluation", 7.0), Metric(2, "loss", 0.5)])
+    agent.log([MetricValue(step, "loss", step / 3) for step in (1, 2, 3)])
+    agent.log([MetricValue(3, "evaluation", 7.0), MetricValue(2, "loss", 0.5)])
     agent.params({"lr": 0.1, "resumed.1": "from here"})
 
-    assert agent.recall(1) == Past([(2, 2 / 3), (3, 1.0), (2, 0.5)], ["from here"])
-    assert agent.recall(3) == Past([], ["from here"])
+    assert agent.load_history(1) == RunHistory([(2, 2 / 3), (3, 1.0), (2, 0.5)], ["from here"])
+    assert agent.load_history(3) == RunHistory([], ["from here"])
 
 
 def test_checkpoints_come_back_newest_first(agent: Agent) -> None:
     store = agent.checkpoints()
     for step, data in ((9, b"old"), (10, b"newer")):
-        mark = Mark(step, f"{step:032x}")
+        mark = SaveId(step, f"{step:032x}")
         store.save_part(mark, 0, [data[:2], memoryview(data[2:])])
         store.commit(mark, [len(data)], b"the manifest", Retention())
 
@@ -82,7 +81,7 @@ def test_checkpoints_come_back_newest_first(agent: Agent) -> None:
 
 
 def test_what_was_not_committed_is_no_checkpoint(agent: Agent) -> None:
-    store, mark = agent.checkpoints(), Mark(3, "a" * 32)
+    store, mark = agent.checkpoints(), SaveId(3, "a" * 32)
     store.save_part(mark, 0, [b"part"])
 
     assert store.steps() == []
@@ -156,7 +155,7 @@ def test_a_frame_that_makes_no_sense_is_refused(frame: bytes) -> None:
 
 
 def test_an_unknown_call_is_answered_with_an_error(tmp_path: Path) -> None:
-    local = LocalAgent(tmp_path)
+    local = FolderAgent(tmp_path)
     for agent in over_socket(local):
         with pytest.raises(AgentLost, match="unknown call 'drop_tables'"):
             agent.call("drop_tables")  # type: ignore[attr-defined]
@@ -185,8 +184,8 @@ class FullDisk:
 def test_metrics_that_find_no_room_are_written_later_and_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = [Metric(step, "loss", step / 7) for step in range(9)]
-    agent, disk = LocalAgent(tmp_path), FullDisk(room=40)
+    metrics = [MetricValue(step, "loss", step / 7) for step in range(9)]
+    agent, disk = FolderAgent(tmp_path), FullDisk(room=40)
     monkeypatch.setattr(os, "write", disk)
 
     agent.log(metrics[:1])
@@ -203,8 +202,8 @@ def test_metrics_that_find_no_room_are_written_later_and_none_twice(
 
 
 def test_what_is_written_in_pieces_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, metrics = os.write, [Metric(step, "loss", step / 7) for step in range(9)]
-    agent = LocalAgent(tmp_path)
+    write, metrics = os.write, [MetricValue(step, "loss", step / 7) for step in range(9)]
+    agent = FolderAgent(tmp_path)
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:7]))
 
     agent.log(metrics)
@@ -219,11 +218,11 @@ def test_a_run_whose_metrics_and_progress_find_no_room_goes_on_and_says_what_is_
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(reporting, "TELL_EVERY_S", 0.0)
-    monkeypatch.setattr(side_files, "replace_file", refuse)
+    monkeypatch.setattr(reporting, "SEND_INTERVAL_S", 0.0)
+    monkeypatch.setattr(run_files, "replace_file", refuse)
     monkeypatch.setattr(agents, "replace_file", refuse)
-    monkeypatch.setattr(side_files.LineFile, "append", refuse)
-    monkeypatch.setattr(side_files.LineFile, "waiting", 4)
+    monkeypatch.setattr(run_files.AppendOnlyFile, "append", refuse)
+    monkeypatch.setattr(run_files.AppendOnlyFile, "waiting", 4)
     monkeypatch.setattr(EventFile, "add", refuse)
 
     result = small_run(tmp_path, tensorboard=True)

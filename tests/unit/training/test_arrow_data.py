@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from falaj.control.staging import put_input
 from falaj.governance import objects
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
-from falaj.training.runtime.arrow import opening
-from falaj.training.runtime.data import Columns, Source, open_data
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.agent.job import job
+from falaj.training.runtime.data.arrow import tables
+from falaj.training.runtime.data.sources import SampleSource, TensorSource, open_data
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.job import job
 from platforms import OwnPlatform
 
 ROWS = 40
@@ -35,11 +35,11 @@ def table(**more: Any) -> pa.Table:
     return pa.table({**{name: pa.array(values, pa.float32()) for name, values in columns.items()}, **more})
 
 
-def whole(source: Source) -> Any:
+def whole(source: SampleSource) -> Any:
     return source.read(torch.arange(len(source)), seed=0)
 
 
-def faults(data: Any, **options: Any) -> dict[str, Fault]:
+def faults(data: Any, **options: Any) -> dict[str, TrainingFault]:
     with pytest.raises(InvalidTraining) as refusal:
         open_data(data, **options)
     return {fault.where: fault for fault in refusal.value.faults}
@@ -90,10 +90,10 @@ def test_every_form_trains_as_its_tensors_do(tmp_path: Path, form: str) -> None:
 def test_a_table_that_exceeds_the_memory_is_mapped_from_a_file_and_trains_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "free_memory_bytes", lambda: 100)
+    monkeypatch.setattr(tables, "available_memory_bytes", lambda: 100)
     source = open_data(forms(tmp_path)["folder"], target="y")
 
-    assert isinstance(source, Columns)
+    assert isinstance(source, TensorSource)
     assert source.mapped
     assert train(source).losses == straight()
     assert train(source, accumulate=2, workers=0).losses != []
@@ -102,7 +102,7 @@ def test_a_table_that_exceeds_the_memory_is_mapped_from_a_file_and_trains_the_sa
 def test_where_there_is_no_room_for_the_file_either_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "free_memory_bytes", lambda: 0)
+    monkeypatch.setattr(tables, "available_memory_bytes", lambda: 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
 
     (fault,) = faults(table(), target="y").values()

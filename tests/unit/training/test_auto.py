@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from falaj.training.runtime.data import open_data
+from falaj.training.runtime.data.sources import open_data
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.fit import fit
 from falaj.training.runtime.memory.estimating import estimate
 from falaj.training.runtime.memory.estimator import Estimator
 from falaj.training.runtime.memory.words import spell
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.spread.auto import choose, decide, rough_bytes
-from falaj.training.runtime.world import World
 from memory_fit import BATCH_SIZE, network, rows, trained
 
 MIB = 1 << 20
@@ -112,16 +112,22 @@ def test_memory_is_a_whole_number() -> None:
 
 
 def decided(*, memory: int) -> dict[str, Any]:
-    from falaj.training.runtime.settings import Computing, Looks, Pace, Settings, Updates
+    from falaj.training.runtime.settings import (
+        BatchOptions,
+        ComputeOptions,
+        EvaluationOptions,
+        FitOptions,
+        OptimizerOptions,
+    )
 
-    settings = Settings(
-        pace=Pace(batch_size=BATCH_SIZE, steps=1, epochs=None, drop_last=False, seed=0),
-        updates=Updates(optimizer="adamw", lr=1e-3, schedule="constant", warmup=0, clip=None),
-        computing=Computing(precision=None, compile=None, accumulate=None, device="cpu"),
-        looks=Looks(evaluate=None, every=None, better="lower", patience=None),
+    settings = FitOptions(
+        batching=BatchOptions(batch_size=BATCH_SIZE, steps=1, epochs=None, drop_last=False, seed=0),
+        optimization=OptimizerOptions(optimizer="adamw", lr=1e-3, schedule="constant", warmup=0, clip=None),
+        compute=ComputeOptions(precision=None, compile=None, accumulate=None, device="cpu"),
+        evaluation=EvaluationOptions(evaluate=None, evaluate_every=None, better="lower", patience=None),
         checkpoint_every=1,
     )
-    world = World(0, 2, torch.device("cpu"))
+    world = ProcessGroup(0, 2, torch.device("cpu"))
     return decide(network(), nn.functional.mse_loss, open_data(rows()), settings, Plan(), world, memory)
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from falaj.training.runtime.data import open_data
+from falaj.training.runtime.data.sources import open_data
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.memory.choices import automatic
 from falaj.training.runtime.memory.estimates import Estimate
 from falaj.training.runtime.memory.estimating import estimate
 from falaj.training.runtime.memory.estimator import Estimator
-from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan, Precision
 from falaj.training.runtime.spread.auto import choose
+from falaj.training.runtime.step.optimizers import OptimizerChoice
 from memory_fit import BATCH_SIZE, MODELS, WIDTH, rows, trained
 
 MIB = 1 << 20

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.agent import read_metrics
-from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.agent.agents import read_metrics
+from falaj.training.runtime.checkpointing.sample_ledger import expected_head
+from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.errors import (
     CheckpointMismatch,
     InvalidTraining,
@@ -25,11 +26,10 @@ from falaj.training.runtime.errors import (
     RaggedBatch,
 )
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.ledger import expected_head
 from falaj.training.runtime.plan.plans import Plan
 
 mse = nn.functional.mse_loss
-SHORT_OF_MEMORY = Path(__file__).with_name("short_of_memory.py")
+SHORT_OF_MEMORY = Path(__file__).with_name("out_of_memory_fit.py")
 
 
 def rows(count: int = 40) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.ledger import expected_head
+from falaj.training.runtime.checkpointing.sample_ledger import expected_head
+from falaj.training.runtime.data.batches import BatchPlan
 from gang_host import ask
 
 PLAN = BatchPlan(40, 8, seed=3)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.training.runtime.batches import BatchPlan, permutation
+from falaj.training.runtime.checkpointing.sample_ledger import SampleLedger, expected_head
+from falaj.training.runtime.data.batches import BatchPlan, permutation
 from falaj.training.runtime.errors import InvalidTraining
-from falaj.training.runtime.ledger import Ledger, expected_head
-from falaj.training.runtime.randomness import address
+from falaj.training.runtime.step.rng import derive_seed
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -65,7 +65,9 @@ def test_a_step_does_not_depend_on_the_steps_before() -> None:
 
 @given(seed=SEEDS)
 def test_the_order_is_that_of_splitmix64(seed: int) -> None:
-    numbers = [splitmix64(address(b"batches", seed, 3) + place * 0x9E3779B97F4A7C15) for place in range(40)]
+    numbers = [
+        splitmix64(derive_seed(b"batches", seed, 3) + place * 0x9E3779B97F4A7C15) for place in range(40)
+    ]
     signed = [number - 2**64 if number >> 63 else number for number in numbers]
 
     order = permutation(40, seed, 3).tolist()
@@ -93,11 +95,11 @@ def test_a_dataset_smaller_than_a_batch_is_refused(samples: int, batch_size: int
 
 def test_the_ledger_can_be_worked_out_from_the_plan() -> None:
     plan = BatchPlan(20, 6, seed=4)
-    ledger = Ledger()
+    ledger = SampleLedger()
     for step in range(1, 6):
         ledger.add(step, plan.indices(step))
 
-    resumed = Ledger(ledger.head)
+    resumed = SampleLedger(ledger.head)
     for step in range(6, 10):
         resumed.add(step, plan.indices(step))
 
@@ -107,7 +109,7 @@ def test_the_ledger_can_be_worked_out_from_the_plan() -> None:
 @pytest.mark.parametrize("steps", [[1, 2, 4], [1, 2, 2, 3], [2, 1, 3]], ids=["lost", "repeated", "swapped"])
 def test_the_ledger_tells_what_went_wrong(steps: list[int]) -> None:
     plan = BatchPlan(20, 6, seed=4)
-    ledger = Ledger()
+    ledger = SampleLedger()
 
     for step in steps:
         ledger.add(step, plan.indices(step))

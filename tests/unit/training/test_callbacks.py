@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import falaj as fj
-from falaj.training.runtime import report as reporting
-from falaj.training.runtime.agent import LocalAgent
+from falaj.training.runtime.agent.agents import FolderAgent
 from falaj.training.runtime.callbacks import STOP
 from falaj.training.runtime.errors import CallbackFailed, InvalidTraining
 from falaj.training.runtime.fit import FitResult, fit
+from falaj.training.runtime.reporting import report as reporting
 
 
 class Diary:
@@ -85,13 +85,13 @@ def test_a_function_is_called_after_each_step_with_the_model_as_the_step_left_it
 
 def test_losses_that_are_read_together_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where reading each loss would stall."""
-    made = reporting.Report.__init__
+    made = reporting.TrainingReport.__init__
 
     def windowed(self: Any, *given: Any, **named: Any) -> None:
         made(self, *given, **named)
         self._width = 4
 
-    monkeypatch.setattr(reporting.Report, "__init__", windowed)
+    monkeypatch.setattr(reporting.TrainingReport, "__init__", windowed)
     diary = Diary()
 
     result = train(diary, steps=10, evaluate=lambda _: 0.5, evaluate_every=6)
@@ -192,8 +192,8 @@ def test_what_a_callback_of_one_process_has_ended_is_over_for_all(tmp_path: Path
 def test_a_run_that_was_preempted_is_not_over(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "TELL_EVERY_S", 0.0)
-    monkeypatch.setattr(LocalAgent, "heartbeat", lambda _: how == "a signal")
+    monkeypatch.setattr(reporting, "SEND_INTERVAL_S", 0.0)
+    monkeypatch.setattr(FolderAgent, "heartbeat", lambda _: how == "a signal")
     previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ended: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", ended.append)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import falaj as fj
 from falaj.ports.launcher import AttemptState
-from falaj.training.runtime import report
-from falaj.training.runtime.agent import LocalAgent
-from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.certificate import Certificate, digest, verify_certificate
-from falaj.training.runtime.errors import CertificateFalse
+from falaj.training.runtime.agent.agents import FolderAgent
+from falaj.training.runtime.checkpointing.certificate import Certificate, digest, verify_certificate
+from falaj.training.runtime.checkpointing.sample_ledger import expected_head
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.errors import CertificateInvalid
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.ledger import expected_head
+from falaj.training.runtime.reporting import report
 from job_ground import DONE, JobGround
 from polling import eventually
 from spread_runs import BATCH_SIZE, SAMPLES, STEPS, runs
@@ -54,10 +54,10 @@ class Frail(nn.Module):
 
 @pytest.fixture(autouse=True)
 def losses_are_logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(report, "SEND_INTERVAL_S", 0.0)
 
 
-def short_fit(run: Path | LocalAgent | None, model: nn.Module, **changes: Any) -> FitResult:
+def short_fit(run: Path | FolderAgent | None, model: nn.Module, **changes: Any) -> FitResult:
     options = {
         "batch_size": 8,
         "steps": 12,
@@ -251,7 +251,7 @@ def test_a_certificate_that_was_changed_is_found_out(certified: Path) -> None:
     assert '"steps": 12' in said
     certified.write_text(said.replace('"steps": 12', '"steps": 13'))
 
-    with pytest.raises(CertificateFalse, match="changed after it was made"):
+    with pytest.raises(CertificateInvalid, match="changed after it was made"):
         fj.verify_certificate(certified)
 
 
@@ -274,7 +274,7 @@ def test_what_a_forged_certificate_says_is_worked_out_again(
 ) -> None:
     forge(certified, **changes)
 
-    with pytest.raises(CertificateFalse) as refusal:
+    with pytest.raises(CertificateInvalid) as refusal:
         verify_certificate(certified, run=certified.parent)
 
     assert where in [fault.where for fault in refusal.value.faults]
@@ -284,7 +284,7 @@ def test_what_a_forged_certificate_says_is_worked_out_again(
     "given", [{"samples": 41}, {"batch_size": 4}, {"seed": 1}, {"steps": 13}, {"drop_last": True}]
 )
 def test_a_certificate_of_other_batches_is_refused(certified: Path, given: dict[str, Any]) -> None:
-    with pytest.raises(CertificateFalse) as refusal:
+    with pytest.raises(CertificateInvalid) as refusal:
         verify_certificate(certified, **given)
 
     assert [fault.where for fault in refusal.value.faults] == list(given)
@@ -295,7 +295,7 @@ def test_what_is_no_certificate_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "certificate.json"
     path.write_text(text)
 
-    with pytest.raises(CertificateFalse, match="not a certificate"):
+    with pytest.raises(CertificateInvalid, match="not a certificate"):
         verify_certificate(path)
 
 
@@ -305,7 +305,7 @@ def test_a_run_that_saw_other_samples_is_found_out(tmp_path: Path, monkeypatch: 
     real, expected = BatchPlan.indices, expected_head(BatchPlan(40, 8, seed=0), 12)
 
     with monkeypatch.context() as during:
-        during.setattr("falaj.training.runtime.certificate.expected_head", lambda *_: expected)
+        during.setattr("falaj.training.runtime.checkpointing.certificate.expected_head", lambda *_: expected)
         during.setattr(BatchPlan, "indices", lambda plan, step: real(plan, step + (step == 9)))
         certificate = short_fit(tmp_path, Frail()).certificate
 

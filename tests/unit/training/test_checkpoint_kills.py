@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from falaj.training.runtime.checkpoint.parts import PREFIX_BYTES
+from falaj.training.runtime.checkpointing.storage.parts import PREFIX_BYTES
 
 SCRIPT = Path(__file__).with_name("saving_fit.py")
 STEPS = 12

@@ -18,16 +18,16 @@ from falaj.control import allowance as allowances
 from falaj.control.allowance import Allowance
 from falaj.errors import TooLarge
 from falaj.records.training import Job
-from falaj.training.runtime.checkpoint.store import CheckpointStore, Mark, Retention
+from falaj.training.runtime.agent.protocol import SocketAgent, send_head
+from falaj.training.runtime.checkpointing.storage.store import CheckpointStore, Retention, SaveId
 from falaj.training.runtime.errors import CheckpointFailed, InvalidTraining
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.wire import SocketAgent, send_head
 from job_ground import JobGround
 from polling import eventually
 
 MIB = 1 << 20
 LIMIT = 4 * MIB
-FIRST, SECOND = Mark(5, "a" * 32), Mark(6, "b" * 32)
+FIRST, SECOND = SaveId(5, "a" * 32), SaveId(6, "b" * 32)
 
 
 class Volume(NamedTuple):
@@ -131,7 +131,7 @@ def test_the_bytes_of_a_checkpoint_that_is_let_go_are_gone_at_once(
 ) -> None:
     sizes = []
     for step in range(1, 6):
-        mark = Mark(step, f"{step:032x}")
+        mark = SaveId(step, f"{step:032x}")
         store.save_part(mark, 0, [bytes(2 * MIB)])
         store.commit(mark, [2 * MIB], b"{}", Retention(2))
         sizes.append(stored_bytes(light_ground))
@@ -144,7 +144,7 @@ def test_a_save_that_was_given_up_for_later_ones_leaves_nothing(
     light_ground: JobGround, store: CheckpointStore
 ) -> None:
     before = stored_bytes(light_ground)
-    marks = [Mark(step, f"{step:032x}") for step in range(1, 8)]
+    marks = [SaveId(step, f"{step:032x}") for step in range(1, 8)]
 
     for mark in marks:
         store.save_part(mark, 0, [bytes(2 * MIB)])

@@ -12,23 +12,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime import saving
-from falaj.training.runtime.agent import LocalAgent
-from falaj.training.runtime.checkpoint import folder as folders
-from falaj.training.runtime.checkpoint.folder import CheckpointFolder
-from falaj.training.runtime.checkpoint.keeper import Keeper, Saving
-from falaj.training.runtime.checkpoint.manifest import decode_manifest
-from falaj.training.runtime.checkpoint.staging import Staging
-from falaj.training.runtime.checkpoint.store import Bytes, Mark, Retention
+from falaj.training.runtime.agent.agents import FolderAgent
+from falaj.training.runtime.checkpointing import saver
+from falaj.training.runtime.checkpointing.checkpointer import Checkpointer, PendingCheckpoint
+from falaj.training.runtime.checkpointing.state import CheckpointState
+from falaj.training.runtime.checkpointing.storage import folder as folders
+from falaj.training.runtime.checkpointing.storage.folder import CheckpointFolder
+from falaj.training.runtime.checkpointing.storage.manifest import decode_manifest
+from falaj.training.runtime.checkpointing.storage.staging import Staging
+from falaj.training.runtime.checkpointing.storage.store import Bytes, Retention, SaveId
 from falaj.training.runtime.errors import CheckpointFailed, InvalidTraining
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.state import State
-from falaj.training.runtime.world import World
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 
 STEPS = 12
 
 
-def train(run: Path | LocalAgent | None, *, seed: int = 0, **changes: Any) -> FitResult:
+def train(run: Path | FolderAgent | None, *, seed: int = 0, **changes: Any) -> FitResult:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
     rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
@@ -120,14 +120,14 @@ def test_a_copy_that_fails_is_told_to_all_processes(tmp_path: Path, monkeypatch:
         raise RuntimeError("no such memory")
 
     monkeypatch.setattr(Staging, "finish", finish)
-    keeper = Keeper(CheckpointFolder(tmp_path), World())
+    checkpointer = Checkpointer(CheckpointFolder(tmp_path), ProcessGroup())
 
-    begun = keeper.save(State({}, {}, {}, frozenset()), step=1, run={}, retention=Retention())
+    begun = checkpointer.save(CheckpointState({}, {}, {}, frozenset()), step=1, run={}, retention=Retention())
 
     failure = begun.written.exception()
     assert isinstance(failure, CheckpointFailed)
     assert failure.message == "the state could not be copied: no such memory"
-    keeper.close()
+    checkpointer.close()
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:
@@ -137,14 +137,14 @@ def test_saving_changes_nothing(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ failures
 
 
-Refuses = Callable[[Mark], bool]
+Refuses = Callable[[SaveId], bool]
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, when: Refuses) -> None:
     """Have parts go to a device that is full, when `when` says so."""
     real, names = CheckpointFolder.save_part, folders.part_name
 
-    def save_part(self: CheckpointFolder, mark: Mark, number: int, pieces: Sequence[Bytes]) -> None:
+    def save_part(self: CheckpointFolder, mark: SaveId, number: int, pieces: Sequence[Bytes]) -> None:
         monkeypatch.setattr(folders, "part_name", (lambda _: "/dev/full") if when(mark) else names)
         try:
             real(self, mark, number, pieces)
@@ -188,7 +188,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_names_the_last_good_one(
 def test_the_last_one_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def once(mark: Mark) -> bool:
+    def once(mark: SaveId) -> bool:
         tried.append(mark.step)
         return tried.count(STEPS) == 1
 
@@ -235,15 +235,15 @@ def test_memory_for_a_copy_that_is_not_there_is_a_failure_like_others(
 
 def wait_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no checkpoint on its way when the next one could be due."""
-    real = Keeper.save
+    real = Checkpointer.save
 
-    def save(self: Keeper, *args: Any, **options: Any) -> Saving:
+    def save(self: Checkpointer, *args: Any, **options: Any) -> PendingCheckpoint:
         begun = real(self, *args, **options)
         begun.written.exception()
         return begun
 
-    monkeypatch.setattr(Keeper, "save", save)
-    monkeypatch.setattr(saving, "BEST_SHARE", 1.0)
+    monkeypatch.setattr(Checkpointer, "save", save)
+    monkeypatch.setattr(saver, "BEST_TIME_SHARE", 1.0)
 
 
 def test_the_best_one_is_saved_at_once_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

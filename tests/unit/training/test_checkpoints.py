@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
-from falaj.training.runtime.checkpoint.folder import CheckpointFolder
-from falaj.training.runtime.checkpoint.keeper import Keeper
-from falaj.training.runtime.checkpoint.manifest import decode_manifest
-from falaj.training.runtime.checkpoint.store import Retention
+from falaj.training.runtime.checkpointing.checkpointer import Checkpointer
+from falaj.training.runtime.checkpointing.state import CheckpointState, collect_state
+from falaj.training.runtime.checkpointing.storage.folder import CheckpointFolder
+from falaj.training.runtime.checkpointing.storage.manifest import decode_manifest
+from falaj.training.runtime.checkpointing.storage.store import Retention
 from falaj.training.runtime.errors import CheckpointDamaged, InvalidTraining
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.state import State, collect
-from falaj.training.runtime.world import World
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 
 TENSORS = {
     "matrix": torch.arange(6.0).reshape(2, 3),
@@ -36,19 +36,19 @@ NUMBERS: dict[str, Any] = {"optimizer/π/step": 3, "optimizer/π/rate": 0.1}
 
 def kept(folder: Path, tensors: dict[str, Tensor], *, step: int = 3) -> Path:
     """The folder of a checkpoint of `tensors`."""
-    keeper = Keeper(CheckpointFolder(folder), World())
-    state = State(tensors, {}, NUMBERS, frozenset(["matrix"]))
-    keeper.save(state, step=step, run={"words": "…"}, retention=Retention()).written.result()
-    keeper.close()
+    checkpointer = Checkpointer(CheckpointFolder(folder), ProcessGroup())
+    state = CheckpointState(tensors, {}, NUMBERS, frozenset(["matrix"]))
+    checkpointer.save(state, step=step, run={"words": "…"}, retention=Retention()).written.result()
+    checkpointer.close()
     return folder / f"step-{step:010}"
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    keeper = Keeper(CheckpointFolder(folder), World())
+    checkpointer = Checkpointer(CheckpointFolder(folder), ProcessGroup())
     try:
-        found = keeper.load(lambda manifest: dict.fromkeys(manifest.kinds), say=print)
+        found = checkpointer.load(lambda manifest: dict.fromkeys(manifest.tensor_infos), notify=print)
     finally:
-        keeper.close()
+        checkpointer.close()
     assert found is not None
     return found[1]
 
@@ -144,7 +144,7 @@ def test_a_draft_without_a_commit_is_no_checkpoint_and_is_swept(tmp_path: Path) 
     (draft / "manifest.json").write_bytes(b"whole")
 
     assert store.steps() == [3]
-    Keeper(store, World()).close()
+    Checkpointer(store, ProcessGroup()).close()
 
     assert not draft.exists()
 
@@ -176,7 +176,7 @@ def test_tied_parameters_are_stored_once_under_names_of_the_model(tmp_path: Path
     model(torch.tensor([1])).sum().backward()
     optimizer.step()
 
-    state = collect(model, optimizer)
+    state = collect_state(model, optimizer)
 
     assert set(state.tensors) == {
         "model/table.weight",
@@ -193,7 +193,7 @@ def test_tied_parameters_of_which_nothing_lies_here_are_tied_all_the_same() -> N
     model = nn.ModuleDict({"a": nn.Linear(4, 1), "b": nn.Linear(4, 1)})
     model["a"].weight = model["b"].weight = nn.Parameter(torch.empty(0, 4))
 
-    state = collect(model, optim.SGD(model.parameters(), lr=0.1))
+    state = collect_state(model, optim.SGD(model.parameters(), lr=0.1))
 
     assert state.shared == {"model/b.weight": "model/a.weight"}
     assert "model/a.weight" in state.updated
@@ -216,7 +216,7 @@ def test_a_tied_model_resumes(tmp_path: Path) -> None:
 def test_parameters_of_other_stages_are_not_held() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
 
-    state = collect(model, optim.SGD(model[0].parameters(), lr=0.1))
+    state = collect_state(model, optim.SGD(model[0].parameters(), lr=0.1))
 
     assert set(state.tensors) == {"model/0.weight", "model/0.bias"}
 
@@ -231,7 +231,7 @@ def test_state_that_only_pickle_could_keep_is_refused() -> None:
     optimizer.step()
 
     with pytest.raises(InvalidTraining, match="optimizer/weight/memory"):
-        collect(model, optimizer)
+        collect_state(model, optimizer)
 
 
 def test_a_checkpoint_of_many_files_needs_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,11 +254,11 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
     data = bytearray((path / "part-00000").read_bytes())
     data[-8] ^= 1  # in what is not needed
     (path / "part-00000").write_bytes(data)
-    keeper = Keeper(CheckpointFolder(tmp_path), World())
+    checkpointer = Checkpointer(CheckpointFolder(tmp_path), ProcessGroup())
 
-    found = keeper.load(lambda _: {"mine": None}, say=print)
+    found = checkpointer.load(lambda _: {"mine": None}, notify=print)
 
-    keeper.close()
+    checkpointer.close()
     assert found is not None
     assert torch.equal(found[1]["mine"], torch.ones(100_000))
     assert os.listdir(tmp_path) == ["step-0000000003"]

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.agent import read_metrics
-from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.agent.agents import read_metrics
+from falaj.training.runtime.checkpointing.sample_ledger import expected_head
+from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.errors import InvalidTraining, LossNotFinite, RaggedBatch
-from falaj.training.runtime.evaluation import Best
+from falaj.training.runtime.evaluation import BestScore
 from falaj.training.runtime.fit import FitResult, Plan, fit
-from falaj.training.runtime.ledger import expected_head
 
 mse = nn.functional.mse_loss
 
@@ -243,7 +243,7 @@ def test_evaluation_on_data_keeps_the_best(tmp_path: Path) -> None:
     scores = {metric.step: metric.value for metric in read_metrics(tmp_path) if metric.name == "evaluation"}
     assert list(scores) == [5, 10, 15]
     assert result.best == min(
-        (Best(step, score) for step, score in scores.items()), key=lambda best: best.score
+        (BestScore(step, score) for step, score in scores.items()), key=lambda best: best.score
     )
 
 
@@ -254,7 +254,7 @@ def test_it_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> None:
     stopped = train(evaluate=lambda model: next(scores), **options)
     again = train(evaluate=lambda model: next(scores), **options)
 
-    assert (stopped.stopped, stopped.step, stopped.best) == ("patience", 8, Best(4, 0.9))
+    assert (stopped.stopped, stopped.step, stopped.best) == ("patience", 8, BestScore(4, 0.9))
     assert (again.stopped, again.step, again.losses) == ("patience", 8, [])
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import falaj as fj
+from falaj.training.runtime.agent.job import JobContext
 from falaj.training.runtime.errors import InvalidTraining
-from falaj.training.runtime.job import JobContext
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from falaj.training.runtime import heartbeat
-from falaj.training.runtime import job as job_module
-from falaj.training.runtime.agent import Metric
-from falaj.training.runtime.job import JobContext
+from falaj.training.runtime.agent import heartbeat
+from falaj.training.runtime.agent import job as job_module
+from falaj.training.runtime.agent.agents import MetricValue
+from falaj.training.runtime.agent.job import JobContext
 
 
 class Heard:
@@ -19,7 +19,7 @@ class Heard:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def log(self, metrics: list[Metric]) -> None:
+    def log(self, metrics: list[MetricValue]) -> None:
         self.told.append([metric.step for metric in metrics])
 
     def progress(self, step: int, total: int) -> None:
@@ -83,26 +83,26 @@ def test_life_is_shown_by_touching_a_file_at_most_once_a_second(
     clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path))
-    heartbeat.show_life()
+    heartbeat.beat_for_job()
     first = (tmp_path / "any").stat().st_mtime_ns
     (tmp_path / "any").unlink()
 
     clock[0] += 0.5
-    heartbeat.show_life()
+    heartbeat.beat_for_job()
     assert not (tmp_path / "any").exists()
     clock[0] += 0.5
-    heartbeat.show_life()
+    heartbeat.beat_for_job()
 
     assert (tmp_path / "any").stat().st_mtime_ns >= first
 
 
 def test_nobody_needs_to_watch(clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
-    heartbeat.show_life()
+    heartbeat.beat_for_job()
     monkeypatch.setattr(heartbeat, "_anybody", None)
     monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path / "gone"))
 
-    heartbeat.show_life()
+    heartbeat.beat_for_job()
 
     assert not (tmp_path / "gone").exists()
 

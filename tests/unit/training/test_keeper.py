@@ -28,11 +28,11 @@ from falaj.governance.caller import acting_as
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.records.identity import Role
 from falaj.records.training import Job, JobState
-from falaj.training.runtime.agent import Metric
-from falaj.training.runtime.checkpoint.store import Mark, Retention
+from falaj.training.runtime.agent.agents import MetricValue
+from falaj.training.runtime.agent.protocol import SocketAgent, receive, send_head
+from falaj.training.runtime.checkpointing.storage.store import Retention, SaveId
 from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidTraining
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.wire import SocketAgent, receive, send_head
 from falaj.training.tables import attempts
 from job_ground import DONE, FAILED, JobGround
 from kill_traps import Killed, Trap
@@ -357,7 +357,7 @@ def agent(light_ground: JobGround, opened: list[AgentDoor]) -> Iterator[Agency]:
 def test_a_run_logs_through_its_agent(agent: Agency) -> None:
     ground, job, near = agent.ground, agent.job, agent.connect()
 
-    near.log([Metric(1, "loss", 0.5), Metric(2, "loss", float("nan"))])
+    near.log([MetricValue(1, "loss", 0.5), MetricValue(2, "loss", float("nan"))])
     near.params({"lr": 0.1, "layers": [1, 2]})
     near.params({"lr": 0.2, "seed": 3})
     near.progress(2, 10)
@@ -377,7 +377,7 @@ def test_checkpoints_lie_encrypted_with_the_job(agent: Agency) -> None:
     large = bytes(range(256)) * 10_000
 
     for step in range(5):
-        mark = Mark(step, f"{step:032x}")
+        mark = SaveId(step, f"{step:032x}")
         for number in range(2):
             near.save_part(mark, number, [large, bytes([step, number])])
         near.commit(mark, [len(large) + 2] * 2, b"manifest", Retention(2, best=1))
@@ -395,7 +395,7 @@ def test_checkpoints_lie_encrypted_with_the_job(agent: Agency) -> None:
 
 def test_a_checkpoint_is_committed_whole_or_not_at_all(agent: Agency) -> None:
     near, other = agent.connect().checkpoints(), agent.connect().checkpoints()
-    mark = Mark(7, "7" * 32)
+    mark = SaveId(7, "7" * 32)
     near.save_part(mark, 0, [b"mine"])
 
     with pytest.raises(InvalidTraining, match="1 of its 2 parts"):
@@ -488,7 +488,7 @@ def test_what_makes_no_sense_is_refused_and_the_agent_stays(agent: Agency) -> No
     near = agent.connect(patience_s=0.5)
 
     with pytest.raises(InvalidTraining):
-        near.log([Metric(1, "a\0b", 1.0)])
+        near.log([MetricValue(1, "a\0b", 1.0)])
     with pytest.raises(InvalidTraining):
         near.call("drop_tables")
     with pytest.raises(AgentLost, match=r"hung up|reset|closed|pipe"):
@@ -521,14 +521,14 @@ def test_a_body_is_never_taken_into_memory_because_its_head_says_so(
 
 def test_a_run_outlives_its_agents_restart(agent: Agency, opened: list[AgentDoor]) -> None:
     near = agent.connect(patience_s=20)
-    near.log([Metric(1, "loss", 1.0)])
+    near.log([MetricValue(1, "loss", 1.0)])
     opened[0].close()
     (kept,) = agent.keeper._attempts.values()
 
     with ExitStack() as again:
         late = threading.Timer(0.3, again.enter_context, [kept.attempt._agent()])
         late.start()
-        near.log([Metric(2, "loss", 0.5)])
+        near.log([MetricValue(2, "loss", 0.5)])
         late.join()
 
     (metric,) = agent.ground.platform.runs.show(agent.job.run).metrics

@@ -22,9 +22,9 @@ from falaj.training.runtime.memory.estimates import Estimate
 from falaj.training.runtime.memory.estimating import estimate
 from falaj.training.runtime.memory.limits import machine_memory, memory_of
 from falaj.training.runtime.memory.words import spell
-from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.step.optimizers import OptimizerChoice
+from falaj.training.runtime.step.step import Loss
 
 GIB = 1 << 30
 MODELS = Path(__file__).parents[3] / "benchmarks" / "training_models.py"

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from falaj.training.runtime.memory.sampling import trace_samples
-from falaj.training.runtime.modes import begin_training, modes_kept
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.spread.pipeline.program import read_program
+from falaj.training.runtime.step.modes import ensure_training_mode, preserved_modes
 
 
 def model_of(modes: str) -> nn.Sequential:
@@ -40,7 +40,7 @@ def test_looking_at_a_model_changes_no_mode(modes: str) -> None:
     [("training", [True] * 4), ("evaluation", [True] * 4), ("mixed", [True, True, False, True])],
 )
 def test_only_a_model_that_is_all_in_evaluation_mode_is_changed(modes: str, trained: list[bool]) -> None:
-    assert modes_of(begin_training(model_of(modes))) == trained
+    assert modes_of(ensure_training_mode(model_of(modes))) == trained
 
 
 def test_a_module_with_two_owners_has_its_own_mode_too() -> None:
@@ -48,7 +48,7 @@ def test_a_module_with_two_owners_has_its_own_mode_too() -> None:
     model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared))
     shared.eval()
 
-    with modes_kept(model):
+    with preserved_modes(model):
         model.eval()
 
     assert modes_of(model) == [True, True, False, True]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from falaj.training.runtime.data import Columns
+from falaj.training.runtime.data.sources import TensorSource
 from falaj.training.runtime.plan.numerics import full_fp32, numerics_of, precision_of
 from falaj.training.runtime.plan.plans import Plan
 
@@ -52,7 +52,7 @@ def test_asking_for_a_gpu_starts_no_cuda_once_falaj_is_imported() -> None:
 
 
 def test_a_part_of_the_data_comes_from_all_over_it() -> None:
-    columns = Columns((torch.arange(1000), torch.arange(1000) * 2), where="data")
+    columns = TensorSource((torch.arange(1000), torch.arange(1000) * 2), where="data")
 
     few = columns.thinned(100)
 

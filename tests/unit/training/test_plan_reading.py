@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.data import Items
-from falaj.training.runtime.feeding import starting
+from falaj.training.runtime.data.dataloading import start_method
+from falaj.training.runtime.data.sources import DatasetSource
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.plan import reading, trials
 from falaj.training.runtime.plan.candidates import Space
@@ -41,8 +41,8 @@ class Slow:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(starting, "against_a_fork", lambda: None)
-    monkeypatch.setattr(reading, "cores_of_a_rank", lambda: 8)
+    monkeypatch.setattr(start_method, "reason_not_to_fork", lambda: None)
+    monkeypatch.setattr(reading, "cores_per_rank", lambda: 8)
     for timing, name in ((reading, "TIMED_S"), (trials, "TIMED_S"), (trials, "COURSE_S")):
         monkeypatch.setattr(timing, name, 0.05)  # what is found is not judged here
 
@@ -52,7 +52,7 @@ def found(rate: Callable[[Plan], float], **options: Any) -> Found:
         return Outcome(plan=plan, samples_per_second=rate(plan))
 
     given: dict[str, Any] = {"share": 0.5, "allowed_s": 100.0, **options}
-    return search_reading(Items(Slow()), Plan(fused=True), try_out, **given)
+    return search_reading(DatasetSource(Slow()), Plan(fused=True), try_out, **given)
 
 
 def test_more_workers_are_tried_while_that_is_faster() -> None:
@@ -93,7 +93,9 @@ def test_when_the_time_is_up_the_rest_is_named() -> None:
 
 
 def test_a_dataset_that_no_process_can_have_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "way_to_start", lambda _: starting.Way(None, "threads, and no pickle"))
+    monkeypatch.setattr(
+        reading, "choose_start_method", lambda _: start_method.StartMethod(None, "threads, and no pickle")
+    )
 
     result = found(lambda _: 100.0)
 
@@ -118,14 +120,14 @@ def test_sending_a_batch_without_locked_pages_is_tried_on_a_gpu_where_there_is_o
 
 
 def test_a_few_samples_stand_for_the_dataset_while_computing_is_compared() -> None:
-    source, seconds = sampled(Items(Slow(0.02)))
+    source, seconds = sampled(DatasetSource(Slow(0.02)))
 
     assert isinstance(source, Sampled)
     assert len(source) == 64
     rows, _ = source.read(torch.tensor([3, 3 + len(source._columns)]), seed=0)
     assert rows[:, 0].tolist() == [3.0, 3.0]
     assert seconds >= 0.02
-    assert isinstance(sampled(Items(Slow(name=True)))[0], Items)
+    assert isinstance(sampled(DatasetSource(Slow(name=True)))[0], DatasetSource)
 
 
 def train(**options: Any) -> FitResult:

@@ -12,16 +12,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.agent import LocalAgent
-from falaj.training.runtime.data import open_data
+from falaj.training.runtime.agent.agents import FolderAgent
+from falaj.training.runtime.data.sources import open_data
 from falaj.training.runtime.errors import InvalidTraining, OutOfMemory
 from falaj.training.runtime.fit import FitResult, fit
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.plan import choosing
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.plan.searching import InChild
 from falaj.training.runtime.plan.trials import Outcome, TrialGround
-from falaj.training.runtime.settings import Computing, Looks, Pace, Settings, Updates
-from falaj.training.runtime.world import World
+from falaj.training.runtime.settings import (
+    BatchOptions,
+    ComputeOptions,
+    EvaluationOptions,
+    FitOptions,
+    OptimizerOptions,
+)
 
 mse = nn.functional.mse_loss
 
@@ -41,13 +47,13 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
 
 
-def settings(**computing: Any) -> Settings:
+def settings(**compute: Any) -> FitOptions:
     given: dict[str, Any] = {"precision": None, "compile": None, "accumulate": None, "device": "cpu"}
-    return Settings(
-        pace=Pace(batch_size=8, steps=10, epochs=None, drop_last=False, seed=0),
-        updates=Updates(optimizer="adamw", lr=1e-3, schedule="constant", warmup=0, clip=None),
-        computing=Computing(**{**given, **computing}),
-        looks=Looks(evaluate=None, every=None, better="lower", patience=None),
+    return FitOptions(
+        batching=BatchOptions(batch_size=8, steps=10, epochs=None, drop_last=False, seed=0),
+        optimization=OptimizerOptions(optimizer="adamw", lr=1e-3, schedule="constant", warmup=0, clip=None),
+        compute=ComputeOptions(**{**given, **compute}),
+        evaluation=EvaluationOptions(evaluate=None, evaluate_every=None, better="lower", patience=None),
         checkpoint_every=10,
     )
 
@@ -81,7 +87,9 @@ def test_an_optimizer_that_the_caller_made_is_tried_as_a_copy() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     own = settings()
-    own = Settings(**{**vars(own), "updates": Updates(**{**vars(own.updates), "optimizer": optimizer})})
+    own = FitOptions(
+        **{**vars(own), "updates": OptimizerOptions(**{**vars(own.optimization), "optimizer": optimizer})}
+    )
     before = [p.detach().clone() for p in model.parameters()]
 
     outcome = TrialGround(model, mse, open_data(rows()), own, torch.device("cpu")).try_out(Plan())
@@ -303,10 +311,10 @@ def test_a_resumed_run_keeps_its_plan_and_batch(tmp_path: Path, found: list[Plan
 
 def test_what_only_a_gpu_can_do_is_left_out_when_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
     short_fit(tune=Plan(graph=True, fused=True), steps=5, run=tmp_path)
-    agent = LocalAgent(tmp_path)
+    agent = FolderAgent(tmp_path)
 
-    here = choosing.kept_plan(agent, World())
-    elsewhere = choosing.kept_plan(agent, World(device=torch.device("meta")))
+    here = choosing.kept_plan(agent, ProcessGroup())
+    elsewhere = choosing.kept_plan(agent, ProcessGroup(device=torch.device("meta")))
     agent.close()
 
     assert here == Plan(graph=True, fused=True, batch_size=8)

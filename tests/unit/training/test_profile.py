@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from falaj.drivers.processes.ranks import free_ports
-from falaj.training.runtime.agent import read_metrics
+from falaj.training.runtime.agent.agents import read_metrics
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.fit import fit
 from falaj.training.runtime.profiling import watching
@@ -140,7 +140,7 @@ def test_nothing_of_it_is_left_behind(tmp_path: Path, monkeypatch: pytest.Monkey
     profiled(tmp_path / "run", steps=20)
 
     assert all("advance" not in vars(engine) for engine in engines)
-    assert all("update" not in vars(engine.step) and "take" not in vars(engine.feeder) for engine in engines)
+    assert all("update" not in vars(engine.step) and "take" not in vars(engine.loader) for engine in engines)
 
 
 def test_profiler_that_fails_costs_the_profile_and_not_the_run(

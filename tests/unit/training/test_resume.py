@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from falaj.training.runtime.agent import LocalAgent, read_metrics
-from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.agent.agents import FolderAgent, read_metrics
+from falaj.training.runtime.checkpointing.sample_ledger import expected_head
+from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.errors import CheckpointDamaged, CheckpointMismatch, InvalidTraining
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.ledger import expected_head
 
-DOOMED = Path(__file__).with_name("doomed_fit.py")
-SAMPLES, BATCH_SIZE, STEPS = 92, 8, 60  # of doomed_fit.py
+DOOMED = Path(__file__).with_name("killed_fit.py")
+SAMPLES, BATCH_SIZE, STEPS = 92, 8, 60  # of killed_fit.py
 DEATHS = 3
 
 
@@ -42,7 +42,7 @@ def test_a_run_killed_at_random_moments_gives_the_same_losses(tmp_path: Path) ->
 
 
 def spawn(folder: Path, moments: Sequence[tuple[int, float]]) -> str:
-    """Run doomed_fit.py in processes that die at `moments`: the step of a process, and seconds from there."""
+    """Run killed_fit.py in processes that die at `moments`: the step of a process, and seconds from there."""
     command = [
         sys.executable,
         str(DOOMED),
@@ -79,7 +79,7 @@ def rows() -> tuple[Tensor, Tensor]:
     return inputs, inputs.sum(1, keepdim=True)
 
 
-def short_fit(run: Path | LocalAgent, *, model: nn.Module | None = None, **changes: Any) -> FitResult:
+def short_fit(run: Path | FolderAgent, *, model: nn.Module | None = None, **changes: Any) -> FitResult:
     options: dict[str, Any] = {
         "batch_size": 8,
         "steps": 12,
@@ -172,7 +172,7 @@ def test_the_learning_rate_is_that_of_the_code_unless_it_was_changed_on_the_way(
 
 
 def test_a_run_that_is_not_wanted_saves_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalAgent, "heartbeat", lambda _: False)
+    monkeypatch.setattr(FolderAgent, "heartbeat", lambda _: False)
 
     result = short_fit(tmp_path)
 
@@ -286,7 +286,7 @@ def test_a_change_that_only_rounds_differently_is_said(
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    agent = LocalAgent(tmp_path)
+    agent = FolderAgent(tmp_path)
 
     with pytest.raises(InvalidTraining, match="another run is using this folder"):
         short_fit(tmp_path)

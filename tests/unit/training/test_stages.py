@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.errors import InvalidTraining
-from falaj.training.runtime.settings import Computing, Looks, Pace, Settings, Spreading, Updates
+from falaj.training.runtime.settings import (
+    BatchOptions,
+    ComputeOptions,
+    EvaluationOptions,
+    FitOptions,
+    OptimizerOptions,
+    ParallelOptions,
+)
 from falaj.training.runtime.spread.pipeline.cutting import balanced, find_stages
 from falaj.training.runtime.spread.pipeline.packing import assemble, describe, room_for
 from falaj.training.runtime.spread.pipeline.stage import Runner, take_part
@@ -222,13 +229,13 @@ def test_no_more_micro_batches_are_under_way_than_there_are_stages_to_come(parts
 def test_a_pipeline_has_two_micro_batches_a_stage(
     parallel: Any, accumulate: int | None, batch_size: int, expected: int
 ) -> None:
-    settings = Settings(
-        pace=Pace(batch_size=batch_size, steps=1, epochs=None, drop_last=False, seed=0),
-        updates=Updates(optimizer="sgd", lr=0.1, schedule="constant", warmup=0, clip=None),
-        computing=Computing(precision=None, compile=None, accumulate=accumulate, device="cpu"),
-        looks=Looks(evaluate=None, every=None, better="lower", patience=None),
+    settings = FitOptions(
+        batching=BatchOptions(batch_size=batch_size, steps=1, epochs=None, drop_last=False, seed=0),
+        optimization=OptimizerOptions(optimizer="sgd", lr=0.1, schedule="constant", warmup=0, clip=None),
+        compute=ComputeOptions(precision=None, compile=None, accumulate=accumulate, device="cpu"),
+        evaluation=EvaluationOptions(evaluate=None, evaluate_every=None, better="lower", patience=None),
         checkpoint_every=1,
-        spreading=Spreading(parallel=parallel),
+        parallelism=ParallelOptions(parallel=parallel),
     )
 
     assert settings.micro_batches_over(4) == expected

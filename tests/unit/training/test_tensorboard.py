@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from falaj.training.runtime.agent import Metric
+from falaj.training.runtime.agent.agents import MetricValue
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.tensorboard import EventFile, crc32c, varint
+from falaj.training.runtime.reporting.tensorboard import EventFile, crc32c, varint
 
 pytest.importorskip("tensorboard")
 
@@ -28,14 +28,19 @@ def read_back(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def write(folder: Path, *metrics: Metric, done: int = 0) -> None:
+def write(folder: Path, *metrics: MetricValue, done: int = 0) -> None:
     events = EventFile(folder, done=done)
     events.add(metrics)
     events.close()
 
 
 def test_values_come_back_under_their_names_and_steps(tmp_path: Path) -> None:
-    write(tmp_path, Metric(1, "loss", 0.5), Metric(300, "loss", -2.25), Metric(1, "profile/input", 1e-3))
+    write(
+        tmp_path,
+        MetricValue(1, "loss", 0.5),
+        MetricValue(300, "loss", -2.25),
+        MetricValue(1, "profile/input", 1e-3),
+    )
 
     shown = read_back(tmp_path)
 
@@ -44,7 +49,12 @@ def test_values_come_back_under_their_names_and_steps(tmp_path: Path) -> None:
 
 
 def test_what_is_no_number_or_too_large_is_kept(tmp_path: Path) -> None:
-    write(tmp_path, Metric(1, "loss", math.nan), Metric(2, "loss", 1e300), Metric(3, "loss", -math.inf))
+    write(
+        tmp_path,
+        MetricValue(1, "loss", math.nan),
+        MetricValue(2, "loss", 1e300),
+        MetricValue(3, "loss", -math.inf),
+    )
 
     values = [value for _, value in read_back(tmp_path)["loss"]]
 
@@ -53,19 +63,19 @@ def test_what_is_no_number_or_too_large_is_kept(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_done_again_take_the_place_of_the_earlier_ones(tmp_path: Path) -> None:
-    write(tmp_path, *(Metric(step, "loss", 1.0) for step in range(1, 11)))
+    write(tmp_path, *(MetricValue(step, "loss", 1.0) for step in range(1, 11)))
 
-    write(tmp_path, *(Metric(step, "loss", 2.0) for step in range(7, 13)), done=6)
+    write(tmp_path, *(MetricValue(step, "loss", 2.0) for step in range(7, 13)), done=6)
 
     assert read_back(tmp_path)["loss"] == [(s, 1.0) for s in range(1, 7)] + [(s, 2.0) for s in range(7, 13)]
 
 
 def test_file_that_a_crash_has_cut_is_read_up_to_there(tmp_path: Path) -> None:
-    write(tmp_path, Metric(1, "loss", 1.0), Metric(2, "loss", 2.0))
+    write(tmp_path, MetricValue(1, "loss", 1.0), MetricValue(2, "loss", 2.0))
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-3])
 
-    write(tmp_path, Metric(2, "loss", 3.0), done=1)
+    write(tmp_path, MetricValue(2, "loss", 3.0), done=1)
 
     assert read_back(tmp_path)["loss"] == [(1, 1.0), (2, 3.0)]
 

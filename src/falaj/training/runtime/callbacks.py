@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
-from falaj.training.runtime.errors import CallbackFailed, Fault
-from falaj.training.runtime.world import Wish
+from falaj.training.runtime.errors import CallbackFailed, TrainingFault
+from falaj.training.runtime.parallel.process_group import GroupRequest
 
-MOMENTS: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
+HOOKS: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
 
 EXAMPLE: Final = "callbacks=[lambda step, loss: print(step, loss)]"
 
@@ -38,10 +38,12 @@ STOP: Final = Stop.STOP
 class Callbacks:
     """The callbacks of a run. After one has failed none is called, and the run ends as soon as it can be saved."""
 
-    def __init__(self, given: Sequence[Callback], *, wish: Callable[[Wish], None], done: int = 0) -> None:
+    def __init__(
+        self, given: Sequence[Callback], *, request: Callable[[GroupRequest], None], done: int = 0
+    ) -> None:
         """`wish` is told to end the run, or to stop it until the next call. The first step comes after `done`."""
-        self._wish, self._done = wish, done
-        self._by_moment = {moment: list(_methods(given, moment)) for moment in MOMENTS}
+        self._request, self._done = request, done
+        self._by_moment = {moment: list(_methods(given, moment)) for moment in HOOKS}
         self._told = 0
         self._failure: CallbackFailed | None = None
 
@@ -76,23 +78,23 @@ class Callbacks:
                 return
             try:
                 if call(*values) is STOP:
-                    self._wish("end")
+                    self._request("end")
             except Exception as error:
                 self._failure = _failed(name, moment, values, error)
-                self._wish("stop")
+                self._request("stop")
 
 
-def callback_faults(given: object) -> list[Fault]:
+def callback_faults(given: object) -> list[TrainingFault]:
     """What is wrong with the option `callbacks`."""
     if isinstance(given, str) or not isinstance(given, Sequence):
-        return [Fault("callbacks", type(given).__name__, "a list", EXAMPLE)]
+        return [TrainingFault("callbacks", type(given).__name__, "a list", EXAMPLE)]
     faults = []
     for place, each in enumerate(given):
-        unknown = [name for name in dir(each) if name.startswith("on_") and name not in MOMENTS]
-        if unknown or not any(_methods([each], moment) for moment in MOMENTS):
+        unknown = [name for name in dir(each) if name.startswith("on_") and name not in HOOKS]
+        if unknown or not any(_methods([each], moment) for moment in HOOKS):
             named = f"{type(each).__name__} with {', '.join(unknown)}" if unknown else type(each).__name__
-            allowed = f"a function of (step, loss), or an object with any of {', '.join(MOMENTS)}"
-            faults.append(Fault(f"callbacks[{place}]", named, allowed, EXAMPLE))
+            allowed = f"a function of (step, loss), or an object with any of {', '.join(HOOKS)}"
+            faults.append(TrainingFault(f"callbacks[{place}]", named, allowed, EXAMPLE))
     return faults
 
 
@@ -102,7 +104,7 @@ def _methods(given: Iterable[Callback], moment: str) -> list[tuple[str, Callable
         method = getattr(each, moment, None)
         if callable(method):
             found.append((f"{type(each).__name__}.{moment}", method))
-        elif moment == "on_step" and callable(each) and not any(hasattr(each, name) for name in MOMENTS):
+        elif moment == "on_step" and callable(each) and not any(hasattr(each, name) for name in HOOKS):
             found.append((getattr(each, "__qualname__", type(each).__name__), each))
     return found
 

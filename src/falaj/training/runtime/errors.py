@@ -24,7 +24,7 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True)
-class Fault:
+class TrainingFault:
     """One thing that is wrong: where, what was given, what is allowed, and the fix."""
 
     where: str
@@ -42,7 +42,7 @@ class TrainingError(Exception):
 
     code: ClassVar[str] = "training.failed"
 
-    def __init__(self, message: str, *, faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, message: str, *, faults: Iterable[TrainingFault] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.faults = tuple(faults)
@@ -59,10 +59,10 @@ class RaggedBatch(InvalidTraining):
     code = "training.ragged"
 
 
-class Unreadable(TrainingError):
+class SampleUnreadable(TrainingError):
     code = "training.unreadable"
 
-    def __init__(self, message: str, *, sample: int = 0, faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, message: str, *, sample: int = 0, faults: Iterable[TrainingFault] = ()) -> None:
         super().__init__(message, faults=faults)
         self.sample = sample
         self.step: int | None = None  # whoever reads for a step adds it
@@ -79,7 +79,7 @@ class WorkerLost(TrainingError):
 class LossNotFinite(TrainingError):
     code = "training.not_finite"
 
-    def __init__(self, message: str, *, step: int, faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, message: str, *, step: int, faults: Iterable[TrainingFault] = ()) -> None:
         super().__init__(message, faults=faults)
         self.step = step
 
@@ -108,7 +108,7 @@ class CheckpointFailed(TrainingError):
     code = "checkpoint.failed"
 
 
-class CertificateFalse(TrainingError):
+class CertificateInvalid(TrainingError):
     code = "certificate.false"
 
 

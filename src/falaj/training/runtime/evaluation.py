@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from falaj.training.runtime.data import Data, Source, is_table, move, open_data
-from falaj.training.runtime.data_faults import is_out_of_memory
-from falaj.training.runtime.errors import Fault, InvalidTraining
-from falaj.training.runtime.modes import modes_kept
-from falaj.training.runtime.steps import Step
+from falaj.training.runtime.data.errors import is_out_of_memory
+from falaj.training.runtime.data.sources import Data, SampleSource, is_table, open_data, to_device
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.step.modes import preserved_modes
+from falaj.training.runtime.step.step import Step
 
 Evaluate: TypeAlias = Callable[[nn.Module], float] | Data
 """A function of the model, which is in evaluation mode; or data, whose mean loss is the score."""
@@ -26,7 +26,7 @@ EXAMPLE = "evaluate=(inputs, targets), or evaluate=lambda model: error_of(model)
 
 
 @dataclass(frozen=True)
-class Best:
+class BestScore:
     """The best evaluation so far, and the step after which it was made."""
 
     step: int
@@ -41,7 +41,7 @@ class Evaluation:
     every: int
     better: Better
     patience: int | None
-    best: Best | None = None
+    best: BestScore | None = None
     stale: int = 0
 
     @property
@@ -52,7 +52,7 @@ class Evaluation:
         """The score of the model after `step`."""
         score = self.score()
         if self._is_best(score):
-            self.best, self.stale = Best(step, score), 0
+            self.best, self.stale = BestScore(step, score), 0
         else:
             self.stale += 1
         return score
@@ -65,25 +65,27 @@ class Evaluation:
         return score < self.best.score if self.better == "lower" else score > self.best.score
 
 
-def scorer(evaluate: Evaluate, step: Step, *, device: torch.device, batch_size: int) -> Callable[[], float]:
+def make_scorer(
+    evaluate: Evaluate, step: Step, *, device: torch.device, batch_size: int
+) -> Callable[[], float]:
     """`evaluate` as a function without arguments, which leaves each module in its own mode."""
     if callable(evaluate) and not hasattr(evaluate, "__getitem__"):
         judge: Callable[[nn.Module], float] = evaluate
 
         def score() -> float:
-            with step.whole_model() as model, evaluating(model):
-                return score_in(judge(model))
+            with step.full_model() as model, evaluation_mode(model):
+                return require_score(judge(model))
     else:
         source = open_data(cast(Data, evaluate), where="evaluate")
 
         def score() -> float:
-            with evaluating(step.model):
+            with evaluation_mode(step.model):
                 return mean_loss(step, source, device=device, batch_size=batch_size)
 
     return score
 
 
-def score_in(given: object) -> float:
+def require_score(given: object) -> float:
     """The score that a function of the caller's has returned; refused if it is no number."""
     try:
         if not isinstance(given, str | bytes):
@@ -91,11 +93,11 @@ def score_in(given: object) -> float:
     except (TypeError, ValueError, RuntimeError):  # torch's, of a tensor with several values
         pass
     what = repr(given) if given is None or isinstance(given, str) else f"a {type(given).__name__}"
-    fault = Fault("evaluate", f"a function that gives {what}", "one that gives a number", EXAMPLE)
+    fault = TrainingFault("evaluate", f"a function that gives {what}", "one that gives a number", EXAMPLE)
     raise InvalidTraining("an evaluation does not give a score", faults=[fault])
 
 
-def evaluate_faults(given: object) -> list[Fault]:
+def evaluate_faults(given: object) -> list[TrainingFault]:
     """What is wrong with the option `evaluate`, as far as it can be seen without opening it."""
     has_samples = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     if given is None or callable(given) or is_table(given) or isinstance(given, Tensor) or has_samples:
@@ -103,25 +105,27 @@ def evaluate_faults(given: object) -> list[Fault]:
     if hasattr(given, "read") and hasattr(given, "__len__"):  # opened before
         return []
     return [
-        Fault("evaluate", given, "a function of the model that gives a number, or data as for fit", EXAMPLE)
+        TrainingFault(
+            "evaluate", given, "a function of the model that gives a number, or data as for fit", EXAMPLE
+        )
     ]
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """In evaluation mode, without gradients; afterwards each module has its own mode again."""
-    with modes_kept(model), torch.no_grad():
+    with preserved_modes(model), torch.no_grad():
         model.eval()
         yield
 
 
-def mean_loss(step: Step, source: Source, *, device: torch.device, batch_size: int) -> float:
+def mean_loss(step: Step, source: SampleSource, *, device: torch.device, batch_size: int) -> float:
     """The mean loss over all of `source`, each sample with the same weight; in smaller batches if memory runs out."""
     total = torch.zeros((), dtype=torch.float64)
     start = 0
     while start < len(source):
         indices = torch.arange(start, min(start + batch_size, len(source)))
-        batch = move(source.read(indices, seed=start), device)
+        batch = to_device(source.read(indices, seed=start), device)
         try:
             total += step.measure(batch).double().cpu() * len(indices)
         except (RuntimeError, MemoryError) as failure:

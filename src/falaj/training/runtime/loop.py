@@ -10,33 +10,33 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 
-from falaj.training.runtime.agent import Agent
-from falaj.training.runtime.batches import BatchPlan
+from falaj.training.runtime.agent.agents import Agent
+from falaj.training.runtime.agent.heartbeat import rank_heartbeat
 from falaj.training.runtime.callbacks import Callbacks
-from falaj.training.runtime.certificate import Certificate, home_of, settle_certificate
-from falaj.training.runtime.checkpoints import Facts, Position
-from falaj.training.runtime.data import Source
-from falaj.training.runtime.engine import Engine, make_engine
-from falaj.training.runtime.evaluation import Best, Evaluation, scorer
-from falaj.training.runtime.heartbeat import own_heartbeat
-from falaj.training.runtime.ledger import Ledger
-from falaj.training.runtime.metering import Clock
+from falaj.training.runtime.checkpointing.certificate import Certificate, issue_certificate, output_folder
+from falaj.training.runtime.checkpointing.position import Facts, Position
+from falaj.training.runtime.checkpointing.resume_history import ResumeHistory
+from falaj.training.runtime.checkpointing.sample_ledger import SampleLedger
+from falaj.training.runtime.checkpointing.saver import CheckpointSaver
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.sources import SampleSource
+from falaj.training.runtime.evaluation import BestScore, Evaluation, make_scorer
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.profiling.verdicts import Verdict
-from falaj.training.runtime.readiness import broken_limit
-from falaj.training.runtime.report import Report
-from falaj.training.runtime.saving import Saver
-from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Pace, Settings
+from falaj.training.runtime.reporting.report import TrainingReport
+from falaj.training.runtime.reporting.report_builder import ReportBuilder
+from falaj.training.runtime.reporting.throughput import StepClock
+from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, BatchOptions, FitOptions
 from falaj.training.runtime.spread.layout import lay_out
-from falaj.training.runtime.steps import Loss, Step
-from falaj.training.runtime.surviving import Survival
-from falaj.training.runtime.telling import Teller
-from falaj.training.runtime.world import World
+from falaj.training.runtime.step.engine import StepEngine, make_engine
+from falaj.training.runtime.step.model_checks import memory_limit_warning
+from falaj.training.runtime.step.step import Loss, Step
 
 if TYPE_CHECKING:
-    from falaj.training.runtime.checkpoint.keeper import Keeper
+    from falaj.training.runtime.checkpointing.checkpointer import Checkpointer
 
-Stopped = Literal["done", "patience", "asked"]
+StopReason = Literal["done", "patience", "asked"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class FitResult:
     """The step of the checkpoint that this call went on from; 0 if it began anew."""
     losses: list[float]
     """The loss of each step of this call; the first is of step `resumed_from + 1`."""
-    best: Best | None
-    stopped: Stopped
+    best: BestScore | None
+    stopped: StopReason
     samples_per_second: float
     goodput: float
     """Time in training steps / all the time: what evaluations, checkpoints and resuming left over."""
@@ -68,24 +68,24 @@ class FitResult:
 
 
 @dataclass
-class Training:
+class TrainingRun:
     """A run that is ready to go on after step `number`."""
 
-    pace: Pace
+    batching: BatchOptions
     total: int
     plan: BatchPlan
-    world: World
-    engine: Engine
+    world: ProcessGroup
+    engine: StepEngine
     evaluation: Evaluation | None
-    saver: Saver
-    report: Report
-    ledger: Ledger
-    clock: Clock
+    saver: CheckpointSaver
+    report: TrainingReport
+    ledger: SampleLedger
+    clock: StepClock
     chosen: Plan
     number: int
     resumed_from: int
     callbacks: Callbacks
-    survival: Survival
+    resume_history: ResumeHistory
     facts: Facts
     home: Path | None
     """The folder for files that the run leaves; none where nothing is kept."""
@@ -93,9 +93,9 @@ class Training:
     """The steps that were asked for when a callback ended this run, in a call before."""
 
 
-def train(training: Training) -> FitResult:
+def train(training: TrainingRun) -> FitResult:
     """Run the steps that are still missing, and save at the end."""
-    t, heart = training, own_heartbeat()
+    t, heart = training, rank_heartbeat()
     called = bool(t.callbacks)
     if called:
         t.saver.wait_for_staging()  # what is called may change the model
@@ -105,23 +105,23 @@ def train(training: Training) -> FitResult:
         heart.beat()
         t.number += 1
         indices = t.plan.indices(t.number)
-        t.engine.advance(t.number, indices, t.report.add)
+        t.engine.run_step(t.number, indices, t.report.add)
         t.ledger.add(t.number, indices)
         if is_first:
             is_first = False
-            t.engine.step.dice.look()
+            t.engine.step.rng.detect_python_draws()
         if called:
             t.callbacks.steps(t.report.losses)
         if t.evaluation and t.number % t.evaluation.every == 0:
             evaluate(t, t.evaluation)
         if t.saver.due(t.number):
             save(t)
-    heart.rest()
+    heart.stop()
     save(t)
-    t.engine.step.give_back()
-    with t.clock.aside():
+    t.engine.step.finish_model()
+    with t.clock.excluded():
         t.saver.flush()
-    result = account(t, stopped)
+    result = make_result(t, stopped)
     t.callbacks.end(result, kept=t.saver.kept)
     return result
 
@@ -129,64 +129,66 @@ def train(training: Training) -> FitResult:
 def prepare(
     model: nn.Module,
     loss: Loss,
-    source: Source,
-    settings: Settings,
+    source: SampleSource,
+    options: FitOptions,
     chosen: Plan,
     agent: Agent | None,
-    world: World,
-    keeper: Keeper | None = None,
-) -> Training:
+    world: ProcessGroup,
+    checkpointer: Checkpointer | None = None,
+) -> TrainingRun:
     """Put the parts of a run together, and the newest checkpoint, if there is one, into them."""
-    clock = Clock()
-    pace, say = settings.pace, agent.say if agent else print
-    plan = make_batches(source, pace, chosen)
-    total = steps_of(pace, plan)
-    warn_of_limit(model, settings, world, say)
-    parts = model, loss, source, settings, chosen
-    teller = Teller(*parts, agent, world, plan=plan, total=total)
-    engine = make_engine(*parts, batches=plan, total=total, world=world, say=say)
-    step, known = engine.step, facts(settings, chosen, plan, world)
-    layout = lay_out(settings.spreading.parallel, world.size).words
-    saver = Saver(keeper, agent, step, known, settings, world)
-    evaluation = make_evaluation(settings, step, plan, world)
-    with clock.aside():
+    clock = StepClock()
+    batching, notify = options.batching, agent.notify if agent else print
+    plan = make_batches(source, batching, chosen)
+    total = total_steps(batching, plan)
+    warn_of_limit(model, options, world, notify)
+    parts = model, loss, source, options, chosen
+    report_builder = ReportBuilder(*parts, agent, world, plan=plan, total=total)
+    engine = make_engine(*parts, batches=plan, total=total, world=world, notify=notify)
+    step, known = engine.step, run_facts(options, chosen, plan, world)
+    layout = lay_out(options.parallelism.parallel, world.size).words
+    saver = CheckpointSaver(checkpointer, agent, step, known, options, world)
+    evaluation = make_evaluation(options, step, plan, world)
+    with clock.excluded():
         done = found = saver.resume()
         if done is None:
             done = Position(left_at=clock.began_at, layout=layout)
             saver.save(done)  # so that also a run that is killed before its next one starts from this model
             saver.flush()  # before anybody hears of a loss: one that begins anew would have others
-    go_on_from(done, engine, evaluation)
+    apply_position(done, engine, evaluation)
     engine.get_ready(chosen)
-    report = teller.report(engine, saver, clock, done)
-    survival = Survival(done, layout=layout, is_exact=settings.spreading.exact, say=say)
+    report = report_builder.report(engine, saver, clock, done)
+    resume_history = ResumeHistory(done, layout=layout, is_exact=options.parallelism.exact, notify=notify)
     if agent is not None:
-        goes_on = bool(found) and not is_over(done, total, evaluation, say)
-        with clock.aside():
-            survival.recall(agent, goes_on=goes_on, differing=saver.differing)
-        report.survival = survival
-    return Training(
-        *(pace, total, plan, world, engine, evaluation, saver, report),
-        *(Ledger(done.ledger), clock, engine.plan),
+        goes_on = bool(found) and not is_over(done, total, evaluation, notify)
+        with clock.excluded():
+            resume_history.load_history(agent, goes_on=goes_on, differing=saver.differing)
+        report.resume_history = resume_history
+    return TrainingRun(
+        *(batching, total, plan, world, engine, evaluation, saver, report),
+        *(SampleLedger(done.ledger), clock, engine.plan),
         number=done.step,
         resumed_from=done.step,
-        callbacks=Callbacks(settings.callbacks, wish=world.wishes.add, done=done.step),
-        survival=survival,
+        callbacks=Callbacks(options.callbacks, request=world.requests.add, done=done.step),
+        resume_history=resume_history,
         facts=known,
-        home=home_of(settings.showing.run),
+        home=output_folder(options.reporting.run),
         ended_of=done.ended_of if done.is_ended(total) else None,
     )
 
 
-def warn_of_limit(model: nn.Module, settings: Settings, world: World, say: Callable[[str], None]) -> None:
+def warn_of_limit(
+    model: nn.Module, options: FitOptions, world: ProcessGroup, notify: Callable[[str], None]
+) -> None:
     """A limit that one process cannot keep to is no reason not to train, but one to be told."""
-    if world.size == 1 and (words := broken_limit(model, settings.spreading.memory)):
-        say(words)
+    if world.size == 1 and (words := memory_limit_warning(model, options.parallelism.memory)):
+        notify(words)
 
 
-def is_over(done: Position, total: int, evaluation: Evaluation | None, say: Callable[[str], None]) -> bool:
+def is_over(done: Position, total: int, evaluation: Evaluation | None, notify: Callable[[str], None]) -> bool:
     """Whether a run that stands at `done` has nothing left to do; of one that a callback has ended it is said."""
     if done.is_ended(total):
-        say(
+        notify(
             f"a callback ended this run at step {done.step} of {done.ended_of}, in a call before: nothing is left "
             f"to do. To go on, ask for more than {done.ended_of} steps; to begin anew, give another run"
         )
@@ -194,38 +196,40 @@ def is_over(done: Position, total: int, evaluation: Evaluation | None, say: Call
     return done.step >= total or (evaluation is not None and evaluation.out_of_patience)
 
 
-def make_batches(source: Source, pace: Pace, chosen: Plan) -> BatchPlan:
+def make_batches(source: SampleSource, batching: BatchOptions, chosen: Plan) -> BatchPlan:
     """Which samples each step sees."""
-    size = pace.batch_size
-    size = chosen.batch_size or BATCH_SIZE_TO_START_FROM if size == "auto" else size
-    return BatchPlan(len(source), size, pace.seed, pace.drop_last)
+    size = batching.batch_size
+    size = chosen.batch_size or INITIAL_BATCH_SIZE if size == "auto" else size
+    return BatchPlan(len(source), size, batching.seed, batching.drop_last)
 
 
-def steps_of(pace: Pace, plan: BatchPlan) -> int:
+def total_steps(batching: BatchOptions, plan: BatchPlan) -> int:
     """How many steps the whole run has."""
-    return pace.steps or (pace.epochs or 0) * plan.steps_per_epoch
+    return batching.steps or (batching.epochs or 0) * plan.steps_per_epoch
 
 
-def make_evaluation(settings: Settings, step: Step, plan: BatchPlan, world: World) -> Evaluation | None:
-    looks = settings.looks
-    if looks.evaluate is None:
+def make_evaluation(
+    options: FitOptions, step: Step, plan: BatchPlan, world: ProcessGroup
+) -> Evaluation | None:
+    chosen = options.evaluation
+    if chosen.evaluate is None:
         return None
-    score = scorer(looks.evaluate, step, device=world.device, batch_size=plan.batch_size)
-    agreed = score if world.size == 1 else lambda: world.as_leader(score())
-    return Evaluation(agreed, looks.every or plan.steps_per_epoch, looks.better, looks.patience)
+    score = make_scorer(chosen.evaluate, step, device=world.device, batch_size=plan.batch_size)
+    agreed = score if world.size == 1 else lambda: world.broadcast_number(score())
+    return Evaluation(agreed, chosen.evaluate_every or plan.steps_per_epoch, chosen.better, chosen.patience)
 
 
-def go_on_from(done: Position, engine: Engine, evaluation: Evaluation | None) -> None:
+def apply_position(done: Position, engine: StepEngine, evaluation: Evaluation | None) -> None:
     """Remember the best score of a run that stood at `done`, and in how many pieces it computed there."""
     if done.pieces:
-        engine.cut_into(done.pieces)
+        engine.set_micro_batches(done.pieces)
     if evaluation and done.best_step is not None and done.best_score is not None:
-        evaluation.best, evaluation.stale = Best(done.best_step, done.best_score), done.stale
+        evaluation.best, evaluation.stale = BestScore(done.best_step, done.best_score), done.stale
 
 
-def facts(settings: Settings, chosen: Plan, plan: BatchPlan, world: World) -> Facts:
+def run_facts(options: FitOptions, chosen: Plan, plan: BatchPlan, world: ProcessGroup) -> Facts:
     """What must be the same for a resumed run to be bitwise the same."""
-    spreading = settings.spreading
+    parallelism = options.parallelism
     return {
         **asdict(plan),
         "accumulate": chosen.micro_batches,
@@ -236,40 +240,40 @@ def facts(settings: Settings, chosen: Plan, plan: BatchPlan, world: World) -> Fa
         "graph": chosen.graph,
         "chosen_threads": chosen.threads or 0,
         "device": world.device.type,
-        "exact": spreading.exact,
-        **({} if spreading.exact else {"processes": lay_out(spreading.parallel, world.size).words}),
+        "exact": parallelism.exact,
+        **({} if parallelism.exact else {"processes": lay_out(parallelism.parallel, world.size).words}),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
 
 
-def reason_to_stop(t: Training) -> Stopped | None:
+def reason_to_stop(t: TrainingRun) -> StopReason | None:
     if t.number >= t.total:
         return "done"
-    if t.world.does("stop") or t.world.does("end") or t.ended_of is not None:
+    if t.world.is_agreed("stop") or t.world.is_agreed("end") or t.ended_of is not None:
         return "asked"
     if t.evaluation and t.evaluation.out_of_patience:
         return "patience"
     return None
 
 
-def evaluate(t: Training, evaluation: Evaluation) -> None:
-    t.report.settle()
-    with t.clock.aside():
+def evaluate(t: TrainingRun, evaluation: Evaluation) -> None:
+    t.report.read_losses()
+    with t.clock.excluded():
         score = evaluation.judge(t.number)
         t.report.log(t.number, "evaluation", score)
-        t.saver.judged(is_best=evaluation.best is not None and evaluation.best.step == t.number)
+        t.saver.note_evaluation(is_best=evaluation.best is not None and evaluation.best.step == t.number)
     t.callbacks.steps(t.report.losses)
     t.callbacks.evaluation(t.number, score)
 
 
-def save(t: Training) -> None:
+def save(t: TrainingRun) -> None:
     """Save the run as it stands. The metrics go first: no checkpoint is ahead of them."""
-    t.report.settle()
+    t.report.read_losses()
     t.callbacks.steps(t.report.losses)
     before = t.saver.taken
-    with t.clock.aside():
-        t.report.tell()
+    with t.clock.excluded():
+        t.report.send()
         best = t.evaluation.best if t.evaluation else None
         position = Position(
             step=t.number,
@@ -278,20 +282,20 @@ def save(t: Training) -> None:
             best_score=best.score if best else None,
             stale=t.evaluation.stale if t.evaluation else 0,
             pieces=t.engine.pieces,
-            ended_of=t.total if t.world.does("end") else t.ended_of,
+            ended_of=t.total if t.world.is_agreed("end") else t.ended_of,
         )
-        position = t.survival.remember(position)
+        position = t.resume_history.remember(position)
         t.saver.save(t.report.meter.remember(position, ends=reason_to_stop(t) is not None))
     if t.saver.taken != before and t.callbacks:
         t.saver.wait_for_staging()  # what is called may change the model
         t.callbacks.checkpoint(t.number)
 
 
-def account(t: Training, stopped: Stopped) -> FitResult:
+def make_result(t: TrainingRun, stopped: StopReason) -> FitResult:
     seconds, useful = t.clock.read()
-    rates = t.report.conclude(t.number, t.ledger.head)
-    certificate = settle_certificate(
-        t.survival, t.facts, t.world, steps=t.number, ledger=t.ledger.head, home=t.home
+    rates = t.report.finish(t.number, t.ledger.head)
+    certificate = issue_certificate(
+        t.resume_history, t.facts, t.world, steps=t.number, ledger=t.ledger.head, home=t.home
     )
     return FitResult(
         step=t.number,

@@ -7,29 +7,29 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from falaj.training.runtime.agent import Agent, LocalAgent, checkpoints_of
-from falaj.training.runtime.checkpoint.folder import CheckpointFolder
-from falaj.training.runtime.checkpoint.store import CheckpointStore
-from falaj.training.runtime.errors import Fault, InvalidTraining
-from falaj.training.runtime.wire import platform_agent
-from falaj.training.runtime.world import World
+from falaj.training.runtime.agent.agents import Agent, FolderAgent, checkpoint_folder
+from falaj.training.runtime.agent.protocol import platform_agent
+from falaj.training.runtime.checkpointing.storage.folder import CheckpointFolder
+from falaj.training.runtime.checkpointing.storage.store import CheckpointStore
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 
 if TYPE_CHECKING:
-    from falaj.training.runtime.checkpoint.keeper import Keeper
+    from falaj.training.runtime.checkpointing.checkpointer import Checkpointer
 
 Run = str | Path | Agent | None
 
 
 @contextmanager
-def open_run(run: Run, world: World) -> Iterator[Agent | None]:
+def open_run(run: Run, world: ProcessGroup) -> Iterator[Agent | None]:
     """The agent for `run`, of the process that leads; closed at the end, unless the caller brought it."""
-    if not world.leads:
+    if not world.is_leader:
         yield None
         return
     if run is not None and not isinstance(run, str | Path):
         yield run
         return
-    agent = platform_agent() if run is None else LocalAgent(run)
+    agent = platform_agent() if run is None else FolderAgent(run)
     try:
         yield agent
     finally:
@@ -38,27 +38,29 @@ def open_run(run: Run, world: World) -> Iterator[Agent | None]:
 
 
 @contextmanager
-def open_keeper(run: Run, agent: Agent | None, world: World) -> Iterator[Keeper | None]:
+def open_checkpointer(run: Run, agent: Agent | None, world: ProcessGroup) -> Iterator[Checkpointer | None]:
     """What keeps the checkpoints of `run`, in every process; at the end it is waited for. None if nothing is kept."""
-    if not world.agree(agent is not None):
+    if not world.broadcast_flag(agent is not None):
         yield None
         return
-    from falaj.training.runtime.checkpoint.keeper import Keeper  # most runs of a search keep nothing
+    from falaj.training.runtime.checkpointing.checkpointer import (
+        Checkpointer,  # most runs of a search keep nothing
+    )
 
     store = agent.checkpoints() if agent is not None else _store_of_follower(run)
     if world.any(store is None) or store is None:
-        fault = Fault("run", run, "the same in all processes, or a folder that all of them see")
+        fault = TrainingFault("run", run, "the same in all processes, or a folder that all of them see")
         raise InvalidTraining("a process has nowhere to keep its part of a checkpoint", faults=[fault])
-    keeper = Keeper(store, world)
+    checkpointer = Checkpointer(store, world)
     try:
-        yield keeper
+        yield checkpointer
     finally:
-        keeper.close()
+        checkpointer.close()
 
 
 def _store_of_follower(run: Run) -> CheckpointStore | None:
     if isinstance(run, str | Path):
-        return CheckpointFolder(checkpoints_of(run))
+        return CheckpointFolder(checkpoint_folder(run))
     if run is not None:
         return run.checkpoints()
     agent = platform_agent()

@@ -9,33 +9,33 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast
 
-from falaj.training.runtime.agent import Agent
+from falaj.training.runtime.agent.agents import Agent
 from falaj.training.runtime.callbacks import Callback
-from falaj.training.runtime.data import Data, is_table, open_data
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.data.sources import Data, is_table, open_data
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.evaluation import Better, Evaluate
-from falaj.training.runtime.optimizers import OptimizerChoice, Schedule
 from falaj.training.runtime.plan.plans import CompileMode, Precision
 from falaj.training.runtime.settings import (
+    BatchOptions,
     BatchSize,
-    Computing,
-    Looks,
-    Pace,
-    Reading,
-    Settings,
-    Spreading,
+    ComputeOptions,
+    DataOptions,
+    EvaluationOptions,
+    FitOptions,
+    OptimizerOptions,
+    ParallelOptions,
     Tune,
-    Updates,
 )
-from falaj.training.runtime.showing import ProfileChoice, Showing
+from falaj.training.runtime.showing import ProfileChoice, ReportingOptions
 from falaj.training.runtime.spread.layout import Parallel
 from falaj.training.runtime.spread.tensor_plan import TensorPlan
+from falaj.training.runtime.step.optimizers import OptimizerChoice, Schedule
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Options(TypedDict, total=False):
+class FitKeywords(TypedDict, total=False):
     """One of `steps` and `epochs` must be given; everything else has a default."""
 
     steps: int | None
@@ -113,7 +113,7 @@ class Options(TypedDict, total=False):
     """A folder for event files, or True: beside the trace."""
 
 
-DEFAULTS: Options = {
+DEFAULTS: FitKeywords = {
     "steps": None,
     "epochs": None,
     "batch_size": 32,
@@ -152,30 +152,34 @@ DEFAULTS: Options = {
 }
 
 
-def completed(given: Options) -> Options:
+def completed(given: FitKeywords) -> FitKeywords:
     """`given`, and the defaults of what is not; options that there are not are refused."""
     unknown = [name for name in given if name not in DEFAULTS]
     if unknown:
         raise InvalidTraining("fit has no such option", faults=[_unknown(name) for name in unknown])
-    return cast(Options, {**DEFAULTS, **given})
+    return cast(FitKeywords, {**DEFAULTS, **given})
 
 
-def settings_from(options: Options) -> Settings:
+def settings_from(options: FitKeywords) -> FitOptions:
     """All of `options`, which are complete, in groups by the part that reads them; refused where one is wrong."""
     o: Any = options
     evaluate = o["evaluate"]
     if is_table(evaluate):  # it has the columns that are trained on
         evaluate = open_data(cast(Data, evaluate), where="evaluate", inputs=o["inputs"], target=o["target"])
-    return Settings(
-        pace=Pace(**_some(o, "batch_size", "steps", "epochs", "drop_last", "seed")),
-        updates=Updates(**_some(o, "optimizer", "lr", "schedule", "warmup", "clip")),
-        computing=Computing(
+    return FitOptions(
+        batching=BatchOptions(**_some(o, "batch_size", "steps", "epochs", "drop_last", "seed")),
+        optimization=OptimizerOptions(**_some(o, "optimizer", "lr", "schedule", "warmup", "clip")),
+        compute=ComputeOptions(
             **_some(o, "precision", "compile", "accumulate", "device", "tune", "tune_seconds")
         ),
-        spreading=Spreading(**_some(o, "parallel", "tensor_plan", "pipeline_cuts", "exact", "memory")),
-        reading=Reading(**_some(o, "workers", "prefetch")),
-        looks=Looks(evaluate=evaluate, every=o["evaluate_every"], **_some(o, "better", "patience")),
-        showing=Showing(**_some(o, "profile", "tensorboard", "run")),
+        parallelism=ParallelOptions(
+            **_some(o, "parallel", "tensor_plan", "pipeline_cuts", "exact", "memory")
+        ),
+        data=DataOptions(**_some(o, "workers", "prefetch")),
+        evaluation=EvaluationOptions(
+            evaluate=evaluate, evaluate_every=o["evaluate_every"], **_some(o, "better", "patience")
+        ),
+        reporting=ReportingOptions(**_some(o, "profile", "tensorboard", "run")),
         **_some(o, "checkpoint_every", "checkpoint_keep", "callbacks"),
     )
 
@@ -188,7 +192,7 @@ def shown(function: Callable[P, T]) -> Callable[P, T]:
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=kind.__forward_arg__
         )
-        for name, kind in Options.__annotations__.items()
+        for name, kind in FitKeywords.__annotations__.items()
     ]
     function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return function
@@ -198,7 +202,7 @@ def _some(options: Any, *names: str) -> dict[str, Any]:
     return {name: options[name] for name in names}
 
 
-def _unknown(name: str) -> Fault:
+def _unknown(name: str) -> TrainingFault:
     near = get_close_matches(name, DEFAULTS, n=1)
     fix = f"{near[0]}, if that is meant" if near else None
-    return Fault(name, "no option of fit", ", ".join(sorted(DEFAULTS)), fix)
+    return TrainingFault(name, "no option of fit", ", ".join(sorted(DEFAULTS)), fix)

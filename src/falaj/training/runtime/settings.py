@@ -11,20 +11,25 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from falaj.training.runtime.agent import run_faults
+from falaj.training.runtime.agent.agents import run_faults
 from falaj.training.runtime.callbacks import Callback, callback_faults
-from falaj.training.runtime.checkpoint.store import MOST_KEPT
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.checkpointing.storage.store import MAX_KEPT
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.evaluation import Better, Evaluate, evaluate_faults
-from falaj.training.runtime.optimizers import OptimizerChoice, Schedule, optimizer_faults, schedule_faults
 from falaj.training.runtime.plan.nvml import cuda_is_there
 from falaj.training.runtime.plan.plans import MODES, PRECISIONS, CompileMode, Plan, Precision
-from falaj.training.runtime.showing import Showing
+from falaj.training.runtime.showing import ReportingOptions
 from falaj.training.runtime.spread.layout import AXES, Parallel, lay_out
 from falaj.training.runtime.spread.tensor_plan import TensorPlan
+from falaj.training.runtime.step.optimizers import (
+    OptimizerChoice,
+    Schedule,
+    optimizer_faults,
+    schedule_faults,
+)
 
-MICRO_BATCHES_OF_EXACT = 8
-BATCH_SIZE_TO_START_FROM = 32
+EXACT_MICRO_BATCHES = 8
+INITIAL_BATCH_SIZE = 32
 
 BatchSize: TypeAlias = int | Literal["auto"]
 Tune: TypeAlias = Literal["auto", "off"] | Plan
@@ -32,7 +37,7 @@ Tune: TypeAlias = Literal["auto", "off"] | Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class BatchOptions:
     """How long to train, and in which batches."""
 
     batch_size: BatchSize
@@ -41,20 +46,20 @@ class Pace:
     drop_last: bool
     seed: int
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[TrainingFault]:
         faults = [] if self.batch_size == "auto" else _whole("batch_size", self.batch_size)
         if (self.steps is None) == (self.epochs is None):
             given = f"steps={self.steps}, epochs={self.epochs}"
-            faults.append(Fault("steps", given, "one of steps and epochs", "epochs=10"))
+            faults.append(TrainingFault("steps", given, "one of steps and epochs", "epochs=10"))
         for name, value in (("steps", self.steps), ("epochs", self.epochs)):
             faults += [] if value is None else _whole(name, value)
         if _whole("seed", self.seed, at_least=0) or self.seed >= 1 << 63:
-            faults.append(Fault("seed", self.seed, "a whole number from 0 to 2**63 - 1"))
+            faults.append(TrainingFault("seed", self.seed, "a whole number from 0 to 2**63 - 1"))
         return faults + _flag("drop_last", self.drop_last)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Updates:
+class OptimizerOptions:
     """How gradients change the parameters."""
 
     optimizer: OptimizerChoice
@@ -63,14 +68,14 @@ class Updates:
     warmup: int
     clip: float | None
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[TrainingFault]:
         faults = optimizer_faults(self.optimizer) + schedule_faults(self.schedule)
         faults += _whole("warmup", self.warmup, at_least=0) + _above_0("lr", self.lr)
         return faults + ([] if self.clip is None else _above_0("clip", self.clip))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computing:
+class ComputeOptions:
     """How gradients are computed. What is None is left to the search; without one it is the plain way."""
 
     precision: Precision | None
@@ -80,14 +85,14 @@ class Computing:
     tune: Tune = "off"
     tune_seconds: float | None = None
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[TrainingFault]:
         faults = [] if self.accumulate is None else _whole("accumulate", self.accumulate)
         if self.precision is not None and not _is_word(self.precision, PRECISIONS):
-            faults.append(Fault("precision", self.precision, ", ".join(PRECISIONS)))
+            faults.append(TrainingFault("precision", self.precision, ", ".join(PRECISIONS)))
         if not isinstance(self.compile, bool | None) and not _is_word(self.compile, MODES):
-            faults.append(Fault("compile", self.compile, f"True, False, {', '.join(MODES)}"))
+            faults.append(TrainingFault("compile", self.compile, f"True, False, {', '.join(MODES)}"))
         if not isinstance(self.tune, Plan) and not _is_word(self.tune, ("auto", "off")):
-            faults.append(Fault("tune", self.tune, "auto, off, or a Plan"))
+            faults.append(TrainingFault("tune", self.tune, "auto, off, or a Plan"))
         if self.tune_seconds is not None:
             faults += _above_0("tune_seconds", self.tune_seconds)
         return faults + device_faults(self.device)
@@ -107,7 +112,7 @@ class Computing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spreading:
+class ParallelOptions:
     """How the model is spread over processes."""
 
     parallel: Parallel = "auto"
@@ -117,52 +122,52 @@ class Spreading:
     memory: int | None = None
     """The bytes that a process may use, where that is not all that its device has."""
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[TrainingFault]:
         faults = parallel_faults(self.parallel) + _flag("exact", self.exact)
         cuts = self.pipeline_cuts
         if cuts is not None and not _are_words(cuts):
-            faults.append(Fault("pipeline_cuts", cuts, "a list of names of layers"))
+            faults.append(TrainingFault("pipeline_cuts", cuts, "a list of names of layers"))
         if self.tensor_plan is not None and not _are_cuts(self.tensor_plan):
             faults.append(
-                Fault("tensor_plan", self.tensor_plan, "names of linear layers, each column or row")
+                TrainingFault("tensor_plan", self.tensor_plan, "names of linear layers, each column or row")
             )
         faults += [] if self.memory is None else _whole("memory", self.memory)
         if not faults and self.exact and self.parallel not in ("auto", "ddp"):
-            return [Fault("exact", f"with parallel={self.parallel}", "parallel=ddp or auto")]
+            return [TrainingFault("exact", f"with parallel={self.parallel}", "parallel=ddp or auto")]
         return faults
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looks:
+class EvaluationOptions:
     """When to evaluate, and when that ends the training."""
 
     evaluate: Evaluate | None
-    every: int | None
+    evaluate_every: int | None
     better: Better
     patience: int | None
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[TrainingFault]:
         faults = evaluate_faults(self.evaluate)
-        for name, value in (("evaluate_every", self.every), ("patience", self.patience)):
+        for name, value in (("evaluate_every", self.evaluate_every), ("patience", self.patience)):
             if value is not None:
                 faults += _whole(name, value)
                 if self.evaluate is None:
                     faults.append(
-                        Fault(name, value, "only together with evaluate", "evaluate=validation_data")
+                        TrainingFault(name, value, "only together with evaluate", "evaluate=validation_data")
                     )
         if not _is_word(self.better, ("lower", "higher")):
-            faults.append(Fault("better", self.better, "lower, higher"))
+            faults.append(TrainingFault("better", self.better, "lower, higher"))
         return faults
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class DataOptions:
     """How the samples of a dataset are read. What is "auto" is measured, by the search or when the run starts."""
 
     workers: int | Literal["auto"] = "auto"
     prefetch: int | Literal["auto"] = "auto"
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[TrainingFault]:
         faults = [] if self.workers == "auto" else _whole("workers", self.workers, at_least=0)
         return faults + ([] if self.prefetch == "auto" else _whole("prefetch", self.prefetch))
 
@@ -174,30 +179,30 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class FitOptions:
     """How to train; `fit` says what each option means."""
 
-    pace: Pace
-    updates: Updates
-    computing: Computing
-    looks: Looks
+    batching: BatchOptions
+    optimization: OptimizerOptions
+    compute: ComputeOptions
+    evaluation: EvaluationOptions
     checkpoint_every: int | timedelta
     checkpoint_keep: int = 3
-    spreading: Spreading = Spreading()
-    reading: Reading = Reading()
+    parallelism: ParallelOptions = ParallelOptions()
+    data: DataOptions = DataOptions()
     callbacks: Sequence[Callback] = ()
-    showing: Showing = field(default_factory=Showing)
+    reporting: ReportingOptions = field(default_factory=ReportingOptions)
 
     @property
     def micro_batches(self) -> int:
         """How many a global batch is cut into, at least; an exact run has the same number whoever trains it."""
-        asked = self.computing.accumulate or 1
-        return MICRO_BATCHES_OF_EXACT if self.spreading.exact and asked == 1 else asked
+        asked = self.compute.accumulate or 1
+        return EXACT_MICRO_BATCHES if self.parallelism.exact and asked == 1 else asked
 
     def micro_batches_over(self, processes: int) -> int:
         """As `micro_batches`; unless the caller says how many, a pipeline has two for each stage to be busy with."""
-        layout, batch_size = lay_out(self.spreading.parallel, processes), self.pace.batch_size
-        if layout.pipeline == 1 or self.computing.accumulate is not None:
+        layout, batch_size = lay_out(self.parallelism.parallel, processes), self.batching.batch_size
+        if layout.pipeline == 1 or self.compute.accumulate is not None:
             return self.micro_batches
         least = 2 * layout.pipeline * layout.data
         return least if batch_size == "auto" else min(least, batch_size)
@@ -205,31 +210,33 @@ class Settings:
     @property
     def fixed(self) -> dict[str, str | int]:
         """What the caller has decided of a plan."""
-        return {**self.computing.fixed, **self.reading.fixed}
+        return {**self.compute.fixed, **self.data.fixed}
 
     def __post_init__(self) -> None:
         groups = (
-            self.pace,
-            self.updates,
-            self.computing,
-            self.spreading,
-            self.reading,
-            self.looks,
-            self.showing,
+            self.batching,
+            self.optimization,
+            self.compute,
+            self.parallelism,
+            self.data,
+            self.evaluation,
+            self.reporting,
         )
         faults = [fault for group in groups for fault in group.faults()] + callback_faults(self.callbacks)
-        faults += run_faults(self.showing.run)
+        faults += run_faults(self.reporting.run)
         every = self.checkpoint_every
         if every <= timedelta(0) if isinstance(every, timedelta) else _whole("checkpoint_every", every):
-            faults.append(Fault("checkpoint_every", every, "a number of steps, or a timedelta, above 0"))
-        if _whole("checkpoint_keep", self.checkpoint_keep) or self.checkpoint_keep > MOST_KEPT:
-            allowed = f"a whole number from 1 to {MOST_KEPT}"
-            faults.append(Fault("checkpoint_keep", self.checkpoint_keep, allowed))
-        if not faults and self.spreading.exact and self.micro_batches & (self.micro_batches - 1):
-            faults.append(Fault("accumulate", self.micro_batches, "a power of two, with exact=True"))
-        batch_size, accumulate = self.pace.batch_size, self.computing.accumulate
+            faults.append(
+                TrainingFault("checkpoint_every", every, "a number of steps, or a timedelta, above 0")
+            )
+        if _whole("checkpoint_keep", self.checkpoint_keep) or self.checkpoint_keep > MAX_KEPT:
+            allowed = f"a whole number from 1 to {MAX_KEPT}"
+            faults.append(TrainingFault("checkpoint_keep", self.checkpoint_keep, allowed))
+        if not faults and self.parallelism.exact and self.micro_batches & (self.micro_batches - 1):
+            faults.append(TrainingFault("accumulate", self.micro_batches, "a power of two, with exact=True"))
+        batch_size, accumulate = self.batching.batch_size, self.compute.accumulate
         if not faults and batch_size != "auto" and (accumulate or 1) > batch_size:
-            faults.append(Fault("accumulate", accumulate, "at most the batch size"))
+            faults.append(TrainingFault("accumulate", accumulate, "at most the batch size"))
         if faults:
             raise InvalidTraining("fit cannot start like this", faults=[with_fix(each) for each in faults])
 
@@ -264,28 +271,28 @@ EXAMPLES = {
 }
 
 
-def with_fix(fault: Fault) -> Fault:
+def with_fix(fault: TrainingFault) -> TrainingFault:
     """`fault`, and how its option can be given."""
     return fault if fault.fix else replace(fault, fix=EXAMPLES.get(fault.where))
 
 
-def device_faults(name: object) -> list[Fault]:
+def device_faults(name: object) -> list[TrainingFault]:
     """What is wrong with the name of a device, whether or not it is there."""
     try:
         if isinstance(name, str) and (name == "auto" or torch.device(name)):
             return []
     except RuntimeError:
         pass
-    return [Fault("device", name, "auto, cpu, cuda, or a device of this machine")]
+    return [TrainingFault("device", name, "auto, cpu, cuda, or a device of this machine")]
 
 
-def parallel_faults(parallel: object) -> list[Fault]:
+def parallel_faults(parallel: object) -> list[TrainingFault]:
     """What is wrong with the words, however many processes there are."""
     if isinstance(parallel, str) and parallel in ("auto", *AXES):
         return []
     if isinstance(parallel, Mapping) and parallel and all(_is_word(name, AXES) for name in parallel):
         return [fault for name, count in parallel.items() for fault in _whole(f"parallel[{name!r}]", count)]
-    return [Fault("parallel", parallel, f"auto, {', '.join(AXES)}, or their counts")]
+    return [TrainingFault("parallel", parallel, f"auto, {', '.join(AXES)}, or their counts")]
 
 
 def find_device(name: str) -> torch.device:
@@ -301,25 +308,25 @@ def find_device(name: str) -> torch.device:
             torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
-        fault = Fault("device", f"{name} ({reason})", "auto, cpu, or a device of this machine")
+        fault = TrainingFault("device", f"{name} ({reason})", "auto, cpu, or a device of this machine")
         raise InvalidTraining("there is no such device here", faults=[with_fix(fault)]) from error
     return device
 
 
-def _whole(name: str, value: object, *, at_least: int = 1) -> list[Fault]:
+def _whole(name: str, value: object, *, at_least: int = 1) -> list[TrainingFault]:
     if isinstance(value, int) and not isinstance(value, bool) and value >= at_least:
         return []
-    return [Fault(name, value, f"a whole number, at least {at_least}")]
+    return [TrainingFault(name, value, f"a whole number, at least {at_least}")]
 
 
-def _above_0(name: str, value: object) -> list[Fault]:
+def _above_0(name: str, value: object) -> list[TrainingFault]:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
         return []
-    return [Fault(name, value, "a number above 0")]
+    return [TrainingFault(name, value, "a number above 0")]
 
 
-def _flag(name: str, value: object) -> list[Fault]:
-    return [] if isinstance(value, bool) else [Fault(name, value, "True, False")]
+def _flag(name: str, value: object) -> list[TrainingFault]:
+    return [] if isinstance(value, bool) else [TrainingFault(name, value, "True, False")]
 
 
 def _are_words(value: object) -> bool:

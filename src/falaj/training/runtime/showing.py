@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from falaj.training.runtime.errors import Fault
-from falaj.training.runtime.job import job
+from falaj.training.runtime.agent.job import job
+from falaj.training.runtime.errors import TrainingFault
 
 PROFILED_STEPS = 20
 NVTX = "FALAJ_NVTX"
@@ -21,22 +21,28 @@ ProfileChoice: TypeAlias = bool | int | Literal["nvtx"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Showing:
+class ReportingOptions:
     """`run` is where the run is kept, if that is a folder."""
 
     profile: ProfileChoice = False
     tensorboard: str | Path | bool = False
     run: object = None
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[TrainingFault]:
         profile, faults = self.profile, []
         if profile == "nvtx" and not nvtx_is_there():
             given = "nvtx, with a torch that was built without CUDA"
-            faults.append(Fault("profile", given, "nvtx where CUDA is; True anywhere", "profile=True"))
+            faults.append(
+                TrainingFault("profile", given, "nvtx where CUDA is; True anywhere", "profile=True")
+            )
         elif profile != "nvtx" and (not isinstance(profile, int) or profile < 0):
-            faults.append(Fault("profile", profile, "True, a number of steps, or nvtx", "profile=True"))
+            faults.append(
+                TrainingFault("profile", profile, "True, a number of steps, or nvtx", "profile=True")
+            )
         if not isinstance(self.tensorboard, bool | str | Path):
-            faults.append(Fault("tensorboard", self.tensorboard, "True, or a folder", "tensorboard=True"))
+            faults.append(
+                TrainingFault("tensorboard", self.tensorboard, "True, or a folder", "tensorboard=True")
+            )
         return faults
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
-from falaj.training.runtime.errors import CheckpointMismatch, Fault
+from falaj.training.runtime.errors import CheckpointMismatch, TrainingFault
 
 
 def with_plain_rates(state: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +28,9 @@ def put_into_optimizer(optimizer: optim.Optimizer, saved: Mapping[str, Any]) -> 
     kind, theirs = type(optimizer).__name__, saved["param_groups"]
     sizes = [[len(group["params"]) for group in each] for each in (groups, theirs)]
     if saved["class"] != kind or sizes[0] != sizes[1]:
-        fault = Fault("optimizer", f"{kind} of {sizes[0]} parameters", f"{saved['class']} of {sizes[1]}")
+        fault = TrainingFault(
+            "optimizer", f"{kind} of {sizes[0]} parameters", f"{saved['class']} of {sizes[1]}"
+        )
         raise CheckpointMismatch("the state is of another optimizer", faults=[fault])
     for own, their in zip(groups, theirs, strict=True):
         own |= {name: their[name] for name in ("lr", "initial_lr") if name in their}

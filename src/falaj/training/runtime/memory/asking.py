@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from falaj.training.runtime.data import Source
+from falaj.training.runtime.data.sources import SampleSource
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.memory.estimator import Estimator
 from falaj.training.runtime.plan.plans import Plan, plan_from
-from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
+from falaj.training.runtime.step.step import Loss
 
 ASKED_BY = "FALAJ_ESTIMATE"
 
@@ -32,12 +32,12 @@ def is_asked() -> bool:
     return ASKED_BY in os.environ
 
 
-def answer(settings: Settings, model: nn.Module, loss: Loss, source: Source) -> NoReturn:
+def answer(options: FitOptions, model: nn.Module, loss: Loss, source: SampleSource) -> NoReturn:
     """Write the estimate of what was to be trained, and end the script."""
     path = Path(os.environ[ASKED_BY])
     asked = json.loads(path.read_text())
     try:
-        found: dict[str, Any] = {"estimate": estimate_of(settings, model, loss, source, **asked)}
+        found: dict[str, Any] = {"estimate": estimate_of(options, model, loss, source, **asked)}
     except TrainingError as error:
         found = {"failed": str(error)}
     except Exception as failure:  # no estimate is no reason to refuse what may well be trained
@@ -50,19 +50,19 @@ def answer(settings: Settings, model: nn.Module, loss: Loss, source: Source) -> 
 
 
 def estimate_of(
-    settings: Settings, model: nn.Module, loss: Loss, source: Source, *, processes: int, device: str
+    options: FitOptions, model: nn.Module, loss: Loss, source: SampleSource, *, processes: int, device: str
 ) -> dict[str, Any]:
     """As plain values: what training takes on so many processes of a kind of device."""
-    spreading, given = settings.spreading, settings.pace.batch_size
-    tune, fixed = settings.computing.tune, settings.computing.fixed
-    plan = tune if isinstance(tune, Plan) else plan_from({"micro_batches": settings.micro_batches, **fixed})
+    parallelism, given = options.parallelism, options.batching.batch_size
+    tune, fixed = options.compute.tune, options.compute.fixed
+    plan = tune if isinstance(tune, Plan) else plan_from({"micro_batches": options.micro_batches, **fixed})
     estimator = Estimator(
-        *(model, loss, source, settings.updates.optimizer, plan),
-        min(len(source), BATCH_SIZE_TO_START_FROM) if given == "auto" else given,
+        *(model, loss, source, options.optimization.optimizer, plan),
+        min(len(source), INITIAL_BATCH_SIZE) if given == "auto" else given,
         device=device,
-        tensor_plan=spreading.tensor_plan,
-        pipeline_cuts=spreading.pipeline_cuts,
-        exact=spreading.exact,
-        fixed_pieces=settings.computing.accumulate is not None,
+        tensor_plan=parallelism.tensor_plan,
+        pipeline_cuts=parallelism.pipeline_cuts,
+        exact=parallelism.exact,
+        fixed_pieces=options.compute.accumulate is not None,
     )
-    return estimator.estimate(spreading.parallel, processes).facts()
+    return estimator.estimate(parallelism.parallel, processes).facts()

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.data import Data, open_data
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.sources import Data, open_data
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.memory.estimates import Estimate, Way
 from falaj.training.runtime.memory.estimator import Estimator
-from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan, Precision
 from falaj.training.runtime.settings import find_device
 from falaj.training.runtime.spread.layout import Parallel
 from falaj.training.runtime.spread.tensor_plan import TensorPlan
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.step.optimizers import OptimizerChoice
+from falaj.training.runtime.step.step import Loss
 
 __all__ = ["Estimate", "Way", "estimate"]
 
@@ -44,14 +44,14 @@ def estimate(
     the others are those of `fit`. NoEstimate where the model can be followed neither on fake tensors nor on samples.
     """
     name = find_device(device).type if device == "auto" else device.partition(":")[0]
-    faults = [] if name in ("cpu", "cuda") else [Fault("device", device, "auto, cpu or cuda")]
+    faults = [] if name in ("cpu", "cuda") else [TrainingFault("device", device, "auto, cpu or cuda")]
     pieces = 1 if accumulate is None else accumulate
     for what, count in (("processes", processes), ("batch_size", batch_size), ("accumulate", pieces)):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            faults.append(Fault(what, count, "a whole number, at least 1"))
+            faults.append(TrainingFault(what, count, "a whole number, at least 1"))
     if any(nn.parameter.is_lazy(each) for each in model.parameters()):
         fix = "call the model once on a sample before"
-        faults.append(Fault("model", "lazy parameters without a shape", "known shapes", fix))
+        faults.append(TrainingFault("model", "lazy parameters without a shape", "known shapes", fix))
     if faults:
         raise InvalidTraining("nothing can be estimated like this", faults=faults)
     source = open_data(data, inputs=inputs, target=target)

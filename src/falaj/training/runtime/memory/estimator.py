@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from falaj.training.runtime.data import Columns, Source
+from falaj.training.runtime.data.sources import SampleSource, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, NoEstimate
 from falaj.training.runtime.memory.blocks import block_bytes, can_be_sharded
 from falaj.training.runtime.memory.choices import Choice, choices
@@ -19,11 +19,11 @@ from falaj.training.runtime.memory.layouts import Parts, peak_bytes, samples_at_
 from falaj.training.runtime.memory.pipelines import even_peak, pipeline_peak
 from falaj.training.runtime.memory.stages import Staged
 from falaj.training.runtime.memory.trace import Trace
-from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan, Precision
 from falaj.training.runtime.spread.layout import Layout, Parallel, lay_out
 from falaj.training.runtime.spread.tensor_plan import Cut, TensorPlan, find_cuts
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.step.optimizers import OptimizerChoice
+from falaj.training.runtime.step.step import Loss
 
 
 class Estimator:
@@ -33,7 +33,7 @@ class Estimator:
         self,
         model: nn.Module,
         loss: Loss,
-        source: Source,
+        source: SampleSource,
         optimizer: OptimizerChoice,
         plan: Plan,
         batch_size: int,
@@ -58,8 +58,8 @@ class Estimator:
     @property
     def data_bytes(self) -> int:
         """What the data takes if it lies on a GPU."""
-        known = self.device == "cuda" and isinstance(self._source, Columns)
-        return self._source.size_bytes if known and isinstance(self._source, Columns) else 0
+        known = self.device == "cuda" and isinstance(self._source, TensorSource)
+        return self._source.size_bytes if known and isinstance(self._source, TensorSource) else 0
 
     def estimate(self, parallel: Parallel, processes: int) -> Estimate:
         """InvalidTraining where the layers cannot be cut, or the model not be staged, as `parallel` asks for."""

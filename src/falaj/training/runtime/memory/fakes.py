@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from falaj.training.runtime.data import Batch, map_tensors
-from falaj.training.runtime.optimizers import OptimizerChoice, make_optimizer
+from falaj.training.runtime.data.sources import Batch, map_tensors
 from falaj.training.runtime.spread.tensor_plan import Cut
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.step.optimizers import OptimizerChoice, make_optimizer
+from falaj.training.runtime.step.step import Loss
 
 
 @dataclass(frozen=True)

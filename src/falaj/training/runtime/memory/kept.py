@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn, optim
 
-from falaj.training.runtime.data import Batch
+from falaj.training.runtime.data.sources import Batch
 from falaj.training.runtime.memory.layouts import Parts, parts_from
 from falaj.training.runtime.memory.stages import Staged, staged_from
-from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.cache import cache_folder, code_of, description_of_loss, plan_key
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.step.optimizers import OptimizerChoice
+from falaj.training.runtime.step.step import Loss
 
 FORMAT = 3
 

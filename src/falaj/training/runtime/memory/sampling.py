@@ -14,14 +14,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from falaj.training.runtime.data import Batch
+from falaj.training.runtime.data.sources import Batch
 from falaj.training.runtime.memory.tally import Tally, tensors_in
 from falaj.training.runtime.memory.trace import Trace
 from falaj.training.runtime.memory.tracing import apply, casting, quiet, state_tensors, workspace_of
-from falaj.training.runtime.modes import begin_training, modes_kept
-from falaj.training.runtime.optimizers import OptimizerChoice, make_optimizer
 from falaj.training.runtime.plan.plans import Plan
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.step.modes import ensure_training_mode, preserved_modes
+from falaj.training.runtime.step.optimizers import OptimizerChoice, make_optimizer
+from falaj.training.runtime.step.step import Loss
 
 
 def trace_samples(
@@ -44,8 +44,8 @@ def trace_samples(
     def run(*inputs: Any) -> Any:
         return functional_call(model, {**own, **buffers}, inputs)
 
-    with modes_kept(model), quiet(), tally:
-        begin_training(model)
+    with preserved_modes(model), quiet(), tally:
+        ensure_training_mode(model)
         for tensor in [*own.values(), *buffers.values(), *tensors_in(batch)]:
             tally.hold(tensor)
         with casting(plan.precision, gpu=gpu):

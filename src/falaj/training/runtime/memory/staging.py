@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.data import Batch
+from falaj.training.runtime.data.sources import Batch
 from falaj.training.runtime.memory.blocks import block_bytes
 from falaj.training.runtime.memory.fakes import Fakes, fake_batch, fake_step
 from falaj.training.runtime.memory.stages import Stage, Staged
@@ -18,7 +18,7 @@ from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.spread.pipeline.cutting import Stages, find_stages
 from falaj.training.runtime.spread.pipeline.packing import assemble, describe, room_for
 from falaj.training.runtime.spread.pipeline.stage import Runner, homes_of, named_tensors
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.step.step import Loss
 
 CPU = torch.device("cpu")  # where fakes pretend to be
 

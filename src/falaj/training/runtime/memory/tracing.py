@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from falaj.training.runtime.data import Batch
+from falaj.training.runtime.data.sources import Batch
 from falaj.training.runtime.memory.fakes import Fakes, fake_step
 from falaj.training.runtime.memory.gpu_precision import AsOnGpu
 from falaj.training.runtime.memory.tally import Tally, tensors_in
 from falaj.training.runtime.memory.trace import Trace
-from falaj.training.runtime.optimizers import OptimizerChoice
 from falaj.training.runtime.plan.plans import Plan, Precision
-from falaj.training.runtime.randomness import generators_kept
 from falaj.training.runtime.spread.tensor_plan import Cut
-from falaj.training.runtime.steps import Loss
+from falaj.training.runtime.step.optimizers import OptimizerChoice
+from falaj.training.runtime.step.rng import preserved_rng_state
+from falaj.training.runtime.step.step import Loss
 
 MiB = 1 << 20
 WORKSPACE_BYTES = 32 * MiB
@@ -141,7 +141,7 @@ def quiet() -> Iterator[None]:
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_silent, log.disabled = log.disabled, True  # what cannot be faked is tried, and no error
     try:
-        with generators_kept(), warnings.catch_warnings():
+        with preserved_rng_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

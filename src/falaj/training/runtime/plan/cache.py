@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.data import Batch
+from falaj.training.runtime.data.sources import Batch
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.plan.describing import description_of
 from falaj.training.runtime.plan.nvml import gpu_names

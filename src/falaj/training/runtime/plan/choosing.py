@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.agent import Agent
-from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.checkpoint.manifest import kept_runs
-from falaj.training.runtime.data import Items, Source
-from falaj.training.runtime.data_faults import is_out_of_memory
-from falaj.training.runtime.errors import OutOfMemory, TrainingError, Unreadable
-from falaj.training.runtime.graphs import tensors_of
-from falaj.training.runtime.heartbeat import show_life
+from falaj.training.runtime.agent.agents import Agent
+from falaj.training.runtime.agent.heartbeat import beat_for_job
+from falaj.training.runtime.checkpointing.storage.manifest import saved_runs
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.errors import is_out_of_memory
+from falaj.training.runtime.data.sources import DatasetSource, SampleSource
+from falaj.training.runtime.errors import OutOfMemory, SampleUnreadable, TrainingError
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.plan.cache import keep_plan, load_plan, plan_key
 from falaj.training.runtime.plan.candidates import Space
 from falaj.training.runtime.plan.children import ChildLost, can_fork_for_gpu
@@ -27,10 +27,10 @@ from falaj.training.runtime.plan.plans import Plan, plan_from
 from falaj.training.runtime.plan.reading import ReadingTrials, search_reading
 from falaj.training.runtime.plan.searching import Found, InChild, Rehearsed, confirm, search, table
 from falaj.training.runtime.plan.trials import Outcome, TrialGround, reason_of
-from falaj.training.runtime.randomness import generators_kept
-from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
-from falaj.training.runtime.steps import Loss
-from falaj.training.runtime.world import World
+from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
+from falaj.training.runtime.step.cuda_graph import list_tensors
+from falaj.training.runtime.step.rng import preserved_rng_state
+from falaj.training.runtime.step.step import Loss
 
 MOST_S = 60.0
 SHARE_OF_RUN = 0.1
@@ -44,12 +44,17 @@ CPU_MARGIN, GPU_MARGIN = 1.05, 1.015
 
 
 def choose_plan(
-    model: nn.Module, loss: Loss, source: Source, settings: Settings, agent: Agent | None, world: World
+    model: nn.Module,
+    loss: Loss,
+    source: SampleSource,
+    options: FitOptions,
+    agent: Agent | None,
+    world: ProcessGroup,
 ) -> Plan:
     """The plan of this run, the same for all its processes."""
-    tune, fixed = settings.computing.tune, settings.fixed
-    plain = plan_from({**fixed, "micro_batches": settings.micro_batches_over(world.size)})
-    exact = settings.spreading.exact
+    tune, fixed = options.compute.tune, options.fixed
+    plain = plan_from({**fixed, "micro_batches": options.micro_batches_over(world.size)})
+    exact = options.parallelism.exact
     if isinstance(tune, Plan):  # an exact run has the same pieces, whoever trains it
         pieces = {"micro_batches": plain.micro_batches} if exact else {}
         return replace(tune, **{**fixed, **pieces})  # type: ignore[arg-type]
@@ -62,29 +67,29 @@ def choose_plan(
     if tune == "off":
         return plain
     try:
-        with generators_kept():
-            if not is_worth_a_look(model, source, settings, world):
+        with preserved_rng_state():
+            if not is_worth_a_look(model, source, options, world):
                 return plain
-            return Chooser(model, loss, source, settings, agent, world, plain).choose()
-    except Unreadable:  # the run would come to the same sample, and perhaps much later
+            return Chooser(model, loss, source, options, agent, world, plain).choose()
+    except SampleUnreadable:  # the run would come to the same sample, and perhaps much later
         raise
     except Exception as failure:  # if it is the run's own fault, the run will say so
-        say: Callable[[str], None] = agent.say if agent else print
-        say(f"no plan is looked for: {reason_of(failure)}")
+        notify: Callable[[str], None] = agent.notify if agent else print
+        notify(f"no plan is looked for: {reason_of(failure)}")
         return plain
 
 
-def plan_of_leader(agent: Agent | None, world: World, plain: Plan) -> Plan:
+def plan_of_leader(agent: Agent | None, world: ProcessGroup, plain: Plan) -> Plan:
     """What the leading process would go on by, for all; only that one can see the checkpoints."""
     kept = kept_plan(agent, world) if agent else None
-    own = bytearray(json.dumps((kept or plain).facts()).encode()) if world.leads else None
-    shared = world.share_bytes(own)
+    own = bytearray(json.dumps((kept or plain).facts()).encode()) if world.is_leader else None
+    shared = world.broadcast_bytes(own)
     return plan_from(json.loads(bytes(shared))) if shared else plain
 
 
-def kept_plan(agent: Agent, world: World) -> Plan | None:
+def kept_plan(agent: Agent, world: ProcessGroup) -> Plan | None:
     """The plan that the newest checkpoint was made by: a run that goes on goes on in the same way."""
-    for run in kept_runs(agent):
+    for run in saved_runs(agent):
         try:
             facts = run["facts"]
             modes = {True: "default", False: "off"}
@@ -97,20 +102,20 @@ def kept_plan(agent: Agent, world: World) -> Plan | None:
     return None
 
 
-def is_worth_a_look(model: nn.Module, source: Source, settings: Settings, world: World) -> bool:
+def is_worth_a_look(model: nn.Module, source: SampleSource, options: FitOptions, world: ProcessGroup) -> bool:
     """Whether the run may be long enough for a search to pay; without anything of it being run."""
     device = world.device.type
     if device not in WORK:
         return False
-    if settings.computing.tune_seconds is not None:
+    if options.compute.tune_seconds is not None:
         return True
-    steps, size = planned_steps(source, settings), planned_batch(source, settings)
+    steps, size = planned_steps(source, options), planned_batch(source, options)
     if steps < LEAST_STEPS:
         return False
     if steps >= STEPS[device]:
         return True
     parameters = sum(p.numel() for p in model.parameters())
-    sample = tensors_of(source.read(torch.zeros(1, dtype=torch.int64), seed=0))
+    sample = list_tensors(source.read(torch.zeros(1, dtype=torch.int64), seed=0))
     return 6.0 * parameters * size * steps * positions(sample) >= WORK[device]
 
 
@@ -122,15 +127,15 @@ def positions(sample: list[Tensor]) -> float:
     return max(1.0, math.prod(first.shape[2:]) / 16)
 
 
-def planned_batch(source: Source, settings: Settings) -> int:
-    given = settings.pace.batch_size
-    return min(len(source), BATCH_SIZE_TO_START_FROM) if given == "auto" else given
+def planned_batch(source: SampleSource, options: FitOptions) -> int:
+    given = options.batching.batch_size
+    return min(len(source), INITIAL_BATCH_SIZE) if given == "auto" else given
 
 
-def planned_steps(source: Source, settings: Settings) -> int:
-    pace = settings.pace
-    plan = BatchPlan(len(source), planned_batch(source, settings), pace.seed, pace.drop_last)
-    return pace.steps or (pace.epochs or 0) * plan.steps_per_epoch
+def planned_steps(source: SampleSource, options: FitOptions) -> int:
+    batching = options.batching
+    plan = BatchPlan(len(source), planned_batch(source, options), batching.seed, batching.drop_last)
+    return batching.steps or (batching.epochs or 0) * plan.steps_per_epoch
 
 
 class Chooser:
@@ -140,16 +145,16 @@ class Chooser:
         self,
         model: nn.Module,
         loss: Loss,
-        source: Source,
-        settings: Settings,
+        source: SampleSource,
+        options: FitOptions,
         agent: Agent | None,
-        world: World,
+        world: ProcessGroup,
         plain: Plan,
     ) -> None:
-        self._model, self._source, self._settings = model, source, settings
+        self._model, self._source, self._options = model, source, options
         self._agent, self._device, self._plain = agent, world.device, plain
-        self._ground = TrialGround(model, loss, source, settings, world.device)
-        self._say: Callable[[str], None] = agent.say if agent else print
+        self._ground = TrialGround(model, loss, source, options, world.device)
+        self._say: Callable[[str], None] = agent.notify if agent else print
         self._loss = loss
 
     def choose(self) -> Plan:
@@ -183,9 +188,9 @@ class Chooser:
     def _search_reading(self, found: Found) -> Found | None:
         """How a dataset is read best, beside the best computing; none where it is decided."""
         best, source = found.best, self._source
-        if best is None or not isinstance(source, Items) or "workers" in self._settings.fixed:
+        if best is None or not isinstance(source, DatasetSource) or "workers" in self._options.fixed:
             return None
-        trials = ReadingTrials(self._ground, source, self._settings, computing=best.samples_per_second)
+        trials = ReadingTrials(self._ground, source, self._options, computing=best.samples_per_second)
         allowed_s = self._budget(found.tried[0]) - found.seconds
         share = best.samples_per_second * self._ground.sample[1]
         try:
@@ -210,7 +215,7 @@ class Chooser:
                 "CUDA was in use before fit, so candidates run in this process: only safe ones are tried"
             )
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        with generators_kept():  # those of the GPU too, which are there from now on
+        with preserved_rng_state():  # those of the GPU too, which are there from now on
             return search(self._space(risky=False), self._try_here, budget=self._budget)
 
     def _search_on_cpu(self) -> Found:
@@ -223,38 +228,38 @@ class Chooser:
         return self._ground.try_out(plan)
 
     def _space(self, *, risky: bool) -> Space:
-        settings, on_gpu = self._settings, self._device.type == "cuda"
-        optimizer = settings.updates.optimizer
+        options, on_gpu = self._options, self._device.type == "cuda"
+        optimizer = options.optimization.optimizer
         return Space(
             on_gpu=on_gpu,
             start=self._plain,
-            fixed=settings.fixed,
-            batch_size=planned_batch(self._source, settings),
-            chooses_batch=settings.pace.batch_size == "auto",
+            fixed=options.fixed,
+            batch_size=planned_batch(self._source, options),
+            chooses_batch=options.batching.batch_size == "auto",
             samples=len(self._source),
             images=any(isinstance(module, nn.Conv2d) for module in self._model.modules()),
             fusible=isinstance(optimizer, str),
             fast_16=fast_16_bits(self._device),
-            sends=isinstance(self._source, Items),
+            sends=isinstance(self._source, DatasetSource),
             risky=risky,
             threads=torch.get_num_threads(),
             margin=GPU_MARGIN if on_gpu else CPU_MARGIN,
         )
 
     def _budget(self, first: Outcome) -> float:
-        given = self._settings.computing.tune_seconds
+        given = self._options.compute.tune_seconds
         if given is not None:
             return given
         if not first.samples_per_second:
             return MOST_S
-        size = planned_batch(self._source, self._settings)
-        run_s = planned_steps(self._source, self._settings) * size / first.samples_per_second
+        size = planned_batch(self._source, self._options)
+        run_s = planned_steps(self._source, self._options) * size / first.samples_per_second
         return min(MOST_S, SHARE_OF_RUN * run_s)
 
     def _long_enough(self) -> bool:
-        if self._settings.computing.tune_seconds is not None:
+        if self._options.compute.tune_seconds is not None:
             return True
-        size, steps = planned_batch(self._source, self._settings), planned_steps(self._source, self._settings)
+        size, steps = planned_batch(self._source, self._options), planned_steps(self._source, self._options)
         try:
             step_s = self._ground.step_seconds(self._plain)
         except (OutOfMemory, RuntimeError, MemoryError) as failure:
@@ -267,28 +272,28 @@ class Chooser:
         return SHARE_OF_RUN * run_s >= LEAST_S
 
     def _alive(self) -> bool:
-        show_life()
+        beat_for_job()
         return self._agent is None or self._agent.heartbeat()
 
     def _key(self) -> str | None:
-        settings = self._settings
-        updates = settings.updates
+        options = self._options
+        optimization = options.optimization
         try:
-            loss, optimizer = words_of(self._loss, self._model), words_of(updates.optimizer, self._model)
+            loss, optimizer = words_of(self._loss, self._model), words_of(optimization.optimizer, self._model)
         except (OSError, TypeError):
             return None
-        options: dict[str, Any] = {
-            **settings.fixed,
+        key_facts: dict[str, Any] = {
+            **options.fixed,
             "loss": loss,
-            "batch_size": settings.pace.batch_size,
-            "samples": len(self._source) if settings.pace.batch_size == "auto" else 0,
+            "batch_size": options.batching.batch_size,
+            "samples": len(self._source) if options.batching.batch_size == "auto" else 0,
             "optimizer": optimizer,
-            "changing_rate": updates.schedule != "constant" or bool(updates.warmup),
-            "clip": updates.clip is not None,
+            "changing_rate": optimization.schedule != "constant" or bool(optimization.warmup),
+            "clip": optimization.clip is not None,
             "dataset": type(getattr(self._source, "dataset", None)).__qualname__,
         }
         sample = self._source.read(torch.zeros(1, dtype=torch.int64), seed=0)
-        return plan_key(self._model, sample, self._device, options)
+        return plan_key(self._model, sample, self._device, key_facts)
 
     def _keep_as_parameters(self, values: Mapping[str, str]) -> None:
         if self._agent is not None:

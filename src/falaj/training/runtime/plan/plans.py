@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -47,7 +47,7 @@ class Plan:
     def __post_init__(self) -> None:
         allowed: dict[str, tuple[str, ...]] = {"precision": PRECISIONS, "layout": LAYOUTS, "compile": MODES}
         faults = [
-            Fault(f"tune.{name}", getattr(self, name), ", ".join(words))
+            TrainingFault(f"tune.{name}", getattr(self, name), ", ".join(words))
             for name, words in allowed.items()
             if getattr(self, name) not in words
         ]
@@ -55,9 +55,9 @@ class Plan:
         counts["prefetch"] = self.prefetch
         for name, count in counts.items():
             if count is not None and (not isinstance(count, int) or count < 1):
-                faults.append(Fault(f"tune.{name}", count, "a whole number, at least 1"))
+                faults.append(TrainingFault(f"tune.{name}", count, "a whole number, at least 1"))
         if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 0):
-            faults.append(Fault("tune.workers", self.workers, "a whole number, at least 0"))
+            faults.append(TrainingFault("tune.workers", self.workers, "a whole number, at least 0"))
         if faults:
             raise InvalidTraining("there is no such plan", faults=faults)
 

@@ -12,16 +12,16 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.data import Items
-from falaj.training.runtime.feeding.choosing import make_feeder
-from falaj.training.runtime.feeding.starting import cores_of_a_rank, way_to_start
-from falaj.training.runtime.micro_batches import Reader
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.dataloading.selection import make_loader
+from falaj.training.runtime.data.dataloading.start_method import choose_start_method, cores_per_rank
+from falaj.training.runtime.data.sources import DatasetSource
 from falaj.training.runtime.plan.numerics import numerics_of
 from falaj.training.runtime.plan.plans import Plan
 from falaj.training.runtime.plan.searching import LEAST_LEFT_S, TOO_LATE, Found, note
 from falaj.training.runtime.plan.trials import Outcome, TrialGround, reason_of
-from falaj.training.runtime.settings import Settings
+from falaj.training.runtime.settings import FitOptions
+from falaj.training.runtime.step.micro_batches import MicroBatchReader
 
 CHEAP = 0.05
 """Reading that takes less than this part of a step is not worth a process."""
@@ -32,7 +32,7 @@ TIMED_S, AT_MOST_S = 0.5, 4.0
 
 
 def search_reading(
-    items: Items,
+    items: DatasetSource,
     plan: Plan,
     try_out: Callable[[Plan], Outcome],
     *,
@@ -45,8 +45,8 @@ def search_reading(
     if share < CHEAP:
         found.best = Outcome(plan=plain)
         return found
-    for candidate in candidates(found, plain, cores=cores_of_a_rank()):
-        if candidate.workers and (way := way_to_start(items)).method is None:
+    for candidate in candidates(found, plain, cores=cores_per_rank()):
+        if candidate.workers and (way := choose_start_method(items)).method is None:
             outcome = Outcome(plan=candidate, why_not=way.why)
         elif found.tried and allowed_s - (time.monotonic() - began) < LEAST_LEFT_S:
             outcome = Outcome(plan=candidate, why_not=TOO_LATE)
@@ -73,9 +73,11 @@ def candidates(found: Found, plain: Plan, *, cores: int) -> Iterator[Plan]:
 class ReadingTrials:
     """Reads the dataset as a plan says, for a moment."""
 
-    def __init__(self, ground: TrialGround, items: Items, settings: Settings, *, computing: float) -> None:
+    def __init__(
+        self, ground: TrialGround, items: DatasetSource, options: FitOptions, *, computing: float
+    ) -> None:
         """`computing` is how many samples a second can be computed."""
-        self._ground, self._items, self._seed = ground, items, settings.pace.seed
+        self._ground, self._items, self._seed = ground, items, options.batching.seed
         self._computing = computing
 
     def __call__(self, plan: Plan) -> Outcome:
@@ -93,16 +95,16 @@ class ReadingTrials:
         with numerics_of(plan):
             engine, batches, _ = self._ground.engine(eager, source=self._items)
             with closing(engine):
-                return rate_of(batches, lambda step, indices: engine.advance(step, indices, _ignore))
+                return rate_of(batches, lambda step, indices: engine.run_step(step, indices, _ignore))
 
     def _on_gpu(self, plan: Plan) -> float:
         """Reading alone: this process must not start the GPU, which computes meanwhile and needs no core for it."""
         batches = self._ground.batches(plan)
-        reader = Reader(self._items, seed=self._seed, count=plan.micro_batches)
+        reader = MicroBatchReader(self._items, seed=self._seed, count=plan.micro_batches)
         here = torch.device("cpu")
-        feeder, _ = make_feeder(reader, batches, plan, here, last=sys.maxsize, say=_ignore)
-        with closing(feeder):
-            return min(self._computing, rate_of(batches, feeder.take))
+        loader, _ = make_loader(reader, batches, plan, here, last=sys.maxsize, notify=_ignore)
+        with closing(loader):
+            return min(self._computing, rate_of(batches, loader.take))
 
 
 def rate_of(batches: BatchPlan, take: Callable[[int, Tensor], object]) -> float:

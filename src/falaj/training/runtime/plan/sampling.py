@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor
 
-from falaj.training.runtime.data import Batch, Columns, Items, Source
+from falaj.training.runtime.data.sources import Batch, DatasetSource, SampleSource, TensorSource
 from falaj.training.runtime.errors import InvalidTraining
 
 SAMPLES_AT_MOST = 256
@@ -18,7 +18,7 @@ READING_S = 1.0
 class Sampled:
     """Stands for a dataset of `count` samples; those that were read stand for all of them."""
 
-    def __init__(self, columns: Columns, count: int) -> None:
+    def __init__(self, columns: TensorSource, count: int) -> None:
         self._columns, self._count = columns, count
 
     def __len__(self) -> int:
@@ -28,7 +28,7 @@ class Sampled:
         return self._columns.read(indices % len(self._columns), seed=seed)
 
 
-def sampled(items: Items) -> tuple[Source, float]:
+def sampled(items: DatasetSource) -> tuple[SampleSource, float]:
     """Some of `items` in memory, and the seconds that it takes to read one; itself, if they are more than tensors."""
     first = min(len(items), SAMPLES_AT_LEAST)
     items.read(torch.arange(first), seed=0)  # what is opened or imported at the first time
@@ -41,6 +41,6 @@ def sampled(items: Items) -> tuple[Source, float]:
         batch = items.read(torch.arange(count), seed=0)
         sample_s = (time.perf_counter() - began) / count
     try:
-        return Sampled(Columns(batch, where="data"), len(items)), sample_s
+        return Sampled(TensorSource(batch, where="data"), len(items)), sample_s
     except InvalidTraining:
         return items, sample_s

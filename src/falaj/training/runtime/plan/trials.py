@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.batches import BatchPlan
-from falaj.training.runtime.data import Columns, Items, Source
-from falaj.training.runtime.data_faults import is_out_of_memory
-from falaj.training.runtime.engine import Engine, is_resident, make_engine, resident
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.errors import is_out_of_memory
+from falaj.training.runtime.data.sources import DatasetSource, SampleSource, TensorSource
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.plan.borrowing import Memory
 from falaj.training.runtime.plan.judging import (
     SHAKE,
@@ -31,9 +31,9 @@ from falaj.training.runtime.plan.judging import (
 from falaj.training.runtime.plan.numerics import full_fp32, numerics_of, precision_of
 from falaj.training.runtime.plan.plans import Plan, Precision, plan_from
 from falaj.training.runtime.plan.sampling import sampled
-from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
-from falaj.training.runtime.steps import Loss
-from falaj.training.runtime.world import World
+from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
+from falaj.training.runtime.step.engine import StepEngine, is_resident, make_engine, to_resident
+from falaj.training.runtime.step.step import Loss
 
 COURSE_STEPS = 8
 COURSE_S = 1.0
@@ -71,13 +71,13 @@ class TrialGround:
     """A model and its data, on which plans are tried. The model and the loss that are given are left as they are."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, source: Source, settings: Settings, device: torch.device
+        self, model: nn.Module, loss: Loss, source: SampleSource, options: FitOptions, device: torch.device
     ) -> None:
         self._model, self._loss, self._source = model, loss, source
-        self._settings, self._world = settings, World(device=device)
+        self._options, self._world = options, ProcessGroup(device=device)
         self._references: dict[int, Reference] = {}
         self._noise = (0.0, 0.0)
-        self._memory = Memory(loss, settings.updates.optimizer)
+        self._memory = Memory(loss, options.optimization.optimizer)
         self._is_rehearsal = False
         self._steadiness: dict[Precision, list[bool]] = {}
 
@@ -86,23 +86,27 @@ class TrialGround:
         return self._world.device.type == "cuda"
 
     @cached_property
-    def sample(self) -> tuple[Source, float]:
+    def sample(self) -> tuple[SampleSource, float]:
         """What is read in trials, and the seconds that a sample of a dataset takes. The GPU is not needed."""
-        return sampled(self._source) if isinstance(self._source, Items) else (self._source, 0.0)
+        return sampled(self._source) if isinstance(self._source, DatasetSource) else (self._source, 0.0)
 
     @cached_property
-    def _near(self) -> Source:
+    def _near(self) -> SampleSource:
         """On the device, if it will lie there; of much data, a part of it."""
         source, device = self.sample[0], self._world.device
-        if isinstance(source, Columns) and source.size_bytes > SENT_BYTES and is_resident(source, device):
+        if (
+            isinstance(source, TensorSource)
+            and source.size_bytes > SENT_BYTES
+            and is_resident(source, device)
+        ):
             share = max(SENT_BYTES / source.size_bytes, LEAST_SHARE)
             source = source.thinned(max(int(share * len(source)), 4 * self._first_size))
-        return resident(source, device)
+        return to_resident(source, device)
 
     @property
     def _first_size(self) -> int:
-        given = self._settings.pace.batch_size
-        return BATCH_SIZE_TO_START_FROM if given == "auto" else given
+        given = self._options.batching.batch_size
+        return INITIAL_BATCH_SIZE if given == "auto" else given
 
     def for_rehearsal(self) -> TrialGround:
         """The same ground, where trying a plan is to do one step by it, and to measure nothing."""
@@ -138,7 +142,7 @@ class TrialGround:
             took = []
             for number in (1, 2, 3):
                 began = time.perf_counter()
-                engine.advance(number, batches.indices(number), _ignore)
+                engine.run_step(number, batches.indices(number), _ignore)
                 took.append(time.perf_counter() - began)
         finally:
             self.give_back()
@@ -146,7 +150,7 @@ class TrialGround:
 
     def _rehearsed(self, plan: Plan) -> Outcome:
         engine, batches, said = self.engine(plan)
-        engine.advance(1, batches.indices(1), _ignore)
+        engine.run_step(1, batches.indices(1), _ignore)
         return Outcome(plan=plan, why_not=said_first(said))
 
     def _measured(self, plan: Plan) -> Outcome:
@@ -172,7 +176,7 @@ class TrialGround:
 
     def _timed(
         self,
-        engine: Engine,
+        engine: StepEngine,
         batches: BatchPlan,
         found: Outcome,
         said: list[str],
@@ -193,34 +197,36 @@ class TrialGround:
     def batches(self, plan: Plan) -> BatchPlan:
         samples = len(self._near)
         batch_size = min(plan.batch_size or self._first_size, samples)
-        return BatchPlan(samples, batch_size, self._settings.pace.seed, drop_last=True)
+        return BatchPlan(samples, batch_size, self._options.batching.seed, drop_last=True)
 
-    def engine(self, plan: Plan, *, source: Source | None = None) -> tuple[Engine, BatchPlan, list[str]]:
+    def engine(
+        self, plan: Plan, *, source: SampleSource | None = None
+    ) -> tuple[StepEngine, BatchPlan, list[str]]:
         """An engine over a copy of the model, its batches, and what it says; on the samples, or on `source`."""
-        pace, said = self._settings.pace, list[str]()
+        batching, said = self._options.batching, list[str]()
         batches = self.batches(plan)
-        model, loss, settings = self._own_copy()
+        model, loss, options = self._own_copy()
         engine = make_engine(
             model,
             loss,
             source or self._near,
-            settings,
+            options,
             plan,
             batches=batches,
-            total=pace.steps or 1000,
+            total=batching.steps or 1000,
             world=self._world,
-            say=said.append,
+            notify=said.append,
             endless=True,
         )
         engine.get_ready(plan)
         return engine, batches, said
 
-    def _own_copy(self) -> tuple[nn.Module, Loss, Settings]:
+    def _own_copy(self) -> tuple[nn.Module, Loss, FitOptions]:
         """The model, the loss, and an optimizer that the caller made, to be changed freely; see `give_back`."""
-        updates, copies = self._settings.updates, dict[int, Any]()
-        model, loss, optimizer = copy.deepcopy((self._model, self._loss, updates.optimizer), copies)
+        optimization, copies = self._options.optimization, dict[int, Any]()
+        model, loss, optimizer = copy.deepcopy((self._model, self._loss, optimization.optimizer), copies)
         self._memory.lend(copies)
-        return model, loss, replace(self._settings, updates=replace(updates, optimizer=optimizer))
+        return model, loss, replace(self._options, optimization=replace(optimization, optimizer=optimizer))
 
     def _reference(self, batches: BatchPlan) -> Reference:
         """What plain fp32 gives; the noise between batches, and the first losses, are those of the first size."""
@@ -232,7 +238,7 @@ class TrialGround:
         return self._references[size]
 
     def _plain(self, batches: BatchPlan, *, first: bool) -> Reference:
-        plain = Plan(batch_size=batches.batch_size, micro_batches=self._settings.micro_batches)
+        plain = Plan(batch_size=batches.batch_size, micro_batches=self._options.micro_batches)
         engine, _, _ = self.engine(plain)
         loss, gradients = self._gradients(engine, batches, 1)
         course: list[float] = []
@@ -255,26 +261,26 @@ class TrialGround:
         return self._steadiness[precision]
 
     def _gradients(
-        self, engine: Engine, batches: BatchPlan, number: int
+        self, engine: StepEngine, batches: BatchPlan, number: int
     ) -> tuple[float, list[Tensor | None]]:
         loss = engine.gradients(number, batches.indices(number))
         scale = engine.step.scaler.get_scale() if engine.step.scaler else 1.0
         parameters = engine.step.model.parameters()
         return loss.item(), [None if p.grad is None else p.grad.detach() / scale for p in parameters]
 
-    def _course(self, engine: Engine, batches: BatchPlan, *, least: int) -> tuple[list[float], float]:
+    def _course(self, engine: StepEngine, batches: BatchPlan, *, least: int) -> tuple[list[float], float]:
         """The losses of the first steps, and the seconds of the last one."""
         losses: list[float] = []
         began = last = time.perf_counter()
         took = 0.0
         while len(losses) < COURSE_STEPS and (len(losses) < least or last - began < COURSE_S):
             number = len(losses) + 1
-            engine.advance(number, batches.indices(number), lambda loss: losses.append(loss.item()))
+            engine.run_step(number, batches.indices(number), lambda loss: losses.append(loss.item()))
             now = time.perf_counter()
             took, last = now - last, now
         return losses, took
 
-    def _rate(self, engine: Engine, batches: BatchPlan, *, first: int, step_s: float) -> float:
+    def _rate(self, engine: StepEngine, batches: BatchPlan, *, first: int, step_s: float) -> float:
         """Samples a second, the best of a few rounds."""
         count = max(1, min(2000, int(TIMED_S / max(step_s, 1e-6))))
         rounds = 1 if step_s > TIMED_S else ROUNDS
@@ -283,7 +289,7 @@ class TrialGround:
             began, samples, end = self._now(), 0, number + count
             while number < end and (not samples or time.perf_counter() < late):
                 indices = batches.indices(number)
-                engine.advance(number, indices, _ignore)
+                engine.run_step(number, indices, _ignore)
                 samples, number = samples + len(indices), number + 1
             best = max(best, samples / (self._now() - began))
             if time.perf_counter() >= late:
@@ -298,10 +304,10 @@ class TrialGround:
 
 def shake(model: nn.Module, by: float) -> None:
     """Move each weight up or down by this part of it."""
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            signs = torch.randint(0, 2, parameter.shape, generator=dice, dtype=torch.int8)
+            signs = torch.randint(0, 2, parameter.shape, generator=rng, dtype=torch.int8)
             parameter.mul_(1 + by * (2 * signs.to(parameter.device) - 1))
 
 

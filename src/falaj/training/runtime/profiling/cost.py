@@ -20,7 +20,7 @@ from torch import Tensor, nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from falaj.training.runtime.data import Batch, map_tensors
+from falaj.training.runtime.data.sources import Batch, map_tensors
 from falaj.training.runtime.plan.cache import cache_folder, plan_key
 
 Loss = Callable[[Any, Any], Tensor]

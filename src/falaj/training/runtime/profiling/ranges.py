@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from falaj.training.runtime.engine import Engine
 from falaj.training.runtime.profiling.events import PREFIX
+from falaj.training.runtime.step.engine import StepEngine
 
 Mark: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 Undo: TypeAlias = Callable[[], None]
@@ -25,7 +25,7 @@ def for_nvtx(name: str) -> AbstractContextManager[Any]:
     return torch.cuda.nvtx.range(PREFIX + name)
 
 
-def mark_parts(engine: Engine, mark: Mark) -> Undo:
+def mark_parts(engine: StepEngine, mark: Mark) -> Undo:
     """Have ranges around waiting for data, forward, backward and optimizer until what is returned is called."""
 
     def around(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,11 +35,11 @@ def mark_parts(engine: Engine, mark: Mark) -> Undo:
 
         return marked
 
-    feeder, leave_step = engine.feeder, engine.step.observe(around)
-    feeder.take = around("data", feeder.take)  # type: ignore[method-assign]
+    loader, leave_step = engine.loader, engine.step.observe(around)
+    loader.take = around("data", loader.take)  # type: ignore[method-assign]
 
     def leave() -> None:
         leave_step()
-        del feeder.take
+        del loader.take
 
     return leave

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from falaj.training.runtime.engine import Engine
-from falaj.training.runtime.metering import Clock, Price
 from falaj.training.runtime.profiling.cost import Cost, bytes_of_update
 from falaj.training.runtime.profiling.events import read_trace
 from falaj.training.runtime.profiling.ranges import Undo, for_nvtx, for_torch, mark_parts
 from falaj.training.runtime.profiling.shares import Overlap, shares_of
 from falaj.training.runtime.profiling.verdicts import Circumstances, Verdict, judge
+from falaj.training.runtime.reporting.throughput import ModelCost, StepClock
+from falaj.training.runtime.step.engine import StepEngine
 
 WARM_STEPS = 5
 """Steps before the profile: what compiles, captures or fills caches does so in these."""
@@ -36,11 +36,11 @@ class Assignment:
     steps: int
     folder: Path
     circumstances: Circumstances
-    price: Price | None
+    price: ModelCost | None
     samples: int
     """Of a step."""
     devices: int
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     done: Callable[[int, Verdict], None]
     checkpoints: Callable[[], Overlap]
     """Seconds that checkpoints of the whole run have taken so far, and how many beside the steps."""
@@ -49,13 +49,13 @@ class Assignment:
 class Watch:
     """Stands before an engine until the profile is made, and is gone from then on."""
 
-    def __init__(self, engine: Engine, clock: Clock, assignment: Assignment, *, left: int) -> None:
+    def __init__(self, engine: StepEngine, clock: StepClock, assignment: Assignment, *, left: int) -> None:
         """`left` are the steps that the run still has."""
         self._engine, self._clock, self._asked = engine, clock, assignment
         self._warm = max(0, min(WARM_STEPS, left - assignment.steps - 1))
         self._wanted = min(assignment.steps, left - self._warm)
         self._seen, self._number = 0, 0
-        self._advance, self._before_us = engine.advance, vars(engine).get("advance")
+        self._advance, self._before_us = engine.run_step, vars(engine).get("run_step")
         self._stands = left > 0
         self._undo: list[Undo] = []
         self._profiler: profile | None = None
@@ -63,7 +63,7 @@ class Watch:
         self._read_before = Overlap()
         self._verdict: Verdict | None = None
         if self._stands:
-            engine.advance = self.advance  # type: ignore[method-assign]
+            engine.run_step = self.run_step  # type: ignore[method-assign]
 
     @property
     def verdict(self) -> Verdict | None:
@@ -72,13 +72,13 @@ class Watch:
             return self._verdict
         return replace(self._verdict, overlap={**self._verdict.overlap, "checkpoints": saved})
 
-    def advance(self, number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
+    def run_step(self, number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
         """A step; it lasts until the next one begins."""
         self._seen += 1
         self._close_step()
         if self._seen > self._warm + self._wanted:
             self.end()
-            self._engine.advance(number, indices, look)
+            self._engine.run_step(number, indices, look)
             return
         if self._seen == max(1, self._warm):  # the first step under a profiler is slower than others
             self._begin()
@@ -95,16 +95,18 @@ class Watch:
         if not self._stands:
             return
         self._stands = False
-        del self._engine.advance
+        del self._engine.run_step
         if self._before_us is not None:
-            self._engine.advance = self._before_us  # type: ignore[method-assign]
+            self._engine.run_step = self._before_us  # type: ignore[method-assign]
         profiler, self._profiler = self._profiler, None
-        with self._clock.aside():
+        with self._clock.excluded():
             try:
                 if profiler is not None:
                     self._finish(profiler)
             except Exception as failure:
-                self._asked.say(f"the profile failed ({type(failure).__name__}: {failure}); training goes on")
+                self._asked.notify(
+                    f"the profile failed ({type(failure).__name__}: {failure}); training goes on"
+                )
             finally:
                 self._leave()
 
@@ -122,7 +124,7 @@ class Watch:
             self._undo.pop()()
 
     def _begin(self) -> None:
-        with self._clock.aside():
+        with self._clock.excluded():
             try:
                 activities = [ProfilerActivity.CPU]
                 if self._engine.step.device.type == "cuda":
@@ -131,7 +133,9 @@ class Watch:
                 profiler = profile(activities=activities)
                 profiler.start()
             except Exception as failure:
-                self._asked.say(f"the profile failed ({type(failure).__name__}: {failure}); training goes on")
+                self._asked.notify(
+                    f"the profile failed ({type(failure).__name__}: {failure}); training goes on"
+                )
                 return
             self._profiler = profiler
             self._undo += [mark_parts(self._engine, for_torch), mark_aside(self._clock)]
@@ -167,26 +171,26 @@ class Watch:
             overlap={"data": data, "checkpoints": asked.checkpoints()},
             trace=str(trace),
         )
-        asked.say(self._verdict.words)
+        asked.notify(self._verdict.words)
         asked.done(self._number, self._verdict)
 
 
-def reading(engine: Engine) -> Overlap:
+def reading(engine: StepEngine) -> Overlap:
     """Seconds that samples took to be read so far, and how many of them beside the computing."""
     return Overlap(engine.waited_s + engine.hidden_s, engine.hidden_s)
 
 
-def mark_aside(clock: Clock) -> Undo:
+def mark_aside(clock: StepClock) -> Undo:
     """Have a range around what is not a training step."""
-    plain = clock.aside
+    plain = clock.excluded
 
     def aside() -> AbstractContextManager[None]:
         return Both(for_torch("aside"), plain())
 
-    clock.aside = aside  # type: ignore[method-assign, assignment]
+    clock.excluded = aside  # type: ignore[method-assign, assignment]
 
     def leave() -> None:
-        del clock.aside
+        del clock.excluded
 
     return leave
 
@@ -206,13 +210,13 @@ class Both:
         self._outer.__exit__(*failure)
 
 
-def mark_for_nsight(engine: Engine) -> None:
+def mark_for_nsight(engine: StepEngine) -> None:
     """Have NVTX ranges around each step and its parts, to the end of the run."""
     mark_parts(engine, for_nvtx)
-    plain = engine.advance
+    plain = engine.run_step
 
-    def advance(number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
+    def run_step(number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
         with for_nvtx(f"step {number}"):
             plain(number, indices, look)
 
-    engine.advance = advance  # type: ignore[method-assign]
+    engine.run_step = run_step  # type: ignore[method-assign]

@@ -17,18 +17,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from falaj.training.runtime.data import Columns, Source
-from falaj.training.runtime.errors import Fault, InvalidTraining, NoEstimate
-from falaj.training.runtime.graphs import tensors_of
+from falaj.training.runtime.data.sources import SampleSource, TensorSource
+from falaj.training.runtime.errors import InvalidTraining, NoEstimate, TrainingFault
 from falaj.training.runtime.memory.choices import automatic
 from falaj.training.runtime.memory.estimator import Estimator
 from falaj.training.runtime.memory.limits import memory_of
 from falaj.training.runtime.memory.words import spell
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.plan.plans import Plan
-from falaj.training.runtime.settings import BATCH_SIZE_TO_START_FROM, Settings
+from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.spread.layout import Layout, lay_out
-from falaj.training.runtime.steps import Loss
-from falaj.training.runtime.world import World
+from falaj.training.runtime.step.cuda_graph import list_tensors
+from falaj.training.runtime.step.step import Loss
 
 SMALL = 0.05
 """A bound on what a model takes that is at most this part of the memory is no reason to look closer."""
@@ -39,54 +39,54 @@ RESIDENT_SHARE = 0.25
 def settle_layout(
     model: nn.Module,
     loss: Loss,
-    source: Source,
-    settings: Settings,
+    source: SampleSource,
+    options: FitOptions,
     plan: Plan,
-    world: World,
-    say: Callable[[str], None],
-) -> tuple[Settings, Plan]:
+    world: ProcessGroup,
+    notify: Callable[[str], None],
+) -> tuple[FitOptions, Plan]:
     """The settings and the plan with the layout, and the micro-batches, that `auto` stands for here."""
-    spreading = settings.spreading
-    if world.size == 1 or spreading.exact or spreading.parallel != "auto":
-        return settings, plan
-    memory = least(spreading.memory or memory_of(world.device), world)
+    parallelism = options.parallelism
+    if world.size == 1 or parallelism.exact or parallelism.parallel != "auto":
+        return options, plan
+    memory = least(parallelism.memory or memory_of(world.device), world)
     decided: dict[str, Any] = {}
-    if world.leads:
-        decided = decide(model, loss, source, settings, plan, world, memory)
-    shared = world.share_bytes(bytearray(json.dumps(decided).encode()) if world.leads else None)
+    if world.is_leader:
+        decided = decide(model, loss, source, options, plan, world, memory)
+    shared = world.broadcast_bytes(bytearray(json.dumps(decided).encode()) if world.is_leader else None)
     decided = json.loads(bytes(shared or b"{}"))
     if "fault" in decided:
         raise InvalidTraining(
-            "this model does not fit in the memory that there is", faults=[Fault(**decided["fault"])]
+            "this model does not fit in the memory that there is", faults=[TrainingFault(**decided["fault"])]
         )
-    if world.leads and decided["words"]:
-        say(decided["words"])
-    spread = replace(spreading, parallel=decided["parallel"])
-    return replace(settings, spreading=spread), replace(plan, micro_batches=decided["micro_batches"])
+    if world.is_leader and decided["words"]:
+        notify(decided["words"])
+    spread = replace(parallelism, parallel=decided["parallel"])
+    return replace(options, parallelism=spread), replace(plan, micro_batches=decided["micro_batches"])
 
 
 def decide(
     model: nn.Module,
     loss: Loss,
-    source: Source,
-    settings: Settings,
+    source: SampleSource,
+    options: FitOptions,
     plan: Plan,
-    world: World,
+    world: ProcessGroup,
     memory: int,
 ) -> dict[str, Any]:
     """What the leading process tells the others: a layout with its micro-batches and a reason, or a fault."""
-    given = settings.pace.batch_size
-    size = plan.batch_size or (BATCH_SIZE_TO_START_FROM if given == "auto" else given)
+    given = options.batching.batch_size
+    size = plan.batch_size or (INITIAL_BATCH_SIZE if given == "auto" else given)
     copies = lay_out("ddp", world.size)
     try:
         if rough_bytes(model, source, -(-size // world.size)) <= SMALL * memory:
             return _decision(copies, plan.micro_batches, "")
         estimator = Estimator(
-            *(model, loss, source, settings.updates.optimizer, plan, size),
+            *(model, loss, source, options.optimization.optimizer, plan, size),
             device=world.device.type,
-            tensor_plan=settings.spreading.tensor_plan,
-            pipeline_cuts=settings.spreading.pipeline_cuts,
-            fixed_pieces=settings.computing.accumulate is not None,
+            tensor_plan=options.parallelism.tensor_plan,
+            pipeline_cuts=options.parallelism.pipeline_cuts,
+            fixed_pieces=options.compute.accumulate is not None,
         )
         return choose(estimator, world.size, memory - resident_bytes(source, world, memory))
     except NoEstimate as failure:
@@ -126,14 +126,14 @@ def refusal(estimator: Estimator, processes: int, memory: int) -> dict[str, Any]
     }
 
 
-def least(own: int, world: World) -> int:
+def least(own: int, world: ProcessGroup) -> int:
     """The least that any process has."""
     found = torch.tensor([own], dtype=torch.int64, device=world.device)
     dist.all_reduce(found, dist.ReduceOp.MIN)
     return int(found.item())
 
 
-def rough_bytes(model: nn.Module, source: Source, samples: int) -> float:
+def rough_bytes(model: nn.Module, source: SampleSource, samples: int) -> float:
     """A generous guess at what training takes, without looking at what the model does.
 
     Parameters, gradients, their copies, two of state and one for the update make six. At each position of a sample each
@@ -141,7 +141,7 @@ def rough_bytes(model: nn.Module, source: Source, samples: int) -> float:
     """
     every = list(model.parameters())
     widths = sum(sum(p.shape[:2]) for p in every)
-    sample = tensors_of(source.read(torch.zeros(1, dtype=torch.int64), seed=0))
+    sample = list_tensors(source.read(torch.zeros(1, dtype=torch.int64), seed=0))
     places = max(map(positions, sample), default=1)
     pairs = places**2 * len(every) if any(map(is_sequence, sample)) else 0
     return 6 * sum(p.nbytes for p in every) + samples * (32 * places * widths + 64 * pairs)
@@ -159,9 +159,9 @@ def is_sequence(tensor: Tensor) -> bool:
     return tensor.dim() == (3 if tensor.is_floating_point() else 2) and tensor.shape[1] > 1
 
 
-def resident_bytes(source: Source, world: World, memory: int) -> int:
+def resident_bytes(source: SampleSource, world: ProcessGroup, memory: int) -> int:
     """What the data takes on a GPU, where it lies there."""
-    if world.device.type != "cuda" or not isinstance(source, Columns):
+    if world.device.type != "cuda" or not isinstance(source, TensorSource):
         return 0
     return source.size_bytes if source.size_bytes <= RESIDENT_SHARE * memory else 0
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.spread.tree import by_dtype
 
 Seen = list[tuple[Tensor, int]]
@@ -82,7 +82,7 @@ class StillBuffers:
         moved = [name for name, seen_now in now.items() if not is_same(seen_now, before.get(name))]
         if moved:
             allowed = "buffers that steps leave alone, or exact=False"
-            faults = [Fault(name, "a buffer that forward changes", allowed) for name in moved]
+            faults = [TrainingFault(name, "a buffer that forward changes", allowed) for name in moved]
             raise InvalidTraining("this cannot be trained exactly", faults=faults)
 
 
@@ -111,5 +111,5 @@ def is_changed(now: Seen, before: Seen) -> bool:
 def refusal(names: Sequence[str]) -> InvalidTraining:
     """The same in all processes, none of which knows which of the buffers it was."""
     given = f"other shapes in other processes, among {', '.join(name.lstrip('.') for name in names)}"
-    fault = Fault("buffers", given, "the same in all", "a shape that does not depend on the samples")
+    fault = TrainingFault("buffers", given, "the same in all", "a shape that does not depend on the samples")
     return InvalidTraining("forward gave the model buffers that cannot be shared", faults=[fault])

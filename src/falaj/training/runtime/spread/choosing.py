@@ -9,20 +9,22 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.spread.layout import Layout
 from falaj.training.runtime.spread.pipeline.cutting import find_stages
 from falaj.training.runtime.spread.pipeline.pipeline import Pipeline
 from falaj.training.runtime.spread.sums import word_group
 from falaj.training.runtime.spread.tensor_plan import Cut, TensorPlan, find_cuts
 from falaj.training.runtime.spread.ways import Alone, Copies, ExactCopies, Shards, Spread, same_start
-from falaj.training.runtime.world import World
 
 CUT_BY_RUNS: WeakKeyDictionary[nn.Module, tuple[Layout, Mapping[str, Cut], DeviceMesh]] = WeakKeyDictionary()
 """Models that were left in shards or with cut layers: another run takes them as they are."""
 
 
-def spread_over(model: nn.Module, world: World, layout: Layout, *, tensor_plan: TensorPlan | None) -> Spread:
+def spread_over(
+    model: nn.Module, world: ProcessGroup, layout: Layout, *, tensor_plan: TensorPlan | None
+) -> Spread:
     """`model`, which lies on its device, spread over the processes of `world`."""
     if world.size == 1:
         return Alone(model, world)
@@ -38,7 +40,7 @@ def spread_over(model: nn.Module, world: World, layout: Layout, *, tensor_plan: 
 
 def spread_in_stages(
     model: nn.Module,
-    world: World,
+    world: ProcessGroup,
     layout: Layout,
     *,
     tensor_plan: TensorPlan | None,
@@ -65,7 +67,7 @@ def refuse_other_cuts(model: nn.Module, layout: Layout, cuts: Mapping[str, Cut])
         return mesh
     given = f"{layout.words}, for a model that an earlier fit left as {then.words}"
     fix = "the same parallel= as then, or a new model from the checkpoint or the whole tensors of that one"
-    fault = Fault("parallel", given, then.words, fix)
+    fault = TrainingFault("parallel", given, then.words, fix)
     raise InvalidTraining("the model is cut already", faults=[fault])
 
 
@@ -74,12 +76,12 @@ def find_tensor_cuts(model: nn.Module, layout: Layout, plan: TensorPlan | None) 
     return find_cuts(model, plan, size=layout.tensor) if layout.tensor > 1 else {}
 
 
-def make_mesh(world: World, layout: Layout) -> DeviceMesh:
+def make_mesh(world: ProcessGroup, layout: Layout) -> DeviceMesh:
     shape = (layout.pipeline, layout.data, layout.tensor)
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
 
 
-def spread_exactly(model: nn.Module, world: World, *, micro_batches: int) -> Spread:
+def spread_exactly(model: nn.Module, world: ProcessGroup, *, micro_batches: int) -> Spread:
     """A copy in each process, and sums that are the same to the bit for any number of them."""
     refuse_other_cuts(model, Layout(data=world.size), {})
     require_exact(model, world, micro_batches)
@@ -89,7 +91,7 @@ def spread_exactly(model: nn.Module, world: World, *, micro_batches: int) -> Spr
 
 
 def _over_mesh(
-    model: nn.Module, world: World, layout: Layout, mesh: DeviceMesh, cuts: Mapping[str, Cut]
+    model: nn.Module, world: ProcessGroup, layout: Layout, mesh: DeviceMesh, cuts: Mapping[str, Cut]
 ) -> Alone:
     if cuts:
         cut_tensors(model, mesh["tensor"], cuts)
@@ -98,7 +100,7 @@ def _over_mesh(
     return found
 
 
-def _over_data(model: nn.Module, world: World, layout: Layout, mesh: DeviceMesh) -> Alone:
+def _over_data(model: nn.Module, world: ProcessGroup, layout: Layout, mesh: DeviceMesh) -> Alone:
     if layout.data == 1:
         return Alone(model, world)
     way = Shards if layout.shards else Copies
@@ -117,14 +119,14 @@ def cut_tensors(model: nn.Module, mesh: DeviceMesh, cuts: Mapping[str, Cut]) -> 
         parallelize_module(model, mesh, here)
 
 
-def require_exact(model: nn.Module, world: World, micro_batches: int) -> None:
+def require_exact(model: nn.Module, world: ProcessGroup, micro_batches: int) -> None:
     faults = []
     if world.size & (world.size - 1) or micro_batches % world.size:
         allowed = f"a power of two, at most the {micro_batches} micro-batches"
-        faults.append(Fault("processes", world.size, allowed, f"accumulate={world.size}"))
+        faults.append(TrainingFault("processes", world.size, allowed, f"accumulate={world.size}"))
     for name, module in model.named_modules():
         if getattr(module, "track_running_stats", False):
             given = f"{type(module).__name__}, whose running statistics depend on who sees which samples"
-            faults.append(Fault(name or "model", given, "GroupNorm or LayerNorm, or exact=False"))
+            faults.append(TrainingFault(name or "model", given, "GroupNorm or LayerNorm, or exact=False"))
     if faults:
         raise InvalidTraining("this cannot be trained exactly", faults=faults)

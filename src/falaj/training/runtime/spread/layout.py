@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 
 Axis = Literal["ddp", "fsdp", "tensor", "pipeline"]
 Parallel: TypeAlias = Literal["auto"] | Axis | Mapping[Axis, int]
@@ -69,5 +69,5 @@ def _counts(parallel: Parallel, processes: int) -> dict[str, int]:
 
 
 def _refused(given: str, allowed: str) -> InvalidTraining:
-    fault = Fault("parallel", given, allowed, 'parallel={"fsdp": 2, "tensor": 2}')
+    fault = TrainingFault("parallel", given, allowed, 'parallel={"fsdp": 2, "tensor": 2}')
     return InvalidTraining("the model cannot be spread like this", faults=[fault])

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from falaj.training.runtime.errors import Fault, InvalidTraining, TrainingError
+from falaj.training.runtime.errors import InvalidTraining, TrainingError, TrainingFault
 
 TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
 """What torch says, and nothing more, when other processes do not answer."""
@@ -69,7 +69,9 @@ class ShardOrder:
         largest, smallest = both.tolist()
         if largest != -smallest:
             given = "a model that uses other layers for other samples"
-            fault = Fault("parallel", f"fsdp, with {given}", "every layer for every sample", 'parallel="ddp"')
+            fault = TrainingFault(
+                "parallel", f"fsdp, with {given}", "every layer for every sample", 'parallel="ddp"'
+            )
             raise InvalidTraining("the processes did not use the same layers in this step", faults=[fault])
 
     def _in_vain(self, what: str) -> TrainingError:
@@ -77,7 +79,7 @@ class ShardOrder:
         if self._gathers:
             done += f", the last one {self._gathers[-1]}"
         given = f"{done}, in process {dist.get_rank()}; another one may say another number"
-        fault = Fault("parallel", f"fsdp, {given}", "every layer for every sample", 'parallel="ddp"')
+        fault = TrainingFault("parallel", f"fsdp, {given}", "every layer for every sample", 'parallel="ddp"')
         return TrainingError(f"{what}: did they not use the same layers?", faults=[fault])
 
     def _note(self, number: int, name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import nn
 
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 
 Cut = Literal["column", "row"]
 TensorPlan = Mapping[str, Cut]
@@ -33,7 +33,7 @@ def find_cuts(model: nn.Module, plan: TensorPlan | None, *, size: int) -> dict[s
     shared = layers_that_share(model)
     found = dict(_named(model, plan)) if plan is not None else dict(_pairs(model, shared))
     if not found:
-        fault = Fault(
+        fault = TrainingFault(
             "tensor_plan",
             "no pair of linear layers in a row was found",
             "names of layers, column or row",
@@ -43,7 +43,9 @@ def find_cuts(model: nn.Module, plan: TensorPlan | None, *, size: int) -> dict[s
     faults = [uneven for name, cut in found.items() if (uneven := _uneven(model, name, cut, size))]
     allowed = "layers with parameters of their own; to cut one of two would part them"
     faults += [
-        Fault(name, "shares a parameter with another layer", allowed) for name in found if name in shared
+        TrainingFault(name, "shares a parameter with another layer", allowed)
+        for name in found
+        if name in shared
     ]
     if faults:
         raise InvalidTraining(f"layers cannot be cut in {size}", faults=faults)
@@ -66,7 +68,7 @@ def _named(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, Cut]]:
         matching = [name for name in names if wanted.fullmatch(name)]
         if not matching or cut not in ("column", "row"):
             allowed = f"names of linear layers ({', '.join(names[:5])} …), column or row"
-            fault = Fault("tensor_plan", f"{pattern}: {cut}", allowed)
+            fault = TrainingFault("tensor_plan", f"{pattern}: {cut}", allowed)
             raise InvalidTraining("the tensor plan does not fit the model", faults=[fault])
         yield from ((name, cut) for name in matching)
 
@@ -101,9 +103,9 @@ def _in_sequence(module: nn.Sequential) -> Iterator[tuple[str, str]]:
             before = None
 
 
-def _uneven(model: nn.Module, name: str, cut: Cut, size: int) -> Fault | None:
+def _uneven(model: nn.Module, name: str, cut: Cut, size: int) -> TrainingFault | None:
     layer = model.get_submodule(name)
     width = layer.out_features if cut == "column" else layer.in_features
     if isinstance(width, int) and width % size:
-        return Fault(name, f"{width} features", f"a multiple of {size}")
+        return TrainingFault(name, f"{width} features", f"a multiple of {size}")
     return None

@@ -11,7 +11,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def laid_out(tensor: Tensor, *, like: Tensor) -> Tensor:
+def to_memory_format(tensor: Tensor, *, like: Tensor) -> Tensor:
     """`tensor`, which every process has whole, cut as `like` is."""
     if not isinstance(like, DTensor):
         return tensor

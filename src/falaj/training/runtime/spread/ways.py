@@ -12,13 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from falaj.training.runtime.micro_batches import MicroBatch
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.spread.buffers import BufferShare, StillBuffers
 from falaj.training.runtime.spread.norms import clip_gradients
 from falaj.training.runtime.spread.shard_order import ShardOrder
 from falaj.training.runtime.spread.sums import GradientSum
 from falaj.training.runtime.spread.tree import PairwiseSum, sum_over_processes
-from falaj.training.runtime.world import World
+from falaj.training.runtime.step.micro_batches import MicroBatch
 
 
 class Spread(Protocol):
@@ -50,7 +50,7 @@ class Alone:
 
     factor = 1.0
 
-    def __init__(self, model: nn.Module, world: World) -> None:
+    def __init__(self, model: nn.Module, world: ProcessGroup) -> None:
         self.run: nn.Module = model
         self._world = world
         self._losses: list[Tensor] = []
@@ -75,7 +75,7 @@ class Alone:
             own = own + loss
         if self.stages is not None:  # those that have no loss do not know its type either
             own = own.double()
-        return self._world.total(own if self.speaks else torch.zeros_like(own))
+        return self._world.sum_loss(own if self.speaks else torch.zeros_like(own))
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> None:
         if self.stages is not None or any(isinstance(parameter, DTensor) for parameter in parameters):
@@ -90,7 +90,9 @@ class Alone:
 class Copies(Alone):
     """A copy in each process, whose gradients are added while the last backward pass goes on."""
 
-    def __init__(self, model: nn.Module, world: World, mesh: DeviceMesh, words: dist.ProcessGroup) -> None:
+    def __init__(
+        self, model: nn.Module, world: ProcessGroup, mesh: DeviceMesh, words: dist.ProcessGroup
+    ) -> None:
         super().__init__(model, world)
         group = mesh.get_group()
         self._sum = GradientSum(held(model), group, words)
@@ -115,7 +117,7 @@ class Copies(Alone):
 class ExactCopies(Alone):
     """A copy in each process, and sums in one fixed tree: the same to the bit with 1, 2, 4 … processes."""
 
-    def __init__(self, model: nn.Module, world: World) -> None:
+    def __init__(self, model: nn.Module, world: ProcessGroup) -> None:
         super().__init__(model, world)
         self._parameters = held(model)
         self._loss_type = torch.float32
@@ -145,7 +147,7 @@ class ExactCopies(Alone):
         *gradients, loss = own
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
-        world.total(torch.zeros((), device=world.device))
+        world.sum_loss(torch.zeros((), device=world.device))
         return torch.zeros((), device=world.device) if loss is None else loss
 
 
@@ -155,7 +157,9 @@ class Shards(Alone):
     A model that an earlier run has cut stays as it is.
     """
 
-    def __init__(self, model: nn.Module, world: World, mesh: DeviceMesh, words: dist.ProcessGroup) -> None:
+    def __init__(
+        self, model: nn.Module, world: ProcessGroup, mesh: DeviceMesh, words: dist.ProcessGroup
+    ) -> None:
         super().__init__(model, world)
         elsewhere = {p for p in model.parameters() if p.is_meta}
         here = [block for block in blocks(model) if not any(p in elsewhere for p in block.parameters())]

@@ -24,7 +24,7 @@ class Arrived(NamedTuple):
 
     values: list[Any]
     tensors: list[Tensor]
-    dice: bytes
+    rng: bytes
 
 
 class Sent(NamedTuple):
@@ -44,13 +44,13 @@ class Line:
         if device.type != "cpu":  # NCCL knows no tags, and what it sends one way would wait for the other way
             self._words, self._back = dist.new_group(backend="gloo"), dist.new_group()
 
-    def send(self, values: Sequence[Any], dice: bytes) -> Sent:
+    def send(self, values: Sequence[Any], rng: bytes) -> Sent:
         """Send `values` to the next stage."""
         tensors: list[Tensor] = []
         words = json.dumps(describe(list(values), tensors)).encode()
-        message = torch.frombuffer(bytearray(words + dice), dtype=torch.uint8)
+        message = torch.frombuffer(bytearray(words + rng), dtype=torch.uint8)
         messages = [
-            self._send(torch.tensor([len(words), len(dice)]), self.after, WORDS, self._words),
+            self._send(torch.tensor([len(words), len(rng)]), self.after, WORDS, self._words),
             self._send(message, self.after, WORDS, self._words),
         ]
         messages += [self._send(t.detach().contiguous(), self.after, VALUES, None) for t in tensors]

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.spread.pipeline.cutting import Stages
 from falaj.training.runtime.spread.pipeline.line import Line
 from falaj.training.runtime.spread.pipeline.stage import (
@@ -20,13 +21,14 @@ from falaj.training.runtime.spread.pipeline.stage import (
     without_memory,
 )
 from falaj.training.runtime.spread.tensors import whole
-from falaj.training.runtime.world import World
 
 
 class Pipeline:
     """`part` is a copy of the model that has memory for one stage only; the model itself has none meanwhile."""
 
-    def __init__(self, model: nn.Module, stages: Stages, world: World, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, model: nn.Module, stages: Stages, world: ProcessGroup, group: dist.ProcessGroup
+    ) -> None:
         self.group = group
         """The processes that hold the stages of one copy of the model."""
         self._members = dist.get_process_group_ranks(group)
@@ -48,15 +50,15 @@ class Pipeline:
         return value
 
     @contextmanager
-    def whole_model(self) -> Iterator[nn.Module]:
+    def full_model(self) -> Iterator[nn.Module]:
         """The model with all its tensors, on the device, as long as this lasts. All processes do this at once."""
-        self.give_back(self._device)
+        self.finish_model(self._device)
         try:
             yield self._model
         finally:
             replace_tensors(self._model, without_memory)
 
-    def give_back(self, device: torch.device) -> None:
+    def finish_model(self, device: torch.device) -> None:
         """Put the tensors of all stages into the model, on `device`. All processes do this at once."""
         own = dict(named_tensors(self.part))
         gathered = {name: self._from_home(name, own[name]).to(device) for name in self._homes}

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from falaj.training.runtime.errors import Fault, InvalidTraining
-from falaj.training.runtime.modes import begin_training, modes_kept
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.step.modes import ensure_training_mode, preserved_modes
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ALLOWED = (
@@ -40,8 +40,8 @@ class Program:
 def read_program(model: nn.Module) -> Program:
     """The program of `model`; refused where it cannot be told without running it."""
     try:
-        with modes_kept(model):
-            first, again = _trace(begin_training(model)), _trace(model)
+        with preserved_modes(model):
+            first, again = _trace(ensure_training_mode(model)), _trace(model)
             evaluating = _trace(model.eval())
     except InvalidTraining:
         raise
@@ -73,7 +73,7 @@ def attribute(model: nn.Module, node: fx.Node) -> Any:
 def cannot_cut(
     given: str, *, where: str = "model", allowed: str = ALLOWED, fix: str = FIX
 ) -> InvalidTraining:
-    fault = Fault(where, given, allowed, fix)
+    fault = TrainingFault(where, given, allowed, fix)
     return InvalidTraining("the model cannot be cut into the stages of a pipeline", faults=[fault])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from falaj.training.runtime.errors import Fault, InvalidTraining
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.spread.pipeline.cutting import Stages
 from falaj.training.runtime.spread.pipeline.program import Program, attribute, cannot_cut, tensors_used
 
@@ -75,7 +75,7 @@ class Runner:
         required = [node for node in wanted if not node.args]
         if len(inputs) != len(required):
             allowed = f"{len(required)}: in a pipeline, parameters of forward that have a default keep it"
-            fault = Fault("data", f"{len(inputs)} inputs for the model", allowed)
+            fault = TrainingFault("data", f"{len(inputs)} inputs for the model", allowed)
             raise InvalidTraining("the data does not fit the model", faults=[fault])
         return {
             **{node: node.args[0] for node in wanted if node.args},

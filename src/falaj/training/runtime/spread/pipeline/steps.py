@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from falaj.training.runtime.data import Batch, move
-from falaj.training.runtime.errors import Fault, InvalidTraining
-from falaj.training.runtime.micro_batches import MicroBatch
+from falaj.training.runtime.data.sources import Batch, to_device
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.plan.plans import CompileMode
 from falaj.training.runtime.spread.pipeline.line import Arrived, Sending, Sent, settle
 from falaj.training.runtime.spread.pipeline.pipeline import Pipeline
 from falaj.training.runtime.spread.pipeline.turns import turns
-from falaj.training.runtime.steps import Step, bad_loss, scalar
+from falaj.training.runtime.step.micro_batches import MicroBatch
+from falaj.training.runtime.step.step import Step, invalid_loss, require_scalar
 
 
 class Passed(NamedTuple):
@@ -37,11 +37,13 @@ class PipelinedStep(Step):
         self._measure: Callable[[Any], Any] = self._run_stage
         self._differentiate: Callable[[Any], object] = lambda given: torch.autograd.backward(*given)
         if self.scaler is not None:
-            fault = Fault("precision", "fp16", "fp32, tf32 or bf16, with a pipeline", 'precision="bf16"')
+            fault = TrainingFault(
+                "precision", "fp16", "fp32, tf32 or bf16, with a pipeline", 'precision="bf16"'
+            )
             raise InvalidTraining("a pipeline does not scale losses", faults=[fault])
 
-    def compile(self, say: Callable[[str], None], *, mode: CompileMode = "default") -> None:
-        say("a pipeline is not compiled: going on without")
+    def compile(self, notify: Callable[[str], None], *, mode: CompileMode = "default") -> None:
+        notify("a pipeline is not compiled: going on without")
 
     def measure(self, batch: Batch) -> Tensor:
         passed = self._forward(batch, None)
@@ -51,12 +53,12 @@ class PipelinedStep(Step):
         return self._pipeline.from_last(loss if passed.loss is None else passed.loss.detach().double())
 
     @contextmanager
-    def whole_model(self) -> Iterator[nn.Module]:
-        with self._pipeline.whole_model() as model:
+    def full_model(self) -> Iterator[nn.Module]:
+        with self._pipeline.full_model() as model:
             yield model
 
-    def give_back(self) -> None:
-        self._pipeline.give_back(torch.device("cpu"))
+    def finish_model(self) -> None:
+        self._pipeline.finish_model(torch.device("cpu"))
 
     def _gradients(self, step: int, parts: Sequence[MicroBatch]) -> Tensor:
         self.optimizer.zero_grad()
@@ -65,7 +67,7 @@ class PipelinedStep(Step):
         for turn, number in turns(len(parts), behind=self._pipeline.behind):
             part = parts[number]
             if turn == "forward":
-                batch = move(part.batch, self.device)
+                batch = to_device(part.batch, self.device)
                 under_way.append(self._forward(batch, (step, part.place)))
             else:
                 with self.spread.part(last=part is parts[-1]):
@@ -77,18 +79,18 @@ class PipelinedStep(Step):
 
     def _forward(self, batch: Batch, address: tuple[int, int] | None) -> Passed:
         """One micro-batch through this stage. At its `address` the dice stand as they would in one process."""
-        batch = self.laid_out(batch)
+        batch = self.to_memory_format(batch)
         inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
         arrived = self._line.receive() if self._line.before is not None else None
         if address is not None:
-            self.dice.roll(*address)
+            self.rng.seed_step(*address)
             if arrived is not None:
-                self.dice.put(arrived.dice)
+                self.rng.set_state(arrived.rng)
         with self._autocast:
             left = self._measure((inputs, arrived.values if arrived else (), target))
         if self._line.after is None:
-            return Passed(arrived, None, scalar(left))
-        return Passed(arrived, self._line.send(left, self.dice.state() if address else b""), None)
+            return Passed(arrived, None, require_scalar(left))
+        return Passed(arrived, self._line.send(left, self.rng.get_state() if address else b""), None)
 
     def _run_stage(self, given: tuple[Any, Any, Any]) -> Any:
         """What leaves this stage; the loss, where it is the last."""
@@ -101,7 +103,7 @@ class PipelinedStep(Step):
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if passed.loss is not None:
             if not passed.loss.requires_grad:
-                raise bad_loss("a value without a gradient", "a function of the model's output")
+                raise invalid_loss("a value without a gradient", "a function of the model's output")
             value = passed.loss * share if share != 1.0 else passed.loss
             scaled = value if self.spread.factor == 1.0 else value * self.spread.factor
             self._differentiate(([scaled], None))

@@ -1,0 +1,1 @@
+"""The connection between a run and the platform: the agent, its socket protocol, job context and heartbeat."""

@@ -1,0 +1,141 @@
+"""What a job's script knows of itself: its inputs, where its outputs go, and how it logs. Standard library only.
+
+    import falaj as fj
+    rows = pandas.read_parquet(fj.job.inputs["flights"])
+    fj.job.params(lr=0.01)
+    fj.job.log(step=1, loss=0.5)
+    fj.job.progress(1, 100)
+    model.save(fj.job.outputs / "model.onnx")
+
+Without a platform the same script runs alone: with the folders ./inputs and ./outputs, and what it logs is printed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from falaj.training.runtime.agent.agents import MetricValue
+from falaj.training.runtime.agent.heartbeat import beat_for_job
+from falaj.training.runtime.agent.protocol import SocketAgent, platform_agent
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+
+SEND_EVERY_S = 1.0
+SEND_AT = 500
+"""Metrics are sent together, once a second or so many at a time, and at the end."""
+
+
+class JobInputs(Mapping[str, Path]):
+    """The inputs by the names that the job gave them: a file, or a folder of files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> Path:
+        whole = self._folder / name
+        found = whole if whole.exists() else self._found().get(name)
+        if found is None:
+            known = ", ".join(self._found()) or "none"
+            fault = TrainingFault(
+                f"inputs[{name!r}]", allowed=known, fix=f"falaj train … --dataset {name}=REFERENCE"
+            )
+            raise InvalidTraining(f"there is no input {name!r} in {self._folder}", faults=[fault])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def _found(self) -> dict[str, Path]:
+        """By name, files without their suffix."""
+        paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        return {path.name if path.is_dir() else path.stem: path for path in paths}
+
+
+class JobContext:
+    """The job that this process is, or a stand-in for it."""
+
+    def __init__(self) -> None:
+        self._agent: SocketAgent | None = None
+        self._is_open = False
+        self._unsent: list[MetricValue] = []
+        self._sent_at = time.monotonic()
+        self._told_at = float("-inf")
+
+    @property
+    def id(self) -> str | None:
+        """The id of the job; none outside of one."""
+        return os.environ.get("FALAJ_JOB")
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt at the job this is, counted from 1."""
+        return int(os.environ.get("FALAJ_ATTEMPT", "1"))
+
+    @property
+    def inputs(self) -> JobInputs:
+        return JobInputs(Path(os.environ.get("FALAJ_INPUTS", "inputs")))
+
+    @property
+    def outputs(self) -> Path:
+        """What lies in this folder when the job ends well is kept, as artifacts of its run."""
+        folder = Path(os.environ.get("FALAJ_OUTPUTS", "outputs"))
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def log(self, *, step: int = 0, **metrics: float) -> None:
+        """Log measurements of a step."""
+        new = [MetricValue(step, name, float(value)) for name, value in metrics.items()]
+        if self._connected() is None:
+            words = " ".join(f"{metric.name}={metric.value:g}" for metric in new)
+            print(f"step {step}: {words}", file=sys.stderr, flush=True)
+            return
+        beat_for_job()
+        self._unsent += new
+        if len(self._unsent) >= SEND_AT or time.monotonic() - self._sent_at >= SEND_EVERY_S:
+            self.flush()
+
+    def progress(self, step: int, total: int) -> None:
+        """Say that `step` of `total` steps are done; from that follows how long the rest takes."""
+        agent, is_last = self._connected(), step >= total > 0
+        if agent is None:
+            return
+        beat_for_job()
+        if is_last or time.monotonic() - self._told_at >= SEND_EVERY_S:
+            self._told_at = time.monotonic()
+            self.flush()
+            agent.progress(int(step), int(total))
+
+    def params(self, **values: Any) -> None:
+        """Record parameters of the run; one that it has keeps its value."""
+        agent = self._connected()
+        if agent is None:
+            print("params: " + " ".join(f"{k}={v}" for k, v in values.items()), file=sys.stderr, flush=True)
+        else:
+            agent.params(values)
+
+    def flush(self) -> None:
+        """Send what was logged and is not sent yet; it is sent at the end anyway."""
+        agent, unsent = self._connected(), self._unsent
+        self._unsent, self._sent_at = [], time.monotonic()
+        if agent is not None and unsent:
+            agent.log(unsent)
+
+    def _connected(self) -> SocketAgent | None:
+        if not self._is_open:
+            self._is_open = True
+            self._agent = platform_agent()
+            if self._agent is not None:
+                atexit.register(self.flush)
+        return self._agent
+
+
+job = JobContext()
+"""The job that this process is: `fj.job`."""

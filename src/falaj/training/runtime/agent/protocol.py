@@ -1,0 +1,296 @@
+"""The agent over a Unix socket: length-prefixed JSON, followed by the bytes that it announces.
+
+A frame is the length of its JSON (4 bytes, big-endian), the JSON object, and as many bytes as its member
+`body` says. The run asks `{"call": …, …}`; the answer is `{"result": …}` or `{"error": code, "message": …}`.
+A call whose answer did not come is sent again: each has the same effect however often it is made. `log` has an
+`id` for that, the same each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from falaj.training.runtime.agent.agents import Agent, MetricValue, RunHistory, json_float
+from falaj.training.runtime.agent.heartbeat import beat_for_job
+from falaj.training.runtime.checkpointing.storage.remote import RemoteCheckpoints
+from falaj.training.runtime.checkpointing.storage.store import Bytes, CheckpointStore, Retention, SaveId
+from falaj.training.runtime.errors import (
+    AgentLost,
+    CheckpointDamaged,
+    CheckpointFailed,
+    InvalidTraining,
+    TrainingError,
+)
+
+MAX_JSON_BYTES = 1 << 20
+METRICS_PER_CALL = 5_000  # stays below MAX_JSON_BYTES
+RECONNECT_TIMEOUT_S = 60.0
+"""How long a run waits for an agent that went away: a platform that restarts is back by then."""
+MAX_ADDRESS_BYTES = 100  # the kernel takes 107 bytes
+LOSS_FORMAT = struct.Struct("<qd")
+"""How the loss of a step is handed back: many of them are the body of an answer."""
+
+
+class Stream(Protocol):
+    """Bytes in both directions, buffered, as `socket.makefile("rwb")` gives them."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def readinto(self, buffer: bytearray, /) -> int: ...
+    def write(self, data: Bytes, /) -> int: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class SocketAgent:
+    """The agent that the platform started beside the run, at the other end of `stream`.
+
+    One that was found at a `path` is looked for there again when it goes away.
+    """
+
+    def __init__(
+        self, stream: Stream, *, path: str | None = None, patience_s: float = RECONNECT_TIMEOUT_S
+    ) -> None:
+        self._stream, self._path, self._patience_s = stream, path, patience_s
+        self._turn = threading.RLock()
+
+    @classmethod
+    def connect(cls, path: str, *, patience_s: float = RECONNECT_TIMEOUT_S) -> Self:
+        return cls(open_stream(path, patience_s=patience_s), path=path, patience_s=patience_s)
+
+    def log(self, metrics: Sequence[MetricValue]) -> None:
+        for start in range(0, len(metrics), METRICS_PER_CALL):
+            few = metrics[start : start + METRICS_PER_CALL]
+            rows = [[m.step, m.name, json_float(m.value)] for m in few]
+            self.call("log", metrics=rows, id=uuid.uuid4().hex)
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Parameters of the run; one that it has keeps its value."""
+        self.call("params", params={str(name): _param(value) for name, value in values.items()})
+
+    def load_history(self, after: int) -> RunHistory:
+        resumes, losses = self.call("recall", after=after)
+        return RunHistory(list(LOSS_FORMAT.iter_unpack(losses)), list(map(str, resumes)))
+
+    def progress(self, step: int, total: int) -> None:
+        self.call("progress", step=step, total=total)
+
+    def heartbeat(self) -> bool:
+        beat_for_job()
+        return bool(self.call("heartbeat")[0])
+
+    def notify(self, words: str) -> None:
+        """What the run prints is its log."""
+        print(words, file=sys.stderr, flush=True)
+
+    def checkpoints(self) -> CheckpointStore:
+        """Over a connection of their own, so that a long part holds up nothing else."""
+        if self._path is None:
+            return RemoteCheckpoints(self, is_shared=True)
+        return RemoteCheckpoints(self.connect(self._path, patience_s=self._patience_s), is_shared=False)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def call(self, name: str, body: Sequence[Bytes] = (), **values: Any) -> tuple[Any, bytearray]:
+        """The result of a call, and the bytes that came with it."""
+        with self._turn:
+            head, data = self._answered(name, body, values)
+        for known in (CheckpointDamaged, CheckpointFailed, InvalidTraining):
+            if head.get("error") == known.code:
+                raise known(head["message"])
+        if "error" in head:
+            raise AgentLost(f"the agent could not {name}: {head.get('message')}")
+        return head["result"], data
+
+    def _answered(
+        self, name: str, body: Sequence[Bytes], values: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], bytearray]:
+        went_away: float | None = None
+        while True:
+            try:
+                return self._ask({"call": name, **values}, body)
+            except (OSError, ValueError) as error:
+                went_away = went_away or time.monotonic()  # only now: a long part takes long to be sent
+                left = went_away + self._patience_s - time.monotonic()
+                if self._path is None or left <= 0:
+                    raise AgentLost(f"the agent went away during {name}: {error}") from error
+                with suppress(OSError, ValueError):
+                    self._stream.close()
+                self._stream = open_stream(self._path, patience_s=left)
+
+    def _ask(self, call: dict[str, Any], body: Sequence[Bytes]) -> tuple[dict[str, Any], bytearray]:
+        send(self._stream, call, body)
+        answer = receive(self._stream)
+        if answer is None:
+            raise ConnectionResetError("it hung up")
+        return answer
+
+
+def open_stream(path: str, *, patience_s: float) -> Stream:
+    """A connection to the agent at `path`. One that is there but does not answer yet is waited for."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with _connected(Path(path)) as connection:  # the stream keeps it open
+                return connection.makefile("rwb")
+        except (ConnectionRefusedError, BlockingIOError) as error:
+            if time.monotonic() >= deadline:
+                raise AgentLost(f"no agent answers at {path}: {error}") from error
+            time.sleep(0.05)
+        except OSError as error:
+            raise AgentLost(f"no agent answers at {path}: {error}") from error
+
+
+def _connected(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        with_short_address(path, connection.connect)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def with_short_address(path: Path, use: Callable[[str], object]) -> None:
+    """Call `use` with an address of the socket at `path` that the kernel takes, however deep `path` lies."""
+    if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
+        use(str(path))
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        use(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
+def _param(value: object) -> bool | int | float | str:
+    """A parameter is a number, a word or yes and no; anything else is kept as it is printed."""
+    return (
+        value
+        if isinstance(value, bool | int | str)
+        else json_float(value)
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def serve_calls(stream: Stream, agent: Agent) -> None:
+    """The other end: do what the run asks through `agent`, until it closes the stream."""
+    while (frame := receive(stream)) is not None:
+        head, body = frame
+        try:
+            result, data = _perform(agent, head, body)
+        except TrainingError as error:
+            send(stream, {"error": error.code, "message": error.message})
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            send(stream, {"error": AgentLost.code, "message": repr(error)})
+        else:
+            send(stream, {"result": result}, [data])
+
+
+def _perform(agent: Agent, head: dict[str, Any], body: bytearray) -> tuple[Any, Bytes]:
+    match head:
+        case {"call": "log", "metrics": metrics}:
+            agent.log([MetricValue(int(step), str(name), float(value)) for step, name, value in metrics])
+        case {"call": "params", "params": dict(params)}:
+            agent.params(params)
+        case {"call": "recall", "after": int(after)}:
+            past = agent.load_history(after)
+            return past.resumes, b"".join(LOSS_FORMAT.pack(*each) for each in past.losses)
+        case {"call": "progress", "step": int(step), "total": int(total)}:
+            agent.progress(step, total)
+        case {"call": "heartbeat"}:
+            return agent.heartbeat(), b""
+        case {"call": "say", "words": str(words)}:
+            agent.notify(words)
+        case _:
+            return _keep(agent.checkpoints(), head, body)
+    return None, b""
+
+
+def _keep(store: CheckpointStore, head: dict[str, Any], body: bytearray) -> tuple[Any, Bytes]:
+    match head:
+        case {"call": "checkpoint_steps"}:
+            return store.steps(), b""
+        case {"call": "save_part", "step": int(step), "save": str(save), "number": int(number)}:
+            store.save_part(SaveId(step, save), number, [memoryview(body)])
+        case {"call": "commit_checkpoint", "step": int(step), "save": str(save), "sizes": list(sizes)}:
+            retention = Retention(int(head["keep"]), head.get("best"))
+            store.commit(SaveId(step, save), sizes, bytes(body), retention)
+        case {"call": "load_manifest", "step": int(step)}:
+            return None, store.load_manifest(step)
+        case {"call": "load_part", "step": int(step), "number": int(number)}:
+            data = store.load_part(step, number, offset=head["offset"], length=head["length"])
+            return None, memoryview(data)
+        case _:
+            raise ValueError(f"unknown call {head.get('call')!r}")
+    return None, b""
+
+
+def send(stream: Stream, head: dict[str, Any], body: Sequence[Bytes] = ()) -> None:
+    """Write one frame."""
+    send_head(stream, head, sum(len(part) for part in body))
+    for part in body:
+        stream.write(part)
+    stream.flush()
+
+
+def send_head(stream: Stream, head: dict[str, Any], size: int) -> None:
+    """Begin a frame; `size` bytes are to follow."""
+    text = json.dumps({**head, "body": size}, allow_nan=False).encode()
+    stream.write(len(text).to_bytes(4, "big") + text)
+
+
+def receive(stream: Stream) -> tuple[dict[str, Any], bytearray] | None:
+    """The next frame, or None at the end of the stream. A frame that is cut or too long is a ValueError."""
+    head = receive_head(stream)
+    if head is None:
+        return None
+    body = bytearray(head["body"])
+    if stream.readinto(body) != len(body):
+        raise ValueError("the stream ended inside a frame")
+    return head, body
+
+
+def receive_head(stream: Stream) -> dict[str, Any] | None:
+    """The JSON of the next frame; its body, as long as `body` says, is still to be read."""
+    text = receive_text(stream)
+    return None if text is None else parse_head(text)
+
+
+def receive_text(stream: Stream) -> bytes | None:
+    """The bytes of the next frame's JSON, which may make many times as much when they are parsed."""
+    prefix = stream.read(4)
+    if not prefix:
+        return None
+    size = int.from_bytes(prefix, "big")
+    if len(prefix) < 4 or size > MAX_JSON_BYTES:
+        raise ValueError(f"a frame of {size} bytes; at most {MAX_JSON_BYTES}")
+    return stream.read(size)
+
+
+def parse_head(text: bytes) -> dict[str, Any]:
+    try:
+        head = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("a frame's JSON is too deep") from error
+    if not isinstance(head, dict) or not isinstance(head.get("body"), int) or head["body"] < 0:
+        raise ValueError("a frame is a JSON object that says how long its body is")
+    return head
+
+
+def platform_agent() -> SocketAgent | None:
+    """The agent that the platform names in FALAJ_AGENT, the path of a Unix socket; None without one."""
+    path = os.environ.get("FALAJ_AGENT")
+    return SocketAgent.connect(path) if path else None

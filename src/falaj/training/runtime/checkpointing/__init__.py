@@ -1,0 +1,1 @@
+"""Checkpoints, exact resume and the certificate of a run."""

@@ -1,0 +1,1 @@
+"""Training data: sample sources, batch plans, Arrow tables and data loading."""

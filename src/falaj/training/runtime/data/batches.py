@@ -1,0 +1,78 @@
+"""Which samples a step trains on: a pure function of (seed, step), whatever happened before and elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.step.rng import derive_seed
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The global batches of a run. Steps count from 1.
+
+    Each epoch is a permutation of all the samples, cut into batches in order: no sample is lost or repeated.
+    The last batch of an epoch is shorter if `batch_size` does not divide the samples; with `drop_last` it is
+    left out, and those samples (other ones in each epoch) are not seen in that epoch.
+    """
+
+    samples: int
+    batch_size: int
+    seed: int
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.samples < max(1, self.batch_size):
+            raise InvalidTraining(
+                "the dataset is smaller than one batch",
+                faults=[
+                    TrainingFault(
+                        "batch_size",
+                        self.batch_size,
+                        f"at most {self.samples} samples, all there are",
+                        f"batch_size={max(1, self.samples)}",
+                    )
+                ],
+            )
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
+
+    def indices(self, step: int) -> Tensor:
+        """The samples of `step`, as a vector of int64 on the CPU."""
+        epoch, place = divmod(step - 1, self.steps_per_epoch)
+        start = place * self.batch_size
+        return permutation(self.samples, self.seed, epoch)[start : start + self.batch_size]
+
+    def samples_until(self, step: int) -> int:
+        """How many samples the steps 1 to `step` train on, counting each time."""
+        epochs, left = divmod(step, self.steps_per_epoch)
+        per_epoch = min(self.samples, self.steps_per_epoch * self.batch_size)
+        return epochs * per_epoch + left * self.batch_size
+
+
+@lru_cache(maxsize=2)
+def permutation(samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch: positions sorted by SplitMix64 numbers, so the same with any version of torch."""
+    counter = torch.arange(samples, dtype=torch.int64) * _GAMMA + derive_seed(b"batches", seed, epoch)
+    return torch.argsort(_mix(counter), stable=True)
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """The finalizer of SplitMix64; int64 wraps around as uint64 does, and shifts are made logical by masks."""
+    numbers = (numbers ^ (numbers >> 30 & (1 << 34) - 1)) * _FIRST
+    numbers = (numbers ^ (numbers >> 27 & (1 << 37) - 1)) * _SECOND
+    return numbers ^ (numbers >> 31 & (1 << 33) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+_GAMMA, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -1,0 +1,144 @@
+"""The next step's micro-batches on their way to the device while one is computed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.dataloading.loaders import BatchLoader, InlineLoader
+from falaj.training.runtime.data.sources import Batch, DatasetSource, map_tensors
+from falaj.training.runtime.errors import WorkerLost
+from falaj.training.runtime.step.micro_batches import MicroBatch, MicroBatchReader
+from falaj.training.runtime.step.rng import preserved_rng_state
+
+
+class DeviceTransfer(Protocol):
+    """To the device, beside the stream that computes."""
+
+    def send(self, batch: Batch) -> tuple[Batch, Any]:
+        """`batch` as it will be on the device, and the moment when it is."""
+
+    def receive(self, batch: Batch, moment: Any) -> None:
+        """What is computed from now on waits for `moment`, and `batch` stays until it was used."""
+
+    def mark(self) -> None:
+        """All that was to be computed up to here has been given to the device."""
+
+    def is_idle(self) -> bool:
+        """Whether the device has done all up to the last mark."""
+
+
+class PrefetchedStep(NamedTuple):
+    step: int
+    cut: int
+    parts: list[MicroBatch]
+    moments: list[Any]
+
+
+class DevicePrefetcher:
+    """What `feeder` gives, sent to the device one step ahead."""
+
+    def __init__(
+        self,
+        loader: BatchLoader,
+        reader: MicroBatchReader,
+        batches: BatchPlan,
+        road: DeviceTransfer,
+        *,
+        last: int,
+    ) -> None:
+        self._loader, self._reader, self._batches = loader, reader, batches
+        self._road, self._last = road, last
+        self._coming: PrefetchedStep | None = None
+        self._lost: WorkerLost | None = None
+        self._draws = isinstance(loader, InlineLoader) and isinstance(reader.source, DatasetSource)
+        self.waited_s = 0.0
+
+    @property
+    def reading_s(self) -> float:
+        return self._loader.reading_s
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        if self._lost is not None:  # or another worker would read this step, and nobody hear of it
+            raise self._lost
+        found, self._coming = self._coming, None
+        if found is None or (found.step, found.cut) != (step, self._reader.count):
+            began = time.perf_counter()
+            found = self._sent(step, indices)
+            self.waited_s += time.perf_counter() - began
+        for part, moment in zip(found.parts, found.moments, strict=True):
+            self._road.receive(part.batch, moment)
+        return found.parts
+
+    def look_ahead(self, step: int) -> None:
+        """Send the next step. If it cannot be read, that is for the next step to say."""
+        if step >= self._last:
+            return
+        began = time.perf_counter()
+        self._road.mark()
+        try:
+            with preserved_rng_state() if self._draws else nullcontext():
+                self._coming = self._sent(step + 1, self._batches.indices(step + 1))
+        except WorkerLost as lost:
+            self._lost = lost
+        except Exception:
+            self._coming = None
+        if self._road.is_idle():  # it has waited, at least for a part of this time
+            self.waited_s += time.perf_counter() - began
+
+    def close(self) -> None:
+        self._coming = None
+        self._loader.close()
+
+    def _sent(self, step: int, indices: Tensor) -> PrefetchedStep:
+        parts = self._loader.take(step, indices)
+        sent = [self._road.send(part.batch) for part in parts]
+        on_device = [part._replace(batch=batch) for part, (batch, _) in zip(parts, sent, strict=True)]
+        return PrefetchedStep(step, self._reader.count, on_device, [moment for _, moment in sent])
+
+
+class CudaTransfer:
+    """Through page-locked memory, and on a stream of its own.
+
+    torch keeps the page-locked memory until the copy was made, because the copy is not blocking; and the memory on
+    the device, which belongs to this stream, until the computing stream has used it, because that is recorded.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def send(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        moment = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            there = map_tensors(batch, lambda tensor: copy_to_device(self._device, tensor))
+            moment.record(self._stream)
+        return there, moment
+
+    def receive(self, batch: Batch, moment: torch.cuda.Event) -> None:
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(moment)
+
+        def keep(tensor: Tensor) -> Tensor:
+            tensor.record_stream(computing)
+            return tensor
+
+        map_tensors(batch, keep)
+
+    def mark(self) -> None:
+        self._computed.record(torch.cuda.current_stream(self._device))
+
+    def is_idle(self) -> bool:
+        return bool(self._computed.query())  # type: ignore[no-untyped-call]
+
+
+def copy_to_device(device: torch.device, tensor: Tensor) -> Tensor:
+    """`tensor` on its way; one that a dataset keeps on a device cannot be pinned, and need not be."""
+    source = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+    return source.to(device, non_blocking=True)

@@ -1,0 +1,93 @@
+"""Where a step takes its micro-batches from; the plain ways, without other processes."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from torch import Tensor
+
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.step.micro_batches import MicroBatch, MicroBatchReader
+
+
+class BatchLoader(Protocol):
+    """Gives each step its micro-batches. Any step can be asked for; the one after it is the one that is expected."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which nothing else was done than to wait for data."""
+
+    @property
+    def reading_s(self) -> float:
+        """Seconds of reading, whoever did it; what was not waited for was hidden behind the computing."""
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        """The micro-batches of `step`, whose global batch is `indices`."""
+
+    def look_ahead(self, step: int) -> None:
+        """`step` is being computed: there may be time to get the next one ready."""
+
+    def close(self) -> None:
+        """Nothing is read any more; what was started for it is gone."""
+
+
+class InlineLoader:
+    """Reads when a step asks, which is the best way for tensors: they are copied faster than they are handed over."""
+
+    def __init__(self, reader: MicroBatchReader) -> None:
+        self._reader = reader
+        self.waited_s = 0.0
+
+    @property
+    def reading_s(self) -> float:
+        return self.waited_s
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        began = time.perf_counter()
+        parts = self._reader.read(step, indices)
+        self.waited_s += time.perf_counter() - began
+        return parts
+
+    def look_ahead(self, step: int) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class ThreadLoader:
+    """A thread that reads the next step while one is computed: for files, which are read without holding Python up.
+
+    Only for sources that draw no random numbers: a thread would draw from the same generators as the model.
+    """
+
+    def __init__(self, reader: MicroBatchReader, batches: BatchPlan, *, last: int, ahead: int) -> None:
+        self._reader, self._batches, self._last, self._ahead = reader, batches, last, ahead
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="falaj-reads")
+        self._coming: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
+        self.waited_s = self.reading_s = 0.0
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        began, cut = time.perf_counter(), self._reader.count
+        found = self._coming.pop((step, cut), None) or self._thread.submit(self._read, step, indices)
+        wanted = [(after, cut) for after in range(step + 1, min(step + self._ahead, self._last) + 1)]
+        self._coming = {
+            key: self._coming.get(key) or self._thread.submit(self._read, key[0], None) for key in wanted
+        }
+        parts = found.result()
+        self.waited_s += time.perf_counter() - began
+        return parts
+
+    def look_ahead(self, step: int) -> None:
+        return
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _read(self, step: int, indices: Tensor | None) -> list[MicroBatch]:
+        began = time.perf_counter()
+        parts = self._reader.read(step, self._batches.indices(step) if indices is None else indices)
+        self.reading_s += time.perf_counter() - began
+        return parts

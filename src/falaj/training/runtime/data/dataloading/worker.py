@@ -1,0 +1,154 @@
+"""A worker process: reads the micro-batches that it is asked for, until it is told to end or its trainer is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import MutableSequence
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from falaj.training.runtime.data.dataloading.messages import pack_message
+from falaj.training.runtime.data.dataloading.shared_memory import SharedBlockPool
+from falaj.training.runtime.data.errors import unreadable_sample
+from falaj.training.runtime.data.sources import DatasetSource
+from falaj.training.runtime.errors import SampleUnreadable, TrainingError
+from falaj.training.runtime.step.allocator import retain_heap
+from falaj.training.runtime.step.micro_batches import MicroBatch, MicroBatchIndices, MicroBatchReader
+
+PR_SET_PDEATHSIG = 1
+IDLE = -1
+
+
+class WorkerIdentity(NamedTuple):
+    """Which one of how many workers this is, and the process that they work for."""
+
+    number: int
+    workers: int
+    trainer: int
+
+
+class ReadRequest(NamedTuple):
+    """The micro-batches of `step` that are wanted, and the blocks that are free again.
+
+    Indices are a list, or a tensor where there are many.
+    """
+
+    number: int
+    step: int
+    parts: list[tuple[int, list[int] | Tensor, float]]
+    free: list[int]
+
+
+class ReadResult(NamedTuple):
+    """What came of an order; `failure` with its traceback, as the worker saw it."""
+
+    number: int
+    seconds: float
+    parts: list[MicroBatch]
+    failure: TrainingError | None = None
+    trace: str = ""
+
+
+WorkerPosition: TypeAlias = MutableSequence[int]
+"""The step and the sample that the worker is at, which outlive it."""
+
+
+def run_worker(
+    items: DatasetSource,
+    seed: int,
+    post: WorkerIdentity,
+    cell: WorkerPosition,
+    orders: Connection,
+    answers: Connection,
+) -> None:
+    """All that a worker does."""
+    configure_process(post.trainer)
+    set_worker_info(items, post)
+    blocks = SharedBlockPool()
+    items.note, items.collate = lambda sample: cell.__setitem__(1, sample), blocks.stack
+    reader, waiting = MicroBatchReader(items, seed=seed, count=1), SimpleQueue[ReadRequest | None]()
+    threading.Thread(target=receive_requests, args=(orders, waiting), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError):
+        while (order := waiting.get()) is not None:
+            cell[0] = order.step
+            blocks.returned(order.free)
+            parcel = encode_result(read(reader, order), blocks)
+            # before anybody has the answer: what comes then is not this sample's fault
+            cell[:] = [IDLE, IDLE]
+            answers.send_bytes(parcel)
+
+
+def receive_requests(orders: Connection, waiting: SimpleQueue[ReadRequest | None]) -> None:
+    """Take orders as they come: whoever sends them is never kept waiting, however long a sample takes."""
+    with contextlib.suppress(EOFError, OSError):
+        while (order := orders.recv()) is not None:
+            waiting.put(order)
+    waiting.put(None)
+
+
+def read(reader: MicroBatchReader, order: ReadRequest) -> ReadResult:
+    began = time.perf_counter()
+    try:
+        parts = [
+            reader.part(order.step, MicroBatchIndices(place, torch.as_tensor(indices), share))
+            for place, indices, share in order.parts
+        ]
+    except Exception as error:
+        failure = error if isinstance(error, TrainingError) else unexpected_failure(error, order)
+        shown = "".join(traceback.format_exception(error))
+        return ReadResult(order.number, time.perf_counter() - began, [], failure, shown)
+    return ReadResult(order.number, time.perf_counter() - began, parts)
+
+
+def encode_result(answer: ReadResult, blocks: SharedBlockPool) -> bytes:
+    """`answer` as bytes; its tensors lie in shared memory. What cannot travel is a failure too."""
+    if answer.failure is not None:
+        blocks.dropped()
+    try:
+        parcel = pack_message(answer, blocks)
+    except Exception as error:
+        blocks.dropped()
+        failure = SampleUnreadable(f"the batch cannot be handed over: {type(error).__name__}: {error}")
+        parcel = pack_message(
+            ReadResult(answer.number, answer.seconds, [], failure, traceback.format_exc()), blocks
+        )
+    blocks.sent()
+    return parcel
+
+
+def unexpected_failure(error: Exception, order: ReadRequest) -> SampleUnreadable:
+    """What went wrong around a sample, when a batch was made of it."""
+    failure = unreadable_sample(int(order.parts[0][1][0]), error, among=len(order.parts[0][1]))
+    failure.step = order.step
+    return failure
+
+
+def configure_process(trainer: int) -> None:
+    """End with the trainer, and only with it: a SIGTERM to all leaves it the batches for its last step."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != trainer:
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    retain_heap()
+    # after a fork the threads of the trainer's pool are not here, and would be waited for
+    torch.set_num_threads(1)
+
+
+def set_worker_info(items: DatasetSource, post: WorkerIdentity) -> None:
+    """As in torch's own loader: a dataset may ask where it is."""
+    from torch.utils.data._utils import worker
+
+    info = worker.WorkerInfo(id=post.number, num_workers=post.workers, seed=0, dataset=items.dataset)  # type: ignore[arg-type]
+    worker._worker_info = info

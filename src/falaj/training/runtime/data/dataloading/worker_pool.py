@@ -1,0 +1,179 @@
+"""Worker processes that read the steps ahead of the one that is computed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import util
+from multiprocessing.connection import Connection, wait
+from typing import cast
+
+import torch.multiprocessing as processes
+from torch import Tensor
+
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.dataloading.messages import MessageReceiver
+from falaj.training.runtime.data.dataloading.start_method import StartMethod, start_process
+from falaj.training.runtime.data.dataloading.worker import (
+    IDLE,
+    ReadRequest,
+    ReadResult,
+    WorkerIdentity,
+    run_worker,
+)
+from falaj.training.runtime.data.sources import DatasetSource
+from falaj.training.runtime.errors import TrainingFault, WorkerLost
+from falaj.training.runtime.step.micro_batches import MicroBatch, MicroBatchReader
+
+MAX_LISTED_INDICES = 1024
+"""More indices than this are sent in shared memory."""
+SHUTDOWN_TIMEOUT_S = 1.0
+"""How long a worker may take to end before it is killed: it has nothing to save."""
+
+
+class WorkerTraceback(Exception):
+    """The traceback of a failure in a worker, as text."""
+
+
+class WorkerHandle:
+    """One process, seen from here."""
+
+    def __init__(self, items: DatasetSource, seed: int, post: WorkerIdentity, way: StartMethod) -> None:
+        context = processes.get_context(way.method)
+        theirs, self.orders = context.Pipe(duplex=False)
+        self.answers, their_answers = context.Pipe(duplex=False)
+        self.cell = context.RawArray("q", [IDLE, IDLE])
+        self.desk = MessageReceiver()
+        given = (items, seed, post, self.cell, theirs, their_answers)
+        self.process = context.Process(
+            target=run_worker, args=given, daemon=True, name=f"falaj-reads-{post.number}"
+        )
+        start_process(self.process, way)
+        theirs.close()
+        their_answers.close()
+
+    def answer(self, step: int) -> ReadResult:
+        """The next answer, as soon as it is there; WorkerLost if there will be none. `step` is waited for."""
+        if not self.answers.poll():
+            wait([self.answers, self.process.sentinel])
+        try:
+            if not self.answers.poll():
+                raise EOFError
+            return cast(ReadResult, self.desk.opened(self.answers.recv_bytes()))
+        except (EOFError, OSError) as end:  # also where its shared memory has gone with it
+            self.process.join(SHUTDOWN_TIMEOUT_S)
+            raise self.lost(step) from end
+
+    def lost(self, waited_for: int) -> WorkerLost:
+        code = self.process.exitcode or 0
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
+        step, sample = self.cell
+        where = f"before step {waited_for}" if sample == IDLE else f"at sample {sample} of step {step}"
+        fault = TrainingFault(
+            "workers", self.process.name, fix=FIXES.get(-code, "workers=0 shows what happens there")
+        )
+        return WorkerLost(f"a process that reads samples {how}, {where}", faults=[fault])
+
+
+FIXES: dict[int, str] = {
+    signal.SIGKILL: "if memory ran out: fewer workers, a smaller prefetch, or a smaller batch_size",
+    signal.SIGBUS: "shared memory (/dev/shm) may be full: fewer workers, a smaller prefetch, or more of it",
+}
+
+
+class WorkerPoolLoader:
+    """A feeder of `count` processes; each reads a whole step, in turn, and `prefetch` of them ahead."""
+
+    def __init__(
+        self,
+        reader: MicroBatchReader,
+        items: DatasetSource,
+        batches: BatchPlan,
+        *,
+        last: int,
+        count: int,
+        prefetch: int,
+        way: StartMethod,
+    ) -> None:
+        self._reader, self._batches, self._last = reader, batches, last
+        self._ahead = count * prefetch
+        self._coming: deque[tuple[ReadRequest, WorkerHandle]] = deque()
+        self._number = self._cut = 0
+        self.waited_s = self.reading_s = 0.0
+        self._workers: list[WorkerHandle] = []
+        self._at_exit = util.Finalize(self, _end, args=(self._workers,), exitpriority=100)
+        for number in range(count):
+            self._workers.append(
+                WorkerHandle(items, reader.seed, WorkerIdentity(number, count, os.getpid()), way)
+            )
+
+    def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        began = time.perf_counter()
+        if not self._coming or self._coming[0][0].step != step or self._cut != self._reader.count:
+            self._coming.clear()  # what is still to come of these orders is not listened to
+            self._cut = self._reader.count
+            self._order(step, indices)
+        self._order_ahead(step)
+        answer = self._next_answer()
+        self.waited_s += time.perf_counter() - began
+        self.reading_s += answer.seconds
+        return answer.parts
+
+    def look_ahead(self, step: int) -> None:
+        return
+
+    def close(self) -> None:
+        self._at_exit()
+
+    def _next_answer(self) -> ReadResult:
+        order, worker = self._coming.popleft()
+        while (answer := worker.answer(order.step)).number != order.number:
+            pass
+        if answer.failure is not None:
+            raise answer.failure from WorkerTraceback(f"\n\n{answer.trace}")
+        return answer
+
+    def _order_ahead(self, step: int) -> None:
+        following = step + len(self._coming)  # the first of them is `step` itself
+        for after in range(following, min(step + self._ahead, self._last) + 1):
+            self._order(after, self._batches.indices(after))
+
+    def _order(self, step: int, indices: Tensor) -> None:
+        self._number += 1
+        worker = self._workers[self._number % len(self._workers)]
+        order = ReadRequest(
+            self._number, step, list(_listed(self._reader, indices)), worker.desk.given_back()
+        )
+        with suppress(BrokenPipeError):  # it has died, which is noticed when its answer is missed
+            worker.orders.send(order)
+        self._coming.append((order, worker))
+
+
+def _listed(reader: MicroBatchReader, indices: Tensor) -> Iterator[tuple[int, list[int] | Tensor, float]]:
+    for place, wanted, share in reader.cuts(indices):
+        yield place, (wanted.tolist() if len(wanted) <= MAX_LISTED_INDICES else wanted.clone()), share
+
+
+def _end(workers: list[WorkerHandle]) -> None:
+    """Tell all to end, and then see to it."""
+    for worker in workers:
+        with suppress(OSError):
+            worker.orders.send(None)
+    deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        _close(worker.orders)
+        _close(worker.answers)
+    workers.clear()
+
+
+def _close(connection: Connection) -> None:
+    with suppress(OSError):
+        connection.close()

@@ -1,0 +1,1 @@
+"""Training over several processes: the process group, layouts, sharding and pipelines."""

@@ -1,0 +1,1 @@
+"""Metrics, throughput, run parameters and event files of a run."""

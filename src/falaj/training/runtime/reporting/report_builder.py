@@ -1,0 +1,120 @@
+"""Puts together what a run tells: its report with the figures, its parameters, and what was asked to be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from falaj.training.runtime.agent.agents import Agent
+from falaj.training.runtime.checkpointing.position import Position
+from falaj.training.runtime.checkpointing.saver import CheckpointSaver
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.sources import SampleSource
+from falaj.training.runtime.parallel.process_group import ProcessGroup
+from falaj.training.runtime.plan.plans import Plan, Precision
+from falaj.training.runtime.profiling.shares import Overlap
+from falaj.training.runtime.profiling.verdicts import Circumstances, Verdict
+from falaj.training.runtime.profiling.watching import Assignment, Watch, mark_for_nsight
+from falaj.training.runtime.reporting.report import TrainingReport
+from falaj.training.runtime.reporting.run_params import run_params
+from falaj.training.runtime.reporting.throughput import ModelCost, StepClock, ThroughputMeter, make_model_cost
+from falaj.training.runtime.settings import FitOptions
+from falaj.training.runtime.spread.layout import lay_out
+from falaj.training.runtime.step.engine import StepEngine
+
+
+class ReportBuilder:
+    """Made before the model is spread over processes: what a step costs is counted on the whole model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        source: SampleSource,
+        options: FitOptions,
+        chosen: Plan,
+        agent: Agent | None,
+        world: ProcessGroup,
+        *,
+        plan: BatchPlan,
+        total: int,
+    ) -> None:
+        self._options, self._agent, self._world = options, agent, world
+        self._plan, self._total = plan, total
+        self._layout = lay_out(options.parallelism.parallel, world.size).words
+        self._price: ModelCost | None = None
+        if not world.is_leader:
+            return
+        profiled = options.reporting.profiled_steps > 0
+        self._price = make_model_cost(
+            model,
+            loss,
+            source,
+            samples=-(-plan.batch_size // max(world.size, chosen.micro_batches)),
+            steps=total,
+            device=world.device,
+            devices=world.size,
+            precision=effective_precision(model, chosen),
+            wanted=profiled,
+        )
+
+    def report(
+        self, engine: StepEngine, saver: CheckpointSaver, clock: StepClock, done: Position
+    ) -> TrainingReport:
+        """The report of the steps after `done`; with what is asked for, around the engine's steps."""
+        options, world = self._options, self._world
+        reporting, layout = options.reporting, self._layout
+        if self._agent is not None:
+            model, total = engine.step.model, self._total
+            said = run_params(model, options, engine.plan, self._plan, world, layout=layout, total=total)
+            self._agent.params(said)
+        meter = ThroughputMeter(clock, self._plan, done, total=self._total, price=self._price)
+        folder = reporting.events_folder if world.is_leader else None
+        report = TrainingReport(
+            self._agent,
+            self._plan,
+            saver,
+            world,
+            done=done.step,
+            total=self._total,
+            meter=meter,
+            events_folder=folder,
+        )
+        if reporting.has_nvtx:
+            mark_for_nsight(engine)
+        if reporting.profiled_steps and world.is_leader:
+            watch = Watch(
+                engine, clock, self._assignment(engine.plan, report, saver), left=self._total - done.step
+            )
+            report.watch = watch
+        return report
+
+    def _assignment(self, plan: Plan, report: TrainingReport, saver: CheckpointSaver) -> Assignment:
+        size = self._world.size
+
+        def done(step: int, verdict: Verdict) -> None:
+            report.log_all(step, {f"profile/{name}": share for name, share in verdict.shares.items()})
+            if self._agent is not None:
+                self._agent.params({"profile": verdict.sentence})
+
+        return Assignment(
+            self._options.reporting.profiled_steps,
+            self._options.reporting.folder,
+            Circumstances(plan, processes=size, layout=self._layout),
+            self._price,
+            self._plan.batch_size,
+            size,
+            self._agent.notify if self._agent else print,
+            done,
+            lambda: Overlap(saver.saving_s, max(0.0, saver.saving_s - saver.stalled_s)),
+        )
+
+
+def effective_precision(model: nn.Module, plan: Plan) -> Precision:
+    """The precision of the run, for which there is a peak: that of the model, if it is the lower one."""
+    half: dict[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    own = {half.get(parameter.dtype, plan.precision) for parameter in model.parameters()}
+    return own.pop() if len(own) == 1 else plan.precision

@@ -1,0 +1,248 @@
+"""The figures of every run: samples a second, the time of a step, MFU and goodput. Nothing here is done at each step.
+
+MFU is the part of the hardware's peak FLOP/s that the model's own operations use; a run that is over within a minute
+has none, unless its cost is known from before. Goodput is the time in training steps that count, over all the time
+since the run began: evaluations, checkpoints, restarts, and steps that are done again after a kill, are not useful.
+Between an orderly end and the next call no time goes by.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from falaj.training.runtime.agent.agents import MetricValue
+from falaj.training.runtime.checkpointing.position import Position
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.sources import Batch, SampleSource
+from falaj.training.runtime.plan.plans import Precision
+from falaj.training.runtime.profiling.cost import Cost, Ghost, cost_key, keep_cost, kept_cost
+from falaj.training.runtime.profiling.peaks import Peaks, peaks_of
+
+MIN_INTERVAL_S = 0.5
+"""Rates over less time say little."""
+MIN_RUN_S_TO_COUNT = 60.0
+"""Counting the operations of a model takes a second at first, most of it to load what counts."""
+MIN_STEPS = 20
+
+
+class StepClock:
+    """Tells the time that went into training steps from all the time."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self.began_at = time.time()
+        self._excluded_s = 0.0
+        self._excluded_since: float | None = None
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """What happens here is not a training step."""
+        if self._excluded_since is not None:  # inside of another
+            yield
+            return
+        self._excluded_since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._excluded_s += time.perf_counter() - self._excluded_since
+            self._excluded_since = None
+
+    def read(self) -> tuple[float, float]:
+        """Seconds in all, and seconds in training steps."""
+        now = time.perf_counter()
+        aside = self._excluded_s + (0.0 if self._excluded_since is None else now - self._excluded_since)
+        return now - self._start, now - self._start - aside
+
+
+class ModelCost:
+    """What a sample costs in floating-point operations, and what the devices of the run could do at most."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        sample: Batch,
+        *,
+        samples: int,
+        device: torch.device,
+        devices: int,
+        precision: Precision,
+    ) -> None:
+        """`samples` are those that are computed at once."""
+        self._model, self._loss, self._sample = model, loss, sample
+        self._samples, self._device, self._devices, self._precision = samples, device, devices, precision
+        self._key: str | None = None
+        self._ghost: Ghost | None = None
+        self._is_counted = self._is_recalled = False
+        self.cost: Cost | None = None
+        self._peaks: Peaks | None = None
+
+    def make_ghost(self) -> None:
+        """For what is about to be spread over processes."""
+        with suppress(Exception):
+            self._key = cost_key(self._model, self._sample, self._samples)
+            self._ghost = Ghost(self._model, self._loss)
+
+    def count(self) -> Cost | None:
+        """What the samples cost that are computed at once, counted once; none where it cannot be."""
+        if not self._is_counted and self.cost is None:
+            self._is_counted = True
+            with suppress(Exception):  # whatever a model does that shapes alone cannot tell
+                key = self._key or cost_key(self._model, self._sample, self._samples)
+                ghost = self._ghost or Ghost(self._model, self._loss)
+                self.cost = ghost.count(self._sample, samples=self._samples)
+                keep_cost(key, self.cost)
+        return self.cost
+
+    def recall(self) -> None:
+        """The cost, if it is known from before."""
+        if not (self._is_counted or self._is_recalled):
+            self._is_recalled = True
+            self.cost = kept_cost(self._model, self._sample, samples=self._samples)
+
+    def of_step(self, samples: int) -> Cost | None:
+        """The cost of a step over `samples` samples."""
+        counted = self.count()
+        if counted is None:
+            return None
+        return Cost(counted.flops / self._samples * samples, counted.bytes / self._samples * samples)
+
+    def peaks(self, *, reached: float = 0.0, with_bandwidth: bool = False) -> Peaks | None:
+        """Of one device; none where there is no room to measure them."""
+        known = self._peaks
+        if known is None or (known.measured and reached > known.flops) or with_bandwidth:
+            with suppress(RuntimeError, MemoryError):
+                self._peaks = peaks_of(
+                    self._device, self._precision, reached=reached, with_bandwidth=with_bandwidth
+                )
+        return self._peaks
+
+    def mfu(self, samples_per_second: float) -> float | None:
+        if self.cost is None or not self.cost.flops:
+            return None
+        reached = self.cost.flops / self._samples * samples_per_second / self._devices
+        peaks = self.peaks(reached=reached)
+        return None if peaks is None else reached / peaks.flops
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Over some steps."""
+
+    samples_per_second: float
+    step_time: float
+    mfu: float | None
+    goodput: float
+
+    def metrics(self, step: int) -> list[MetricValue]:
+        named = {
+            "samples_per_second": self.samples_per_second,
+            "step_time": self.step_time,
+            "goodput": self.goodput,
+            "mfu": self.mfu,
+        }
+        return [MetricValue(step, name, value) for name, value in named.items() if value is not None]
+
+
+class ThroughputMeter:
+    """Reads the figures of a run that went on from the position `before`."""
+
+    def __init__(
+        self, clock: StepClock, plan: BatchPlan, before: Position, *, total: int, price: ModelCost | None
+    ) -> None:
+        self._clock, self._plan, self._price = clock, plan, price
+        self._first, self._total = before.step, total
+        self._useful_before, self._spent_before = (
+            before.useful_s,
+            before.spent_s + interrupted_s(before, clock),
+        )
+        self._last_step, self._last_useful = before.step, clock.read()[1]
+
+    def since_last(self, step: int) -> list[MetricValue]:
+        """The figures of the steps since the last time, up to `step`; none if that was a moment ago."""
+        useful = self._clock.read()[1]
+        took = useful - self._last_useful
+        if step <= self._last_step or took < MIN_INTERVAL_S:
+            return []
+        if self._price is not None:
+            self._see_to(self._price, step, useful)
+        found = self._rates(self._last_step, step, took)
+        self._last_step, self._last_useful = step, self._clock.read()[1]
+        return found.metrics(step)
+
+    def overall(self, step: int) -> Throughput:
+        """The figures of all the steps of this call; the goodput is that of the whole run."""
+        useful = self._clock.read()[1]
+        if self._price is not None and useful >= MIN_INTERVAL_S:
+            self._price.recall()
+        return self._rates(self._first, step, useful)
+
+    def remember(self, position: Position, *, ends: bool) -> Position:
+        """`position` with what must be remembered for the goodput of the whole run."""
+        seconds, useful = self._clock.read()
+        return replace(
+            position,
+            useful_s=self._useful_before + useful,
+            spent_s=self._spent_before + seconds,
+            left_at=None if ends else time.time(),
+        )
+
+    def _rates(self, first: int, step: int, took: float) -> Throughput:
+        rate = (self._plan.samples_until(step) - self._plan.samples_until(first)) / took
+        seconds, useful = self._clock.read()
+        goodput = (self._useful_before + useful) / (self._spent_before + seconds)
+        mfu = self._price.mfu(rate) if self._price is not None else None
+        return Throughput(rate, took / max(1, step - first), mfu, goodput)
+
+    def _see_to(self, price: ModelCost, step: int, useful: float) -> None:
+        """Count what a step costs, if the run is long enough for that."""
+        price.recall()
+        expected = useful / max(1, step - self._first) * (self._total - self._first)
+        if price.cost is None and expected >= MIN_RUN_S_TO_COUNT:
+            with self._clock.excluded():
+                price.count()
+
+
+def interrupted_s(before: Position, clock: StepClock) -> float:
+    """Seconds from when a run that did not end in order was where it goes on from, until it does."""
+    return 0.0 if before.left_at is None else max(0.0, clock.began_at - before.left_at)
+
+
+def make_model_cost(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    source: SampleSource,
+    *,
+    samples: int,
+    steps: int,
+    device: torch.device,
+    devices: int,
+    precision: Precision,
+    wanted: bool = False,
+) -> ModelCost | None:
+    """The price of a run's steps, by a sample that is read before anybody else reads.
+
+    `samples` are those that are computed at once. A tiny run has none, unless it is `wanted`.
+    What is spread over processes cannot be copied any more afterwards, so it is copied here.
+    """
+    if steps < MIN_STEPS and not wanted:
+        return None
+    try:
+        sample = source.read(torch.zeros(1, dtype=torch.int64), seed=0)
+    except Exception:  # the first step will say so
+        return None
+    price = ModelCost(
+        model, loss, sample, samples=samples, device=device, devices=devices, precision=precision
+    )
+    if devices > 1:
+        price.recall()
+        if price.cost is None:
+            price.make_ghost()
+    return price

@@ -1,0 +1,1 @@
+"""One training step: micro-batches, gradients, optimizer, random numbers and CUDA graphs."""

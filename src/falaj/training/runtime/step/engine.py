@@ -1,0 +1,309 @@
+"""What runs the steps of a plan: reads the samples, computes, updates; smaller pieces where memory runs out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn, optim
+
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.dataloading.loaders import BatchLoader
+from falaj.training.runtime.data.dataloading.selection import make_loader
+from falaj.training.runtime.data.errors import is_out_of_memory
+from falaj.training.runtime.data.sources import DatasetSource, SampleSource, TensorSource
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.parallel.process_group import ProcessGroup
+from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.settings import FitOptions, ParallelOptions
+from falaj.training.runtime.spread.choosing import spread_exactly, spread_in_stages, spread_over
+from falaj.training.runtime.spread.layout import lay_out
+from falaj.training.runtime.spread.pipeline.pipeline import Pipeline
+from falaj.training.runtime.spread.pipeline.steps import PipelinedStep
+from falaj.training.runtime.spread.ways import Spread
+from falaj.training.runtime.step.cuda_graph import CudaGraphStep
+from falaj.training.runtime.step.micro_batches import MicroBatchReader
+from falaj.training.runtime.step.modes import ensure_training_mode
+from falaj.training.runtime.step.optimizers import make_optimizer, make_schedule
+from falaj.training.runtime.step.out_of_memory import can_split_locally, first_line, out_of_memory_error
+from falaj.training.runtime.step.rng import StepRng
+from falaj.training.runtime.step.step import Loss, Step
+
+LossCallback = Callable[[Tensor], None]
+
+RESIDENT_SHARE = 0.25
+"""Tensors that take at most this part of a GPU's memory lie there while they are trained on."""
+
+
+class StepEngine:
+    """The steps of a run, one after the other."""
+
+    def __init__(
+        self,
+        reader: MicroBatchReader,
+        loader: BatchLoader,
+        step: Step,
+        *,
+        plan: Plan,
+        graph: CudaGraphStep | None,
+        world: ProcessGroup,
+        can_split: bool,
+        notify: Callable[[str], None],
+    ) -> None:
+        """`halves`: whether a process may cut its part of a batch into smaller pieces, which nobody else sees."""
+        self.reader, self.loader, self.step, self.plan = reader, loader, step, plan
+        self._graph, self._world, self._can_split, self._say = graph, world, can_split, notify
+        self.pieces = 0
+        """How many micro-batches there are since memory ran out; 0 if it never did."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which steps had nothing to do but to wait for their samples."""
+        return self.loader.waited_s
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds of reading that were hidden behind the computing."""
+        return max(0.0, self.loader.reading_s - self.loader.waited_s)
+
+    def close(self) -> None:
+        """No more steps: what reads for them is ended, and nothing of ours listens in the model any more."""
+        self.step.spread.leave()
+        self.loader.close()
+
+    def get_ready(self, plan: Plan) -> None:
+        """What must wait until a checkpoint, if there is one, has been put into the model and the optimizer."""
+        if plan.compile != "off":
+            self.step.compile(self._say, mode=plan.compile)
+        align_optimizer_state(self.step.optimizer)
+        if self._graph is not None:
+            self._graph.take_rates()
+
+    def run_step(self, number: int, indices: Tensor, look: LossCallback) -> None:
+        """Do step `number`; `look` is given its loss, where there is no graph before the model is changed by it."""
+        if self._graph is not None and self._graph.takes(indices):
+            try:
+                parts = [] if self._graph.reads else self.loader.take(number, indices)
+                if self.step.before_update is not None:
+                    self.step.before_update()
+                loss = self._graph.run(number, indices, parts[0].batch if parts else None)
+            except (
+                RuntimeError
+            ) as failure:  # an operation that cannot be captured, or no memory for the graph
+                self._graph = None
+                reason = str(failure).strip().split("\n")[0]
+                self._say(f"step {number}: cannot be a CUDA graph ({reason}); going on without one")
+            else:
+                look(loss)
+                self.loader.look_ahead(number)
+                return
+        look(self.gradients(number, indices))
+        try:
+            self.step.update(number)
+        except (RuntimeError, MemoryError) as failure:  # what is half updated cannot be tried again
+            if not is_out_of_memory(failure):
+                raise
+            raise out_of_memory_error(number, self.reader.count, failure) from failure
+        self.loader.look_ahead(number)
+
+    def gradients(self, number: int, indices: Tensor) -> Tensor:
+        """The loss of a step, and its gradients; if memory runs out, in smaller pieces from now on."""
+        if self._world.size > 1 and self._world.is_agreed("halve"):
+            self._world.clear_request("halve")
+            self.set_micro_batches(self._world.maximum(self.reader.count))
+        shortage: BaseException | None = None
+        while True:
+            try:
+                return self.step.gradients(number, self.loader.take(number, indices))
+            except (RuntimeError, MemoryError, ValueError) as failure:
+                if not is_out_of_memory(failure):
+                    if shortage is None:
+                        raise
+                    # a model that needs more samples at once, or processes that have gone on meanwhile
+                    raise out_of_memory_error(number, self.reader.count, shortage) from failure
+                if not self._can_split or self.reader.count >= len(indices):
+                    smallest = self.reader.count >= len(indices)
+                    raise out_of_memory_error(
+                        number, self.reader.count, failure, smallest=smallest
+                    ) from failure
+                shortage = failure.with_traceback(None)  # its frames would hold on to tensors
+            self._halve(number, shortage)
+
+    def set_micro_batches(self, pieces: int) -> None:
+        """Compute in so many micro-batches from now on, as was found out by this run or before it was resumed."""
+        self.reader.cut(pieces)
+        self.pieces = self.reader.count
+        if self.pieces > 1:
+            self._graph = None  # it computes a batch in one piece
+
+    def _halve(self, number: int, shortage: BaseException) -> None:
+        self.step.optimizer.zero_grad()
+        self.step.spread.forget()
+        if self.step.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.set_micro_batches(2 * self.reader.count)
+        world, where = self._world, ""
+        if world.size > 1:  # the others follow after the same step
+            world.requests.add("halve")
+            where = f" in process {world.rank}"
+        self._say(
+            f"step {number}: out of memory{where} ({first_line(shortage)}); the same global batch in "
+            f"{self.reader.count} micro-batches from here on"
+        )
+
+
+def make_engine(
+    model: nn.Module,
+    loss: Loss,
+    source: SampleSource,
+    options: FitOptions,
+    plan: Plan,
+    *,
+    batches: BatchPlan,
+    total: int,
+    world: ProcessGroup,
+    notify: Callable[[str], None],
+    endless: bool = False,
+) -> StepEngine:
+    """The engine that trains `model` as `plan` says. Compiling is left for later: a checkpoint may come first.
+
+    Samples are read ahead up to the step `total`, or without an end. What reads is started first, before the GPU is.
+    """
+    layout = lay_out(options.parallelism.parallel, world.size)
+    source = to_resident(source, world.device)
+    seed = options.batching.seed
+    reader = MicroBatchReader(
+        source, seed=seed, count=plan.micro_batches, rank=layout.data_rank(world.rank), size=layout.data
+    )
+    last = sys.maxsize if endless else total
+    loader, plan = make_loader(reader, batches, plan, world.device, last=last, notify=notify)
+    step = make_step(model, loss, options, plan, total=total, world=world, micro_batches=reader.count)
+    step.rng.always_seeds_python = isinstance(source, DatasetSource)
+    graph = None
+    if plan.graph and can_use_cuda_graph(step, reader, world):
+        graph = CudaGraphStep(step, source, batch_size=batches.batch_size)
+    can_split = not options.parallelism.exact and can_split_locally(layout)
+    return StepEngine(
+        reader, loader, step, plan=plan, graph=graph, world=world, can_split=can_split, notify=notify
+    )
+
+
+def make_step(
+    model: nn.Module,
+    loss: Loss,
+    options: FitOptions,
+    plan: Plan,
+    *,
+    total: int,
+    world: ProcessGroup,
+    micro_batches: int,
+) -> Step:
+    """The step over the parameters of `model` that can be trained, which is spread over the processes."""
+    optimization, parallelism = options.optimization, options.parallelism
+    images_last = plan.layout == "channels_last"
+    trainable_parameters(model)
+    if isinstance(loss, nn.Module):  # its weights, if it has any
+        loss.to(world.device)
+    if images_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    spread, pipeline = parallelize_model(
+        ensure_training_mode(model), world, parallelism, micro_batches=micro_batches
+    )
+    part = pipeline.part if pipeline else model
+    graph = plan.graph and world.device.type == "cuda"
+    optimizer = make_optimizer(
+        optimization.optimizer,
+        trainable_parameters(part),
+        lr=optimization.lr,
+        fused=plan.fused,
+        capturable=graph,
+    )
+    require_own_parameters(optimizer, part)
+    step: Callable[..., Step] = partial(PipelinedStep, pipeline) if pipeline else partial(Step, model)
+    return step(
+        loss,
+        optimizer,
+        device=world.device,
+        rng=StepRng(options.batching.seed, world.device),
+        spread=spread,
+        precision=plan.precision,
+        channels_last=images_last,
+        clip=optimization.clip,
+        factor=make_schedule(optimization.schedule, warmup=optimization.warmup, steps=total),
+    )
+
+
+def parallelize_model(
+    model: nn.Module, world: ProcessGroup, parallelism: ParallelOptions, *, micro_batches: int
+) -> tuple[Spread, Pipeline | None]:
+    """`model` on the devices of the processes. Of a pipeline, none has room for all of it."""
+    layout = lay_out(parallelism.parallel, world.size)
+    if layout.pipeline > 1:
+        pipeline, spread = spread_in_stages(
+            model, world, layout, tensor_plan=parallelism.tensor_plan, cuts=parallelism.pipeline_cuts
+        )
+        return spread, pipeline
+    model.to(world.device)
+    if parallelism.exact:
+        return spread_exactly(model, world, micro_batches=micro_batches), None
+    return spread_over(model, world, layout, tensor_plan=parallelism.tensor_plan), None
+
+
+def require_own_parameters(optimizer: optim.Optimizer, model: nn.Module) -> None:
+    """An optimizer that was made before the model was cut would go on changing tensors that nobody uses any more."""
+    own = {id(parameter) for parameter in model.parameters()}
+    updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if all(id(parameter) in own for parameter in updated):
+        return
+    given = (
+        f"{type(optimizer).__name__} over parameters that are not the model's; cutting a model makes new ones"
+    )
+    fix = "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+    fault = TrainingFault("optimizer", given, "a name, or a function from parameters to an optimizer", fix)
+    raise InvalidTraining("the optimizer would not train this model", faults=[fault])
+
+
+def can_use_cuda_graph(step: Step, reader: MicroBatchReader, world: ProcessGroup) -> bool:
+    """One process, one piece, and no scaling of the loss: the rest is seen when it is captured."""
+    return world.device.type == "cuda" and world.size == 1 and reader.count == 1 and step.scaler is None
+
+
+def to_resident(source: SampleSource, device: torch.device) -> SampleSource:
+    """`source` in the memory of `device`, if it is tensors and they are small beside it."""
+    return source.on(device) if isinstance(source, TensorSource) and is_resident(source, device) else source
+
+
+def is_resident(columns: TensorSource, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    return columns.size_bytes <= RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory
+
+
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training changes; there must be one."""
+    every = list(model.parameters())
+    if any(nn.parameter.is_lazy(p) for p in every):
+        fault = TrainingFault(
+            "model", "lazy parameters without a shape", fix="call the model once on a sample before"
+        )
+        raise InvalidTraining("the model is not ready", faults=[fault])
+    free = [p for p in every if p.requires_grad and not p.is_meta]
+    if not free:
+        given = "all parameters are frozen" if every else "no parameters"
+        fault = TrainingFault("model", given, "at least one parameter with requires_grad=True")
+        raise InvalidTraining("there is nothing to train", faults=[fault])
+    return free
+
+
+def align_optimizer_state(optimizer: optim.Optimizer) -> None:
+    """Lay the optimizer's tensors out as their parameters are: a fused update walks through both at once."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if (
+                isinstance(value, Tensor)
+                and value.shape == parameter.shape
+                and value.stride() != parameter.stride()
+            ):
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

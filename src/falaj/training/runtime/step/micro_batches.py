@@ -1,0 +1,83 @@
+"""What one process computes of a step: its micro-batches, each with its place and its share of the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from torch import Tensor
+
+from falaj.training.runtime.data.sources import Batch, SampleSource
+from falaj.training.runtime.errors import SampleUnreadable
+from falaj.training.runtime.step.rng import derive_seed
+
+
+class MicroBatch(NamedTuple):
+    """`share` is its part of the global batch's samples; 0 where a process has none, and computes all the same."""
+
+    place: int
+    batch: Batch
+    share: float
+
+
+class MicroBatchIndices(NamedTuple):
+    """The samples of a micro-batch that is still to be read."""
+
+    place: int
+    indices: Tensor
+    share: float
+
+
+class MicroBatchReader:
+    """Cuts each global batch into `count` micro-batches, and reads those of process `rank` of `size`.
+
+    A micro-batch is the same whoever reads it: what is random about its samples depends on its place alone.
+    """
+
+    def __init__(self, source: SampleSource, *, seed: int, count: int, rank: int = 0, size: int = 1) -> None:
+        self.source, self.seed = source, seed
+        self._rank, self._size = rank, size
+        self._cut(-(-count // size) * size)
+
+    def cut(self, count: int) -> None:
+        """Cut each batch into `count` micro-batches from now on, or a few more: as many for each process."""
+        self._cut(-(-count // self._size) * self._size)
+
+    def _cut(self, count: int) -> None:
+        self.count, each = count, count // self._size
+        self._places = range(self._rank * each, (self._rank + 1) * each)
+
+    def cuts(self, indices: Tensor) -> Iterator[MicroBatchIndices]:
+        """Of the global batch of `indices`, what this process reads."""
+        if self.count == 1:
+            yield MicroBatchIndices(0, indices, 1.0)
+            return
+        samples, found = len(indices), 0
+        for place in self._places:
+            start, end = (samples * edge // self.count for edge in (place, place + 1))
+            if start < end:
+                found += 1
+                yield MicroBatchIndices(place, indices[start:end], (end - start) / samples)
+        if samples < self.count:  # those with fewer must take part in what the others do together
+            yield from [MicroBatchIndices(self._places[0], indices[:1], 0.0)] * (self._most(samples) - found)
+
+    def _most(self, samples: int) -> int:
+        """How many micro-batches have samples, in the process that has the most of them."""
+        edges = [samples * edge // self.count for edge in range(self.count + 1)]
+        full = [start < end for start, end in pairwise(edges)]
+        each = self.count // self._size
+        return max(sum(full[first : first + each]) for first in range(0, self.count, each))
+
+    def read(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        return [self.part(step, cut) for cut in self.cuts(indices)]
+
+    def part(self, step: int, cut: MicroBatchIndices) -> MicroBatch:
+        """A micro-batch. What cannot be read is told with its step."""
+        place, indices, share = cut
+        try:
+            batch = self.source.read(indices, seed=derive_seed(b"read", self.seed, step, place))
+        except SampleUnreadable as failure:
+            failure.step = step
+            raise
+        return MicroBatch(place, batch, share)

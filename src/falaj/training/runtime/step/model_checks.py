@@ -1,0 +1,78 @@
+"""Whether a model and a loss can be trained, seen before anything of them is run."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+
+SHOWN = 4
+
+
+def require_trainable(model: object, loss: object) -> None:
+    """InvalidTraining with all that is wrong: no module, parameters without values, a loss that is no function."""
+    faults = model_faults(model)
+    if not callable(loss):
+        allowed = "a function of the model's output and the target"
+        faults.append(
+            TrainingFault("loss", type(loss).__name__, allowed, "loss=torch.nn.functional.mse_loss")
+        )
+    if isinstance(loss, nn.Module) and isinstance(model, nn.Module):
+        faults += loss_parameter_faults(model, loss)
+    if faults:
+        raise InvalidTraining("this cannot be trained", faults=faults)
+
+
+def loss_parameter_faults(model: nn.Module, loss: nn.Module) -> list[TrainingFault]:
+    """Parameters of a loss that nobody would train: the optimizer has those of the model."""
+    own = {id(each) for each in model.parameters()}
+    free = [name for name, each in loss.named_parameters() if each.requires_grad and id(each) not in own]
+    if not free:
+        return []
+    fix = "make the loss a part of the model, or loss.requires_grad_(False)"
+    return [
+        TrainingFault(
+            "loss", f"parameters to be trained: {_listed(free)}", "none that are not the model's", fix
+        )
+    ]
+
+
+def memory_limit_warning(model: nn.Module, memory: int | None) -> str | None:
+    """What is to be said where one process has all of a model, and its limit is too low for that; none if it is not."""
+    trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+    least = trained + sum(each.nbytes for each in model.parameters())
+    if memory is None or memory >= least:
+        return None
+    return (
+        f"memory={memory} is not kept to: the parameters and their gradients alone take {least} bytes, and one process "
+        "has nobody to share them with. Start several, with torchrun, or leave memory out"
+    )
+
+
+def model_faults(model: object) -> list[TrainingFault]:
+    if not isinstance(model, nn.Module):
+        return [
+            TrainingFault(
+                "model", type(model).__name__, "a torch.nn.Module", "nn.Sequential(nn.Linear(4, 1))"
+            )
+        ]
+    every = list(model.named_parameters())
+    if lazy := [name for name, each in every if nn.parameter.is_lazy(each)]:
+        fix = "call the model once on a sample before"
+        return [
+            TrainingFault("model", f"lazy parameters without a shape: {_listed(lazy)}", "known shapes", fix)
+        ]
+    if absent := [name for name, each in [*every, *model.named_buffers()] if each.is_meta]:
+        fix = 'model.to_empty(device="cpu"), and initialize it; or make it on a device'
+        return [
+            TrainingFault("model", f"on the meta device, without values: {_listed(absent)}", "values", fix)
+        ]
+    if not any(each.requires_grad for _, each in every):
+        given = "all parameters are frozen" if every else "no parameters"
+        allowed = "at least one parameter with requires_grad=True"
+        return [TrainingFault("model", given, allowed, "model.requires_grad_(True)")]
+    return []
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,151 @@
+"""A run that goes on, by itself, after a move, or because somebody retries its job, remembers all that it survived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agent_ground import agent_of
+from falaj.control.recalling import recall
+from falaj.records.tracking import MetricPoint
+from falaj.records.training import Job
+from falaj.training.run_facts import GOES_ON_FROM
+from falaj.training.runtime.agent.agents import RESUME_PREFIX
+from falaj.training.runtime.agent.protocol import LOSS_FORMAT
+from falaj.training.runtime.fit import FitResult, fit
+from falaj.training.runtime.reporting import report
+from job_ground import NODE, JobGround
+from polling import eventually
+
+MICRO_BATCHES = 2
+ROWS = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
+Fit = Callable[..., FitResult | None]
+
+
+class Killed(BaseException):
+    """Ends a run as abruptly as one process allows."""
+
+
+class Frail(nn.Module):
+    """Breaks off its run at the `deadly` step of this process, when its last words are said."""
+
+    def __init__(self, deadly: int, last_words: Callable[[], None]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self._left, self._last_words = (deadly - 1) * MICRO_BATCHES + 1, last_words
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self._left -= 1
+        if self._left == 0:
+            self._last_words()
+            raise Killed
+        output: Tensor = self.layers(rows)
+        return output
+
+
+@pytest.fixture
+def ground(light_ground: JobGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JobGround:
+    """Two pools, and losses that are logged at once, so that there are some to compare."""
+    monkeypatch.setattr(report, "SEND_INTERVAL_S", 0.0)
+    monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
+    other = NODE.model_copy(update={"name": "there", "pool": "other"})
+    monkeypatch.setattr(light_ground.machine, "nodes", lambda: (NODE, other))
+    return light_ground
+
+
+@pytest.fixture
+def trained(ground: JobGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fit:
+    def attempt(job: Job, *, dies_at: int = 0, kept: int = 0) -> FitResult | None:
+        """What the script does; none where it is broken off at its so-manieth step, when step `kept` is kept."""
+
+        def wait_for_checkpoint() -> None:
+            eventually(
+                lambda: max([each.step for each in ground.jobs.checkpoints(job.id)], default=0) == kept
+            )
+
+        with agent_of(ground, job, tmp_path / "attempt") as socket:
+            monkeypatch.setenv("FALAJ_AGENT", str(socket))
+            try:
+                return fit(
+                    Frail(dies_at, wait_for_checkpoint),
+                    nn.functional.mse_loss,
+                    (ROWS, ROWS.sum(1, keepdim=True)),
+                    steps=20,
+                    batch_size=8,
+                    accumulate=MICRO_BATCHES,
+                    checkpoint_every=4,
+                    exact=True,
+                    device="cpu",
+                    tune="off",
+                )
+            except Killed:
+                return None
+
+    return attempt
+
+
+def test_new_attempts_moves_and_retries_are_one_chain(ground: JobGround, trained: Fit) -> None:
+    job = ground.begin(ground.submit(retries=2))
+    trained(job, dies_at=7, kept=4)  # six steps are logged
+    ground.settle(job, "failed", reason="signal 9")
+    ground.begin(job, 2)  # by itself
+    trained(job, dies_at=6, kept=8)  # nine
+    ground.jobs.move(job.id, to="other")
+    ground.settle(job, "moved", 2)
+    ground.begin(job, 3)
+    trained(job, dies_at=2, kept=8)  # nine again
+    ground.settle(job, "failed", 3)
+    ground.begin(job, 4)
+    trained(job, dies_at=3, kept=8)  # ten
+    ended = ground.settle(job, "failed", 4)
+    again = ground.jobs.retry(job.id)
+    ground.begin(job, 5)
+
+    result = trained(again)
+
+    assert result is not None
+    certificate = result.certificate
+    assert certificate is not None
+    points = [(each.step, each.reached, each.killed) for each in certificate.resumes]
+    assert points == [(4, 6, True), (8, 9, True), (8, 9, True), (8, 10, True)]
+    assert certificate.kill_points == certificate.resumes
+    assert certificate.compared == 2 + 1 + 1 + 2
+    assert (certificate.exact, certificate.largest_difference, certificate.steps) == (True, 0.0, 20)
+    assert (ended.run, again.run != job.run) == (job.run, True)
+
+
+def test_the_run_of_a_retry_names_the_one_that_it_goes_on_from(ground: JobGround, trained: Fit) -> None:
+    job = ground.begin(ground.submit(retries=1))
+    trained(job, dies_at=7, kept=4)
+    ground.settle(job, "interrupted")
+    ground.begin(job, 2)
+    trained(job, dies_at=2, kept=4)
+    before = ground.platform.runs.show(job.run)
+    ground.settle(job, "cancelled", 2)
+
+    again = ground.jobs.retry(job.id)
+
+    after = {each.key: each.value for each in ground.platform.runs.show(again.run).params}
+    survived = {each.key: each.value for each in before.params if each.key.startswith(RESUME_PREFIX)}
+    assert survived
+    assert survived.items() <= after.items()
+    assert after[GOES_ON_FROM] == job.run
+    above = {node.id for node in ground.platform.lineage.graph(again.run) if node.depth < 0}
+    assert {job.run, job.id} <= above
+
+
+def test_a_job_that_is_retried_many_times_recalls_every_run(ground: JobGround) -> None:
+    job = ground.submit()
+    for step in (5, 6, 7):
+        ground.platform.runs.log_metrics(job.run, (MetricPoint(key="loss", value=step / 2, step=step),))
+        ground.jobs.cancel(job.id)
+        job = ground.jobs.retry(job.id)
+
+    _, losses = recall(ground.rooms.runs, job.run, after=5)
+
+    assert list(LOSS_FORMAT.iter_unpack(losses)) == [(6, 3.0), (7, 3.5)]
