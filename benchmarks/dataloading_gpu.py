@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.plan import Plan
 
 SAMPLES, BATCH_SIZE, WIDTH = 512, 64, 64 * 1024
 STEPS = 60

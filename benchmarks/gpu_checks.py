@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.plan.nvml import cuda_is_there
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.nvml import is_cuda_available
+from falaj.training.runtime.planning.plan import Plan
 
 LIMIT_S = 150
 GIB = 1 << 30
-DEVICE = "cuda" if cuda_is_there() else "cpu"
+DEVICE = "cuda" if is_cuda_available() else "cpu"
 CHECKS: dict[str, Callable[[], str]] = {}
 
 

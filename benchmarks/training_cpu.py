@@ -19,7 +19,7 @@ from torch import nn
 
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.plan import Plan
 from harness import Result, Rule, report, say
 from training_models import SMALL, Work
 
@@ -57,7 +57,7 @@ def compare(work: Work) -> Result:
     ratios = sorted(ours / plain for ours, plain in rates)
     low, high = ratios[ROUNDS // 4], ratios[-ROUNDS // 4]
     say(
-        f"{work.name}: {plan.words}; fit / plain: median {median(ratios):.2f}, half in {low:.2f} to {high:.2f}"
+        f"{work.name}: {plan.summary}; fit / plain: median {median(ratios):.2f}, half in {low:.2f} to {high:.2f}"
     )
     plain = median(plain for _, plain in rates) * work.each
     what = f"{work.name}: {work.unit}/s"

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.plan.nvml import gpu_names
+from falaj.training.runtime.planning.nvml import gpu_names
 from training_models import FULL, GPT, SMALL, Work, next_word
 from turns import Side
 
@@ -416,7 +416,7 @@ def survive_a_crash() -> None:
     words = said.getvalue()
     survived = "crashed (SIGSEGV)" in words and result.step == 2000
     print(f"a candidate that crashes: {'survived' if survived else 'NOT survived'}, ", end="")
-    print(f"{time.perf_counter() - began:.0f} s in all, plan {result.plan.words}")
+    print(f"{time.perf_counter() - began:.0f} s in all, plan {result.plan.summary}")
     print(words, file=sys.stderr)
 
 

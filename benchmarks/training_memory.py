@@ -136,7 +136,7 @@ def estimates(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def estimated(name: str, batch: int, precision: str) -> dict[str, Any]:
-    from falaj.training.runtime.memory.estimating import estimate
+    from falaj.training.runtime.memory.estimate import estimate
 
     if torch.cuda.is_available():
         return {"failed": "this process sees a GPU"}

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.memory.tally import tensors_in
+from falaj.training.runtime.memory.allocations import tensors_in
 from gangs import gang
 
 BATCH_SIZE, WIDTH = 64, 128

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from falaj.training.runtime.checkpointing.certificate import verify_certificate
     from falaj.training.runtime.custom_loop import step
     from falaj.training.runtime.fit import fit
-    from falaj.training.runtime.memory.estimating import estimate
+    from falaj.training.runtime.memory.estimate import estimate
 
 __version__ = VERSION
 
@@ -42,7 +42,7 @@ _HOMES = {
     "Platform": ("falaj.sdk.platform", "Platform"),
     "STOP": ("falaj.training.runtime.callbacks", "STOP"),
     "connect": ("falaj.sdk.remote", "connect"),
-    "estimate": ("falaj.training.runtime.memory.estimating", "estimate"),
+    "estimate": ("falaj.training.runtime.memory.estimate", "estimate"),
     "export_onnx": ("falaj.optimization.runtime.export", "export_onnx"),
     "fit": ("falaj.training.runtime.fit", "fit"),
     "job": ("falaj.training.runtime.agent.job", "job"),

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from spread_fit import Rows
+from parallel_fit import Rows
 from torch import Tensor, nn
 
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.fit import fit
 from gangs import gang
-from spread_models import FEATURES, make_model
+from parallel_models import FEATURES, make_model
 
 BAD = 5
 """A sample of the second step."""

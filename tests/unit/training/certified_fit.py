@@ -1,4 +1,4 @@
-"""Runs over several processes, as spread_fit.py has them, which log the loss of each step at once.
+"""Runs over several processes, as parallel_fit.py has them, which log the loss of each step at once.
 
 So there is something to compare when a step is computed again; other runs log once a second.
 """
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spread_fit import said_by
+from parallel_fit import said_by
 
 from falaj.training.runtime.reporting import report
 from gangs import gang

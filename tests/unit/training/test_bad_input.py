@@ -26,7 +26,7 @@ from falaj.training.runtime.errors import (
     RaggedBatch,
 )
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.plan import Plan
 
 mse = nn.functional.mse_loss
 SHORT_OF_MEMORY = Path(__file__).with_name("out_of_memory_fit.py")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from falaj.training.runtime.agent.agents import FolderAgent
 from falaj.training.runtime.errors import CheckpointMismatch, InvalidTraining
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.plan.nvml import cuda_is_there
+from falaj.training.runtime.planning.nvml import is_cuda_available
 
 
 def rows() -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def test_what_is_no_callback_comes_with_one_that_is() -> None:
     assert_complete(refusal.value)
 
 
-@pytest.mark.skipif(cuda_is_there(), reason="there is a GPU here")
+@pytest.mark.skipif(is_cuda_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_comes_with_what_is() -> None:
     with pytest.raises(InvalidTraining) as refusal:
         train(device="cuda")

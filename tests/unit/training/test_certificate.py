@@ -22,8 +22,8 @@ from falaj.training.runtime.errors import CertificateInvalid
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.reporting import report
 from job_ground import DONE, JobGround
+from parallel_runs import BATCH_SIZE, SAMPLES, STEPS, runs
 from polling import eventually
-from spread_runs import BATCH_SIZE, SAMPLES, STEPS, runs
 
 CERTIFIED = Path(__file__).with_name("certified_fit.py")
 MICRO_BATCHES = 2
@@ -89,7 +89,7 @@ def broken_off(run: Path | None, step: int, **changes: Any) -> None:
 def test_a_rank_killed_in_an_exact_run_is_a_point_of_its_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spread_runs.SCRIPT", CERTIFIED)
+    monkeypatch.setattr("parallel_runs.SCRIPT", CERTIFIED)
     run = tmp_path / "run"
     kept = {"exact": True, "dropout": 0.3, "run": str(run), "checkpoint_every": 4}
 

@@ -12,8 +12,8 @@ from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.dataloading.loaders import InlineLoader
 from falaj.training.runtime.data.sources import DatasetSource
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.plan.plans import Plan
-from falaj.training.runtime.spread.ways import Alone
+from falaj.training.runtime.parallel.strategies import SingleProcessStrategy
+from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.step.cuda_graph import CudaGraphStep
 from falaj.training.runtime.step.engine import StepEngine
 from falaj.training.runtime.step.micro_batches import MicroBatchReader
@@ -77,7 +77,7 @@ def make_engine(
         optimizer,
         device=CPU,
         rng=StepRng(1, CPU),
-        spread=Alone(model, world),
+        strategy=SingleProcessStrategy(model, world),
     )
     source = DatasetSource(data)
     reader = MicroBatchReader(source, seed=1, count=1)

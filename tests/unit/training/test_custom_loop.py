@@ -18,7 +18,7 @@ import falaj as fj
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.errors import is_out_of_memory
 from falaj.training.runtime.errors import CheckpointMismatch, InvalidTraining, OutOfMemory
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.plan import Plan
 
 mse = nn.functional.mse_loss
 SAMPLES, BATCH = 40, 8
@@ -288,7 +288,7 @@ def test_a_pipeline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_processes_with_a_part_of_each_batch_give_the_losses_of_one_with_all_of_it(tmp_path: Path) -> None:
     asked = [(1, {}), (2, {}), (2, {"accumulate": 2}), (2, {"parallel": "fsdp"})]
-    script = str(Path(__file__).with_name("spread_step.py"))
+    script = str(Path(__file__).with_name("parallel_step.py"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [sys.executable, script, json.dumps(asked), str(tmp_path)],

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from falaj.training.runtime.memory.gpu_precision import AsOnGpu
-from falaj.training.runtime.memory.tally import Tally, partial_sums
-from falaj.training.runtime.memory.tracing import casting
+from falaj.training.runtime.memory.allocations import AllocationTracker, partial_sum_bytes
+from falaj.training.runtime.memory.gpu_autocast import GpuAutocast
+from falaj.training.runtime.memory.tracing import device_autocast
 
 MIB = 1 << 20
 ROWS, CLASSES = 4096, 1024
@@ -60,7 +60,7 @@ def test_other_sums_take_nothing_beside(shape: tuple[int, ...], add_up: Callable
 
 def test_sums_of_wider_numbers_take_more() -> None:
     assert taken_beside(lambda: torch.empty(16_384, 256, dtype=torch.float64), lambda x: x.sum(0)) == 64 * MIB
-    assert partial_sums(16_384, 256) == 32 * MIB
+    assert partial_sum_bytes(16_384, 256) == 32 * MIB
 
 
 def test_the_loss_of_classes_takes_what_was_measured() -> None:
@@ -137,7 +137,7 @@ def test_what_can_be_computed_can_be_counted(name: str) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             trained = LOSSES[name]()
         torch.manual_seed(0)
-        with Tally(gpu=True, copies=True), torch.autocast("cpu", torch.bfloat16), AsOnGpu():
+        with AllocationTracker(gpu=True, copies=True), torch.autocast("cpu", torch.bfloat16), GpuAutocast():
             counted = LOSSES[name]()
 
     assert counted.shape == trained.shape
@@ -148,33 +148,33 @@ def test_what_can_be_computed_can_be_counted(name: str) -> None:
 
 def taken_beside(make: Callable[[], Tensor], act: Callable[[Tensor], Tensor]) -> int:
     """The bytes that a GPU takes for an operation beside what there is before and after it."""
-    with FakeTensorMode(), Tally(gpu=True) as tally:
+    with FakeTensorMode(), AllocationTracker(gpu=True) as tracker:
         given = make()
-        tally.restart()
+        tracker.reset_peak()
         found = act(given)
         assert found.device.type == "cpu"
-        return tally.peak - tally.now
+        return tracker.peak - tracker.current
 
 
 def taken(act: Callable[[Tensor], Tensor]) -> tuple[float, float]:
     """What is kept after the forward pass, and the most in the backward pass, beside scores in bf16; in units."""
-    with FakeTensorMode(), Tally(gpu=True) as tally:
+    with FakeTensorMode(), AllocationTracker(gpu=True) as tracker:
         scores = torch.empty(ROWS, CLASSES, dtype=torch.bfloat16, requires_grad=True)
-        start = tally.now
-        with casting("bf16", gpu=True):
+        start = tracker.current
+        with device_autocast("bf16", gpu=True):
             found = act(scores)
-        kept = tally.now - start
-        tally.restart()
+        kept = tracker.current - start
+        tracker.reset_peak()
         (found if found.dim() == 0 else found.sum()).backward()  # type: ignore[no-untyped-call]
-        return kept / UNIT, (tally.peak - start) / UNIT
+        return kept / UNIT, (tracker.peak - start) / UNIT
 
 
 def highest(act: Callable[[Tensor], Tensor]) -> float:
     """The most in the forward pass, in units."""
-    with FakeTensorMode(), Tally(gpu=True) as tally, casting("bf16", gpu=True):
+    with FakeTensorMode(), AllocationTracker(gpu=True) as tracker, device_autocast("bf16", gpu=True):
         scores = torch.empty(ROWS, CLASSES, dtype=torch.bfloat16, requires_grad=True)
-        start = tally.now
-        tally.restart()
+        start = tracker.current
+        tracker.reset_peak()
         found = act(scores)
         assert found.dtype == torch.float32
-        return (tally.peak - start) / UNIT
+        return (tracker.peak - start) / UNIT

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 import falaj as fj
 from falaj.training.runtime.errors import InvalidTraining, NoEstimate
 from falaj.training.runtime.memory import tracing
-from falaj.training.runtime.memory.asking import Estimated
-from falaj.training.runtime.memory.estimates import Estimate
-from falaj.training.runtime.memory.estimating import estimate
-from falaj.training.runtime.memory.limits import machine_memory, memory_of
-from falaj.training.runtime.memory.words import spell
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.memory.dry_run import EstimateDone
+from falaj.training.runtime.memory.estimate import estimate
+from falaj.training.runtime.memory.estimates import MemoryEstimate
+from falaj.training.runtime.memory.sizes import available_memory, machine_memory
+from falaj.training.runtime.memory.words import format_bytes
+from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.step import Loss
 
@@ -213,7 +213,7 @@ def test_the_ways_begin_with_what_was_asked_for() -> None:
     assert not any(way.as_asked for way in found.ways[1:])
     assert {way.processes for way in found.ways} == {2, 4, 8, 16, 32}
     assert {way.precision for way in found.ways} == {"fp32", "bf16"}
-    assert len({way.words + str(way.processes) for way in found.ways}) == len(found.ways)
+    assert len({way.summary + str(way.processes) for way in found.ways}) == len(found.ways)
     assert next(found.fitting(found.peak_bytes)) == found.ways[0]
 
 
@@ -234,8 +234,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_the_memory_of_a_process_is_its_part_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
 
-    assert memory_of(torch.device("cpu")) == pytest.approx(0.92 * machine_memory() / 4, rel=0.001)
-    assert [spell(size) for size in (900, 3 << 10, 512 << 20, 11 * GIB // 1)] == [
+    assert available_memory(torch.device("cpu")) == pytest.approx(0.92 * machine_memory() / 4, rel=0.001)
+    assert [format_bytes(size) for size in (900, 3 << 10, 512 << 20, 11 * GIB // 1)] == [
         *("900 bytes", "3 KiB", "512 MiB", "11 GiB"),
     ]
 
@@ -246,7 +246,7 @@ def test_a_script_that_is_asked_answers_and_ends(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("FALAJ_ESTIMATE", str(file))
     data = torch.zeros(64, 64), torch.zeros(64, 1)
 
-    with pytest.raises(Estimated) as end:
+    with pytest.raises(EstimateDone) as end:
         fj.fit(network(), nn.functional.mse_loss, data, batch_size=64, steps=1, precision="bf16")
 
     answer = json.loads(file.read_text())["estimate"]
@@ -262,7 +262,7 @@ def test_a_script_that_is_asked_says_why_it_cannot_answer(
     file.write_text(json.dumps({"processes": 1, "device": "cpu"}))
     monkeypatch.setenv("FALAJ_ESTIMATE", str(file))
 
-    with pytest.raises(Estimated):
+    with pytest.raises(EstimateDone):
         fj.fit(
             nn.Linear(7, 1),
             nn.functional.mse_loss,
@@ -286,7 +286,7 @@ def of_rows(
     optimizer: OptimizerChoice = "adamw",
     loss: Loss = nn.functional.mse_loss,
     **options: Any,
-) -> Estimate:
+) -> MemoryEstimate:
     """On rows of `width` numbers, of which there are as many as a batch needs."""
     data = torch.randn(batch_size, width), torch.zeros(batch_size, 1)
     return estimate(

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 import falaj as fj
 from falaj.training.runtime.errors import InvalidTraining, NoEstimate
-from falaj.training.runtime.memory.asking import Estimated
-from falaj.training.runtime.memory.estimates import Estimate
-from falaj.training.runtime.memory.estimating import estimate
-from falaj.training.runtime.memory.estimator import Estimator
+from falaj.training.runtime.memory.dry_run import EstimateDone
+from falaj.training.runtime.memory.estimate import estimate
+from falaj.training.runtime.memory.estimates import MemoryEstimate
+from falaj.training.runtime.memory.estimator import MemoryEstimator
 
 WIDTH, SAMPLES = 64, 512
 
@@ -196,15 +196,15 @@ def test_whatever_goes_wrong_is_said_and_the_job_not_refused(
     def fail(*_: object) -> None:
         raise KeyError("something new")
 
-    monkeypatch.setattr(Estimator, "estimate", fail)
+    monkeypatch.setattr(MemoryEstimator, "estimate", fail)
     data = torch.zeros(8, WIDTH), torch.zeros(8, 1)
 
-    with pytest.raises(Estimated):
+    with pytest.raises(EstimateDone):
         fj.fit(nn.Linear(WIDTH, 1), functional.mse_loss, data, steps=1, batch_size=8)
 
     assert "something new" in json.loads(file.read_text())["failed"]
 
 
-def of(model: nn.Module, **options: Any) -> Estimate:
+def of(model: nn.Module, **options: Any) -> MemoryEstimate:
     data = torch.randn(SAMPLES, WIDTH), torch.zeros(SAMPLES, 1)
     return estimate(model, functional.mse_loss, data, batch_size=SAMPLES, device="cpu", **options)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from falaj.training.runtime.memory.sampling import trace_samples
-from falaj.training.runtime.plan.plans import Plan
-from falaj.training.runtime.spread.pipeline.program import read_program
+from falaj.training.runtime.memory.sample_tracing import trace_samples
+from falaj.training.runtime.parallel.pipeline.forward_graph import trace_forward
+from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.step.modes import ensure_training_mode, preserved_modes
 
 
@@ -28,7 +28,7 @@ def test_looking_at_a_model_changes_no_mode(modes: str) -> None:
     model = model_of(modes)
     before = modes_of(model)
 
-    read_program(model)
+    trace_forward(model)
     batch = (torch.randn(8, 4), torch.randn(8, 1))
     trace_samples(model, nn.functional.mse_loss, "adamw", batch, samples=8, plan=Plan(), device="cpu")
 

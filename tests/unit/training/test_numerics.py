@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from falaj.training.runtime.data.sources import TensorSource
-from falaj.training.runtime.plan.numerics import full_fp32, numerics_of, precision_of
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.numerics import apply_numerics, full_fp32, precision_of
+from falaj.training.runtime.planning.plan import Plan
 
 CUDA = torch.device("cuda")
 
@@ -25,7 +25,7 @@ def kept() -> list[Any]:
 def test_everything_is_to_the_letter_as_before() -> None:
     before = kept()
 
-    with numerics_of(Plan(precision="tf32", threads=1)):
+    with apply_numerics(Plan(precision="tf32", threads=1)):
         inside = kept()
     with full_fp32():
         pass

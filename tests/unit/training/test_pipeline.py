@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spread_runs import runs
+from parallel_runs import runs
 
 COMPOSED: list[Any] = ["pipeline", {"ddp": 2, "pipeline": 2}, {"fsdp": 2, "pipeline": 2}]
 

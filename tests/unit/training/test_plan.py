@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 from falaj.training.runtime.errors import InvalidTraining
-from falaj.training.runtime.plan.cache import description_of_loss, keep_plan, load_plan, plan_key
-from falaj.training.runtime.plan.candidates import Space
-from falaj.training.runtime.plan.judging import (
-    Errors,
-    Reference,
+from falaj.training.runtime.planning.cache import load_plan, loss_fingerprint, plan_key, store_plan
+from falaj.training.runtime.planning.candidates import SearchSpace
+from falaj.training.runtime.planning.numerics_check import (
+    NumericErrors,
+    NumericsReference,
     compare,
-    distance,
-    fault_in,
-    fault_in_course,
+    loss_curve_fault,
+    numerics_fault,
+    relative_distance,
 )
-from falaj.training.runtime.plan.plans import Plan, plan_from
-from falaj.training.runtime.plan.searching import Found, confirm, search, table
-from falaj.training.runtime.plan.trials import Outcome
+from falaj.training.runtime.planning.plan import Plan, plan_from
+from falaj.training.runtime.planning.search import SearchResult, confirm, format_outcomes, search
+from falaj.training.runtime.planning.trials import TrialOutcome
 
-GPU = Space(on_gpu=True, start=Plan(), fixed={}, batch_size=32, fast_16="bf16", samples=100_000)
-CPU = Space(on_gpu=False, start=Plan(), fixed={}, batch_size=32, threads=2)
+GPU = SearchSpace(on_gpu=True, start=Plan(), fixed={}, batch_size=32, half_precision="bf16", samples=100_000)
+CPU = SearchSpace(on_gpu=False, start=Plan(), fixed={}, batch_size=32, threads=2)
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +39,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_says_what_it_changes() -> None:
-    assert Plan().words == "fp32"
+    assert Plan().summary == "fp32"
     everything = Plan(precision="bf16", layout="channels_last", compile="default", fused=True, batch_size=64)
-    assert everything.words == "bf16, channels_last, fused, compile=default, batch 64"
+    assert everything.summary == "bf16, channels_last, fused, compile=default, batch 64"
     assert plan_from(everything.facts()) == everything
 
 
@@ -57,13 +57,13 @@ def test_a_plan_that_makes_no_sense_is_refused() -> None:
 
 
 def speeds(rate: Callable[[Plan], float], *, bad: Callable[[Plan], str | None] = lambda _: None) -> Any:
-    def try_out(plan: Plan, _: float) -> Outcome:
-        return Outcome(plan=plan, samples_per_second=rate(plan), why_not=bad(plan), seconds=0.1)
+    def try_out(plan: Plan, _: float) -> TrialOutcome:
+        return TrialOutcome(plan=plan, samples_per_second=rate(plan), rejection=bad(plan), seconds=0.1)
 
     return try_out
 
 
-def plenty(_: Outcome) -> float:
+def plenty(_: TrialOutcome) -> float:
     return 1000.0
 
 
@@ -73,14 +73,14 @@ def test_changes_add_up_to_the_best_plan_on_a_gpu() -> None:
         factor = {"fp32": 1.0, "tf32": 2.0, "bf16": 3.0, "fp16": 3.0}[plan.precision]
         return factor * (1 + plan.fused) * (1 if plan.compile == "off" else 2) * min(size, 128)
 
-    images = Space(**{**vars(GPU), "chooses_batch": True, "images": True})
+    images = SearchSpace(**{**vars(GPU), "chooses_batch": True, "images": True})
 
     found = search(images, speeds(rate), budget=plenty)
 
     assert found.plan == Plan(
         precision="bf16", layout="channels_last", fused=True, compile="default", batch_size=128
     )
-    assert [each.plan.words for each in found.tried[:2]] == ["fp32", "bf16, channels_last, fused"]
+    assert [each.plan.summary for each in found.tried[:2]] == ["fp32", "bf16, channels_last, fused"]
 
 
 def test_a_precision_that_does_not_pay_on_a_small_batch_is_tried_on_a_larger_one() -> None:
@@ -90,7 +90,7 @@ def test_a_precision_that_does_not_pay_on_a_small_batch_is_tried_on_a_larger_one
         most = {"fp32": 100.0, "tf32": 150.0, "bf16": 380.0, "fp16": 380.0}[plan.precision]
         return min(most, 3.0 * (plan.batch_size or 32))
 
-    images = Space(**{**vars(GPU), "chooses_batch": True, "images": True})
+    images = SearchSpace(**{**vars(GPU), "chooses_batch": True, "images": True})
 
     found = search(images, speeds(rate), budget=plenty)
 
@@ -102,7 +102,7 @@ def test_a_precision_that_was_refused_is_not_tried_again_on_a_larger_batch() -> 
     def bad(plan: Plan) -> str | None:
         return "its gradients differ" if plan.precision == "bf16" else None
 
-    images = Space(**{**vars(GPU), "chooses_batch": True, "images": True})
+    images = SearchSpace(**{**vars(GPU), "chooses_batch": True, "images": True})
 
     found = search(images, speeds(lambda plan: 1.0 * (plan.batch_size or 32), bad=bad), budget=plenty)
 
@@ -118,7 +118,7 @@ def test_short_steps_are_tried_as_a_graph() -> None:
 
 def test_what_the_caller_decided_is_not_searched() -> None:
     fixed = {"precision": "fp32", "compile": "off", "micro_batches": 1}
-    space = Space(**{**vars(GPU), "fixed": fixed})
+    space = SearchSpace(**{**vars(GPU), "fixed": fixed})
 
     found = search(space, speeds(lambda plan: 100.0), budget=plenty)
 
@@ -143,27 +143,27 @@ def test_a_bad_candidate_is_not_chosen_however_fast() -> None:
     found = search(GPU, fast, budget=plenty)
 
     assert found.plan == Plan()
-    assert "its loss is not finite" in table(found)
+    assert "its loss is not finite" in format_outcomes(found)
 
 
 def test_when_the_time_is_up_the_rest_is_named_but_not_tried() -> None:
     tried: list[Plan] = []
 
-    def try_out(plan: Plan, _: float) -> Outcome:
+    def try_out(plan: Plan, _: float) -> TrialOutcome:
         tried.append(plan)
-        return Outcome(plan=plan, samples_per_second=100.0)
+        return TrialOutcome(plan=plan, samples_per_second=100.0)
 
     found = search(GPU, try_out, budget=lambda _: 0.0)
 
     assert tried == [Plan()]
-    assert all(each.why_not == "not tried: the time is up" for each in found.tried[1:])
+    assert all(each.rejection == "not tried: the time is up" for each in found.tried[1:])
     assert found.plan == Plan()
 
 
 def test_a_gain_that_does_not_come_back_is_dropped() -> None:
     plain, quick = Plan(), Plan(fused=True)
-    found = Found(tried=[Outcome(plan=plain, samples_per_second=100.0)])
-    found.best = Outcome(plan=quick, samples_per_second=150.0)
+    found = SearchResult(tried=[TrialOutcome(plan=plain, samples_per_second=100.0)])
+    found.best = TrialOutcome(plan=quick, samples_per_second=150.0)
 
     assert confirm(found, speeds(lambda _: 100.0), margin=1.05).plan == plain
 
@@ -171,7 +171,7 @@ def test_a_gain_that_does_not_come_back_is_dropped() -> None:
 def test_the_table_shows_speed_errors_and_the_choice() -> None:
     found = search(CPU, speeds(lambda plan: 200.0 if plan.fused else 100.0), budget=plenty)
 
-    heading, first, *rest = table(found).splitlines()
+    heading, first, *rest = format_outcomes(found).splitlines()
 
     assert heading.split() == ["plan", "samples/s", "×", "plain", "loss", "gradient", "s"]
     assert first.split()[:3] == ["fp32", "100", "1.00"]
@@ -181,35 +181,35 @@ def test_the_table_shows_speed_errors_and_the_choice() -> None:
 # ---------------------------------------------------------------------------------------- the numbers
 
 
-def reference(**changes: Any) -> Reference:
-    values = {"loss": 1.0, "gradients": [], "noise": 0.0, "spread": 0.0, "course": [1.0, 0.9]}
-    return Reference(**{**values, **changes})
+def reference(**changes: Any) -> NumericsReference:
+    values = {"loss": 1.0, "gradients": [], "noise": 0.0, "spread": 0.0, "loss_curve": [1.0, 0.9]}
+    return NumericsReference(**{**values, **changes})
 
 
 def test_errors_within_the_tolerance_of_the_precision_pass() -> None:
-    assert fault_in(Errors(0.0, 0.05), reference(), "bf16") is None
+    assert numerics_fault(NumericErrors(0.0, 0.05), reference(), "bf16") is None
     assert "gradients differ from fp32 by 5.0%, allowed 1.0%" in str(
-        fault_in(Errors(0.0, 0.05), reference(), "fp32")
+        numerics_fault(NumericErrors(0.0, 0.05), reference(), "fp32")
     )
-    assert "loss differs" in str(fault_in(Errors(0.5, 0.0), reference(), "bf16"))
-    assert fault_in(Errors(float("nan"), 0.0), reference(), "bf16") is not None
+    assert "loss differs" in str(numerics_fault(NumericErrors(0.5, 0.0), reference(), "bf16"))
+    assert numerics_fault(NumericErrors(float("nan"), 0.0), reference(), "bf16") is not None
 
 
 def test_a_rounding_error_is_judged_beside_the_noise_between_batches_but_only_so_far() -> None:
     noisy = reference(noise=1.2)
 
-    assert fault_in(Errors(0.0, 0.25), noisy, "bf16") is None
-    assert fault_in(Errors(0.0, 0.35), noisy, "bf16") is not None
+    assert numerics_fault(NumericErrors(0.0, 0.25), noisy, "bf16") is None
+    assert numerics_fault(NumericErrors(0.0, 0.35), noisy, "bf16") is not None
 
 
 def test_gradients_that_no_rounding_leaves_alone_are_compared_by_their_size() -> None:
     given = reference(gradients=[torch.ones(4), torch.ones(2)])
     ours = [torch.ones(4), torch.tensor([-1.0, 1.0])]
 
-    assert compare(1.0, ours, given, [True, False]) == Errors(0.0, 0.0, 1.0)
+    assert compare(1.0, ours, given, [True, False]) == NumericErrors(0.0, 0.0, 1.0)
     assert compare(1.0, ours, given, [True, True]).gradient > 0.5
-    assert "4 times" in str(fault_in(Errors(0.0, 0.0, 4.0), given, "bf16"))
-    assert fault_in(Errors(0.0, 0.0, float("nan")), given, "bf16") is not None
+    assert "4 times" in str(numerics_fault(NumericErrors(0.0, 0.0, 4.0), given, "bf16"))
+    assert numerics_fault(NumericErrors(0.0, 0.0, float("nan")), given, "bf16") is not None
 
 
 def test_gradients_that_are_nothing_but_rounding_do_not_count() -> None:
@@ -217,23 +217,25 @@ def test_gradients_that_are_nothing_but_rounding_do_not_count() -> None:
     given = reference(gradients=[torch.ones(4), torch.full((2,), 1e-8)])
     ours = [torch.ones(4), torch.full((2,), 1e-5)]
 
-    assert fault_in(compare(1.0, ours, given, [True, False]), given, "bf16") is None
-    assert fault_in(compare(1.0, [torch.ones(4), torch.full((2,), 5.0)], given, [True, False]), given, "bf16")
+    assert numerics_fault(compare(1.0, ours, given, [True, False]), given, "bf16") is None
+    assert numerics_fault(
+        compare(1.0, [torch.ones(4), torch.full((2,), 5.0)], given, [True, False]), given, "bf16"
+    )
 
 
 def test_losses_that_leave_the_course_are_seen() -> None:
-    assert fault_in_course([1.0, 0.91], reference(), "bf16") is None
-    assert fault_in_course([1.0, 3.0], reference(), "bf16") is not None
-    assert fault_in_course([1.0, float("nan")], reference(), "bf16") is not None
+    assert loss_curve_fault([1.0, 0.91], reference(), "bf16") is None
+    assert loss_curve_fault([1.0, 3.0], reference(), "bf16") is not None
+    assert loss_curve_fault([1.0, float("nan")], reference(), "bf16") is not None
 
 
 def test_the_distance_of_gradients() -> None:
     ones = [torch.ones(4), None]
 
-    assert distance(ones, ones) == 0.0
-    assert distance([torch.ones(4) * 1.1, None], ones) == pytest.approx(0.1)
-    assert distance([None, None], ones) == float("inf")
-    assert distance([torch.full((4,), float("nan")), None], ones) == float("inf")
+    assert relative_distance(ones, ones) == 0.0
+    assert relative_distance([torch.ones(4) * 1.1, None], ones) == pytest.approx(0.1)
+    assert relative_distance([None, None], ones) == float("inf")
+    assert relative_distance([torch.full((4,), float("nan")), None], ones) == float("inf")
 
 
 # ------------------------------------------------------------------------------------------ the cache
@@ -246,7 +248,7 @@ def key(model: nn.Module | None = None, *, width: int = 4, **options: Any) -> st
 
 def test_a_kept_plan_is_found_again_for_the_same_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(precision="bf16", fused=True)
-    keep_plan(key(), plan, table=[])
+    store_plan(key(), plan, table=[])
 
     assert load_plan(key()) == plan
     for other in (key(nn.Linear(4, 2)), key(width=5), key(batch_size=8)):
@@ -272,14 +274,14 @@ def test_models_that_differ_by_what_they_do_not_say_have_plans_of_their_own() ->
 def test_a_model_without_a_source_has_no_kept_plan() -> None:
     nameless = type("Nameless", (nn.Linear,), {"__module__": "nowhere"})
 
-    keep_plan(key(nameless(4, 1)), Plan(), table=[])
+    store_plan(key(nameless(4, 1)), Plan(), table=[])
 
     assert load_plan(key(nameless(4, 1))) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 2, "plan": {}}', "null"])
 def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, text: str) -> None:
-    keep_plan(key(), Plan(), table=[])
+    store_plan(key(), Plan(), table=[])
     (path,) = (tmp_path / "cache" / "plans").iterdir()
     path.write_text(text)
 
@@ -287,7 +289,7 @@ def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, text: str) -> None:
 
 
 def test_a_kept_plan_that_makes_no_sense_is_none(tmp_path: Path) -> None:
-    keep_plan(key(), Plan(), table=[])
+    store_plan(key(), Plan(), table=[])
     (path,) = (tmp_path / "cache" / "plans").iterdir()
     path.write_text(json.dumps({**json.loads(path.read_text()), "plan": {"precision": "fp9"}}))
 
@@ -298,7 +300,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, monkeypatch
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "file"))
 
-    keep_plan(key(), Plan(), table=[])
+    store_plan(key(), Plan(), table=[])
 
     assert load_plan(key()) is None
 
@@ -307,6 +309,6 @@ def test_losses_of_one_name_are_told_apart_by_their_code() -> None:
     first = lambda out, target: (out - target).square().mean()  # noqa: E731
     second = lambda out, target: (out - target).abs().mean()  # noqa: E731
 
-    assert description_of_loss(first) != description_of_loss(second)
-    assert description_of_loss(nn.MSELoss()) == description_of_loss(nn.MSELoss())
-    assert description_of_loss(nn.MSELoss()) != description_of_loss(nn.MSELoss(reduction="sum"))
+    assert loss_fingerprint(first) != loss_fingerprint(second)
+    assert loss_fingerprint(nn.MSELoss()) == loss_fingerprint(nn.MSELoss())
+    assert loss_fingerprint(nn.MSELoss()) != loss_fingerprint(nn.MSELoss(reduction="sum"))

@@ -17,10 +17,10 @@ from falaj.training.runtime.data.sources import open_data
 from falaj.training.runtime.errors import InvalidTraining, OutOfMemory
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.plan import choosing
-from falaj.training.runtime.plan.plans import Plan
-from falaj.training.runtime.plan.searching import InChild
-from falaj.training.runtime.plan.trials import Outcome, TrialGround
+from falaj.training.runtime.planning import selection
+from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.planning.search import SubprocessTrials
+from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
 from falaj.training.runtime.settings import (
     BatchOptions,
     ComputeOptions,
@@ -58,8 +58,8 @@ def settings(**compute: Any) -> FitOptions:
     )
 
 
-def ground(loss: Any = mse, model: nn.Module | None = None) -> TrialGround:
-    return TrialGround(model or make_model(), loss, open_data(rows()), settings(), torch.device("cpu"))
+def ground(loss: Any = mse, model: nn.Module | None = None) -> TrialRunner:
+    return TrialRunner(model or make_model(), loss, open_data(rows()), settings(), torch.device("cpu"))
 
 
 def in_bf16() -> bool:
@@ -75,7 +75,7 @@ def test_a_trial_measures_and_leaves_the_model_alone() -> None:
 
     outcome = ground(model=model).try_out(Plan(precision="bf16", fused=True))
 
-    assert outcome.why_not is None
+    assert outcome.rejection is None
     assert outcome.samples_per_second > 0
     assert outcome.errors is not None
     assert 0 < outcome.errors.gradient < 0.1
@@ -92,9 +92,9 @@ def test_an_optimizer_that_the_caller_made_is_tried_as_a_copy() -> None:
     )
     before = [p.detach().clone() for p in model.parameters()]
 
-    outcome = TrialGround(model, mse, open_data(rows()), own, torch.device("cpu")).try_out(Plan())
+    outcome = TrialRunner(model, mse, open_data(rows()), own, torch.device("cpu")).try_out(Plan())
 
-    assert outcome.why_not is None
+    assert outcome.rejection is None
     assert not optimizer.state
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
@@ -105,8 +105,8 @@ def test_a_candidate_that_computes_something_else_is_discarded() -> None:
 
     outcome = ground(wrong).try_out(Plan(precision="bf16"))
 
-    assert outcome.why_not is not None
-    assert "differs from fp32" in outcome.why_not
+    assert outcome.rejection is not None
+    assert "differs from fp32" in outcome.rejection
 
 
 def test_a_candidate_whose_gradients_alone_differ_is_discarded() -> None:
@@ -116,14 +116,14 @@ def test_a_candidate_whose_gradients_alone_differ_is_discarded() -> None:
 
     outcome = ground(wrong).try_out(Plan(precision="bf16"))
 
-    assert "gradients differ from fp32" in str(outcome.why_not)
+    assert "gradients differ from fp32" in str(outcome.rejection)
 
 
 def test_a_candidate_that_is_not_finite_is_discarded() -> None:
     def bad(out: Tensor, target: Tensor) -> Tensor:
         return mse(out, target) * (float("nan") if in_bf16() else 1)
 
-    assert ground(bad).try_out(Plan(precision="bf16")).why_not is not None
+    assert ground(bad).try_out(Plan(precision="bf16")).rejection is not None
 
 
 def test_a_candidate_that_fails_is_discarded_with_the_reason() -> None:
@@ -132,7 +132,7 @@ def test_a_candidate_that_fails_is_discarded_with_the_reason() -> None:
             raise ValueError("no such kernel")
         return mse(out, target)
 
-    assert ground(fails).try_out(Plan(precision="bf16")).why_not == "ValueError: no such kernel"
+    assert ground(fails).try_out(Plan(precision="bf16")).rejection == "ValueError: no such kernel"
 
 
 def test_a_candidate_that_runs_out_of_memory_is_discarded() -> None:
@@ -141,7 +141,7 @@ def test_a_candidate_that_runs_out_of_memory_is_discarded() -> None:
             raise torch.OutOfMemoryError("no room")
         return mse(out, target)
 
-    assert "out of memory" in str(ground(large).try_out(Plan(precision="bf16")).why_not)
+    assert "out of memory" in str(ground(large).try_out(Plan(precision="bf16")).rejection)
 
 
 def test_a_failed_compilation_discards_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +155,14 @@ def test_a_failed_compilation_discards_the_candidate(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "compile", broken)
 
-    assert "no compiler here" in str(ground().try_out(Plan(compile="default")).why_not)
+    assert "no compiler here" in str(ground().try_out(Plan(compile="default")).rejection)
 
 
 # ----------------------------------------------------------------------------------------- in a child
 
 
-def in_child(loss: Any, *plans: Plan, bf16_within_s: float = 60.0) -> list[Outcome]:
-    trials = InChild(ground(loss), alive=lambda: True)
+def in_child(loss: Any, *plans: Plan, bf16_within_s: float = 60.0) -> list[TrialOutcome]:
+    trials = SubprocessTrials(ground(loss), alive=lambda: True)
     try:
         return [trials(plan, bf16_within_s if plan.precision == "bf16" else 60.0) for plan in plans]
     finally:
@@ -177,8 +177,8 @@ def test_a_candidate_that_crashes_costs_only_itself() -> None:
 
     first, crashed, after = in_child(deadly, Plan(), Plan(precision="bf16"), Plan(fused=True))
 
-    assert (first.why_not, after.why_not) == (None, None)
-    assert crashed.why_not == "crashed (SIGSEGV)"
+    assert (first.rejection, after.rejection) == (None, None)
+    assert crashed.rejection == "crashed (SIGSEGV)"
     assert after.samples_per_second > 0
 
 
@@ -190,8 +190,8 @@ def test_a_candidate_that_hangs_is_ended_when_its_time_is_up() -> None:
 
     hung, after = in_child(hangs, Plan(precision="bf16"), Plan(), bf16_within_s=3.0)
 
-    assert hung.why_not == "did not end within 3 s"
-    assert after.why_not is None
+    assert hung.rejection == "did not end within 3 s"
+    assert after.rejection is None
 
 
 def test_the_child_says_the_same_as_this_process() -> None:
@@ -215,11 +215,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Trials that find fused updates to be fast, and nothing else; the plans that were tried."""
     tried: list[Plan] = []
 
-    def try_out(_: TrialGround, plan: Plan) -> Outcome:
+    def try_out(_: TrialRunner, plan: Plan) -> TrialOutcome:
         tried.append(plan)
-        return Outcome(plan=plan, samples_per_second=200.0 if plan.fused else 100.0)
+        return TrialOutcome(plan=plan, samples_per_second=200.0 if plan.fused else 100.0)
 
-    monkeypatch.setattr(TrialGround, "try_out", try_out)
+    monkeypatch.setattr(TrialRunner, "try_out", try_out)
     return tried
 
 
@@ -279,12 +279,12 @@ def test_wrong_options_are_named(options: dict[str, Any]) -> None:
 
 
 def test_the_search_may_choose_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("falaj.training.runtime.plan.candidates.BATCHES_OF_AN_EPOCH", 2)
+    monkeypatch.setattr("falaj.training.runtime.planning.candidates.MIN_EPOCH_STEPS", 2)
 
-    def try_out(_: TrialGround, plan: Plan) -> Outcome:
-        return Outcome(plan=plan, samples_per_second=100.0 * (plan.batch_size or 32))
+    def try_out(_: TrialRunner, plan: Plan) -> TrialOutcome:
+        return TrialOutcome(plan=plan, samples_per_second=100.0 * (plan.batch_size or 32))
 
-    monkeypatch.setattr(TrialGround, "try_out", try_out)
+    monkeypatch.setattr(TrialRunner, "try_out", try_out)
 
     result = short_fit(batch_size="auto", tune_seconds=100.0, epochs=2, steps=None)
 
@@ -313,8 +313,8 @@ def test_what_only_a_gpu_can_do_is_left_out_when_the_run_goes_on_elsewhere(tmp_p
     short_fit(tune=Plan(graph=True, fused=True), steps=5, run=tmp_path)
     agent = FolderAgent(tmp_path)
 
-    here = choosing.kept_plan(agent, ProcessGroup())
-    elsewhere = choosing.kept_plan(agent, ProcessGroup(device=torch.device("meta")))
+    here = selection.checkpointed_plan(agent, ProcessGroup())
+    elsewhere = selection.checkpointed_plan(agent, ProcessGroup(device=torch.device("meta")))
     agent.close()
 
     assert here == Plan(graph=True, fused=True, batch_size=8)

@@ -12,7 +12,7 @@ import falaj as fj
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.parallel import process_group
 from falaj.training.runtime.parallel.process_group import join_process_group
-from falaj.training.runtime.plan import nvml
+from falaj.training.runtime.planning import nvml
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from falaj.drivers.processes.ranks import free_ports
 from falaj.training.runtime.agent.agents import read_metrics
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.profiling import watching
+from falaj.training.runtime.profiling import profiler
+from falaj.training.runtime.profiling.bottleneck import BottleneckReport
 from falaj.training.runtime.profiling.events import read_trace
-from falaj.training.runtime.profiling.verdicts import Verdict
 
 ROWS = torch.randn(64, 8)
 
@@ -58,7 +58,7 @@ class Slow:
         return ROWS[index], ROWS[index, :1]
 
 
-def profiled(folder: Path, data: Any = (ROWS, ROWS[:, :1]), **options: Any) -> Verdict:
+def profiled(folder: Path, data: Any = (ROWS, ROWS[:, :1]), **options: Any) -> BottleneckReport:
     given = {"batch_size": 8, "steps": 12, "profile": 4, "run": folder, "device": "cpu", "tune": "off"}
     found = fit(nn.Linear(8, 1), mse, data, **{**given, **options}).profile
     assert found is not None
@@ -130,13 +130,13 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path) -> No
 
 def test_nothing_of_it_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines: list[Any] = []
-    end = watching.Watch.end
+    end = profiler.StepProfiler.end
 
-    def note(watch: watching.Watch) -> None:
+    def note(watch: profiler.StepProfiler) -> None:
         end(watch)
         engines.append(watch._engine)
 
-    monkeypatch.setattr(watching.Watch, "end", note)
+    monkeypatch.setattr(profiler.StepProfiler, "end", note)
     profiled(tmp_path / "run", steps=20)
 
     assert all("advance" not in vars(engine) for engine in engines)
@@ -149,7 +149,7 @@ def test_profiler_that_fails_costs_the_profile_and_not_the_run(
     def broken(_: object) -> list[Any]:
         raise OSError("no space left")
 
-    monkeypatch.setattr(watching, "read_trace", broken)
+    monkeypatch.setattr(profiler, "read_trace", broken)
     result = fit(
         nn.Linear(8, 1),
         mse,

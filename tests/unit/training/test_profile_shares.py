@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from falaj.training.runtime.plan.plans import Plan
-from falaj.training.runtime.profiling.cost import Cost
-from falaj.training.runtime.profiling.events import Event, events_of
-from falaj.training.runtime.profiling.intervals import both, union, without
-from falaj.training.runtime.profiling.peaks import Peaks, peaks_of_card
-from falaj.training.runtime.profiling.shares import PARTS, Overlap, shares_of
-from falaj.training.runtime.profiling.verdicts import Circumstances, Verdict, judge
+from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.profiling.bottleneck import BottleneckReport, RunConditions, diagnose
+from falaj.training.runtime.profiling.breakdown import PARTS, Overlap, time_breakdown
+from falaj.training.runtime.profiling.cost import StepCost
+from falaj.training.runtime.profiling.events import TraceEvent, events_of
+from falaj.training.runtime.profiling.intervals import difference, intersection, union
+from falaj.training.runtime.profiling.peaks import DevicePeaks, gpu_peaks
 
-ALONE = Circumstances(Plan())
+ALONE = RunConditions(Plan())
 
 
 def gpu_step(
@@ -25,28 +25,28 @@ def gpu_step(
     nccl: tuple[float, float] | None = None,
     copy: tuple[float, float] | None = None,
     end: float = 10.0,
-) -> list[Event]:
+) -> list[TraceEvent]:
     """A step of `end` seconds: data is waited for until `data`; two kernels, sent at 1 and 2 seconds."""
     found = [
-        Event("falaj.step", "range", 0.0, end),
-        Event("falaj.data", "range", 0.0, data),
-        Event("falaj.forward", "range", data, data + 0.5),
-        Event("falaj.backward", "range", data + 0.5, end),
-        Event("cudaLaunchKernel", "launch", data + 0.1, data + 0.2, 1),
-        Event("cudaLaunchKernel", "launch", data + 0.6, data + 0.7, 2),
-        Event("ampere_gemm", "kernel", *forward, 1),
-        Event("ampere_gemm", "kernel", *backward, 2),
+        TraceEvent("falaj.step", "range", 0.0, end),
+        TraceEvent("falaj.data", "range", 0.0, data),
+        TraceEvent("falaj.forward", "range", data, data + 0.5),
+        TraceEvent("falaj.backward", "range", data + 0.5, end),
+        TraceEvent("cudaLaunchKernel", "launch", data + 0.1, data + 0.2, 1),
+        TraceEvent("cudaLaunchKernel", "launch", data + 0.6, data + 0.7, 2),
+        TraceEvent("ampere_gemm", "kernel", *forward, 1),
+        TraceEvent("ampere_gemm", "kernel", *backward, 2),
     ]
-    found += [Event("ncclDevKernel_AllReduce", "communication", *nccl, 3)] if nccl else []
-    return found + ([Event("Memcpy HtoD", "copy", *copy, 4)] if copy else [])
+    found += [TraceEvent("ncclDevKernel_AllReduce", "communication", *nccl, 3)] if nccl else []
+    return found + ([TraceEvent("Memcpy HtoD", "copy", *copy, 4)] if copy else [])
 
 
-def verdict(events: list[Event], circumstances: Circumstances = ALONE, **known: Any) -> Verdict:
-    return judge(shares_of(events), circumstances, **{"cost": None, "peaks": None, **known})
+def verdict(events: list[TraceEvent], conditions: RunConditions = ALONE, **known: Any) -> BottleneckReport:
+    return diagnose(time_breakdown(events), conditions, **{"cost": None, "peaks": None, **known})
 
 
 def test_kernels_count_for_the_phase_that_sent_them() -> None:
-    shares = shares_of(gpu_step(forward=(1.0, 4.0), backward=(4.0, 10.0)))
+    shares = time_breakdown(gpu_step(forward=(1.0, 4.0), backward=(4.0, 10.0)))
 
     assert shares.on_gpu
     assert shares.of["forward"] == pytest.approx(0.3)
@@ -57,8 +57,8 @@ def test_kernels_count_for_the_phase_that_sent_them() -> None:
 def test_shares_add_up_to_one_whatever_overlaps() -> None:
     steps = gpu_step(data=0.5, nccl=(3.0, 9.0), copy=(0.2, 2.5))
 
-    assert sum(shares_of(steps).of.values()) == pytest.approx(1.0)
-    assert set(shares_of(steps).of) == set(PARTS)
+    assert sum(time_breakdown(steps).of.values()) == pytest.approx(1.0)
+    assert set(time_breakdown(steps).of) == set(PARTS)
 
 
 def test_gpu_that_waits_for_data_is_input_bound_and_workers_are_named() -> None:
@@ -74,12 +74,12 @@ def test_gpu_that_waits_for_kernels_is_launch_bound() -> None:
     assert found.bound == "launch"
     assert found.shares["launch"] == pytest.approx(0.8)
     assert 'tune="auto"' in found.sentence
-    assert "tune" not in verdict(gpu_step(), Circumstances(Plan(graph=True))).sentence
+    assert "tune" not in verdict(gpu_step(), RunConditions(Plan(graph=True))).sentence
 
 
 def test_only_communication_that_nothing_runs_beside_is_waited_for() -> None:
-    hidden = shares_of(gpu_step(forward=(0.0, 4.0), backward=(4.0, 10.0), nccl=(5.0, 9.0)))
-    shown = shares_of(gpu_step(forward=(0.0, 2.0), backward=(2.0, 4.0), nccl=(3.0, 10.0)))
+    hidden = time_breakdown(gpu_step(forward=(0.0, 4.0), backward=(4.0, 10.0), nccl=(5.0, 9.0)))
+    shown = time_breakdown(gpu_step(forward=(0.0, 2.0), backward=(2.0, 4.0), nccl=(3.0, 10.0)))
 
     assert hidden.of["communication"] == 0.0
     assert hidden.communication == Overlap(4.0, 4.0)
@@ -90,7 +90,7 @@ def test_only_communication_that_nothing_runs_beside_is_waited_for() -> None:
 def test_exposed_communication_names_the_cheaper_way() -> None:
     events = gpu_step(forward=(0.0, 2.0), backward=(2.0, 4.0), nccl=(3.0, 10.0))
 
-    found = verdict(events, Circumstances(Plan(micro_batches=2), processes=4, layout="fsdp 4"))
+    found = verdict(events, RunConditions(Plan(micro_batches=2), processes=4, layout="fsdp 4"))
 
     assert found.bound == "communication"
     assert "60% of a step waits for other processes" in found.sentence
@@ -107,10 +107,10 @@ def test_copies_beside_kernels_cost_nothing_and_others_are_input() -> None:
 
 def test_busy_gpu_is_bound_by_the_nearer_roof() -> None:
     busy = gpu_step(forward=(0.0, 5.0), backward=(5.0, 10.0))
-    peaks = Peaks(flops=100.0, bandwidth=100.0)
+    peaks = DevicePeaks(flops=100.0, bandwidth=100.0)
 
-    computing = verdict(busy, cost=Cost(flops=900.0, bytes=100.0), peaks=peaks)
-    moving = verdict(busy, cost=Cost(flops=100.0, bytes=900.0), peaks=peaks)
+    computing = verdict(busy, cost=StepCost(flops=900.0, bytes=100.0), peaks=peaks)
+    moving = verdict(busy, cost=StepCost(flops=100.0, bytes=900.0), peaks=peaks)
 
     assert computing.bound == "compute"
     assert "at 90% of the peak FLOP/s" in computing.sentence
@@ -121,12 +121,12 @@ def test_busy_gpu_is_bound_by_the_nearer_roof() -> None:
 
 def test_what_a_graph_replays_is_computing_though_no_phase_sent_it() -> None:
     events = [
-        Event("falaj.step", "range", 0.0, 10.0),
-        Event("cudaGraphLaunch", "launch", 0.1, 0.2, 1),
-        Event("gemm", "kernel", 0.5, 9.5, 1),
+        TraceEvent("falaj.step", "range", 0.0, 10.0),
+        TraceEvent("cudaGraphLaunch", "launch", 0.1, 0.2, 1),
+        TraceEvent("gemm", "kernel", 0.5, 9.5, 1),
     ]
 
-    found = shares_of(events)
+    found = time_breakdown(events)
 
     assert found.of["compute"] == pytest.approx(0.9)
     assert found.of["python"] == pytest.approx(0.1)
@@ -134,13 +134,13 @@ def test_what_a_graph_replays_is_computing_though_no_phase_sent_it() -> None:
 
 def test_checkpoints_and_evaluations_between_steps_are_left_out() -> None:
     events = [
-        Event("falaj.step", "range", 0.0, 10.0),
-        Event("falaj.forward", "range", 0.0, 4.0),
-        Event("aten::mm", "operation", 0.0, 4.0),
-        Event("falaj.aside", "range", 5.0, 10.0),
+        TraceEvent("falaj.step", "range", 0.0, 10.0),
+        TraceEvent("falaj.forward", "range", 0.0, 4.0),
+        TraceEvent("aten::mm", "operation", 0.0, 4.0),
+        TraceEvent("falaj.aside", "range", 5.0, 10.0),
     ]
 
-    found = shares_of(events)
+    found = time_breakdown(events)
 
     assert found.step_s == pytest.approx(5.0)
     assert found.of["forward"] == pytest.approx(0.8)
@@ -148,14 +148,14 @@ def test_checkpoints_and_evaluations_between_steps_are_left_out() -> None:
 
 def test_on_a_cpu_the_gap_between_operations_is_launching_and_gloo_is_communication() -> None:
     events = [
-        Event("falaj.step", "range", 0.0, 10.0),
-        Event("falaj.backward", "range", 0.0, 9.0),
-        Event("autograd::mm", "operation", 0.0, 3.0),
-        Event("c10d::allreduce_", "operation", 3.0, 3.5),
-        Event("gloo:all_reduce", "communication", 2.0, 8.0),
+        TraceEvent("falaj.step", "range", 0.0, 10.0),
+        TraceEvent("falaj.backward", "range", 0.0, 9.0),
+        TraceEvent("autograd::mm", "operation", 0.0, 3.0),
+        TraceEvent("c10d::allreduce_", "operation", 3.0, 3.5),
+        TraceEvent("gloo:all_reduce", "communication", 2.0, 8.0),
     ]
 
-    found = shares_of(events)
+    found = time_breakdown(events)
 
     assert found.of == {part: pytest.approx(found.of[part]) for part in PARTS}
     assert found.of["backward"] == pytest.approx(0.3)
@@ -184,21 +184,21 @@ def test_rows_of_a_trace_become_events() -> None:
     assert [event.kind for event in found] == [
         *("range", "kernel", "communication", "copy", "kernel", "launch"),
     ]
-    assert found[0] == Event("falaj.step", "range", 1.0, 3.0)
+    assert found[0] == TraceEvent("falaj.step", "range", 1.0, 3.0)
     assert found[1].correlation == found[-1].correlation == 7
 
 
 def test_events_without_a_step_say_so() -> None:
     with pytest.raises(ValueError, match="no step"):
-        shares_of([Event("gemm", "kernel", 0.0, 1.0)])
+        time_breakdown([TraceEvent("gemm", "kernel", 0.0, 1.0)])
 
 
 def test_sets_of_moments() -> None:
     one, other = union([(5, 7), (0, 2), (1, 3)]), union([(2, 6)])
 
     assert one == [(0, 3), (5, 7)]
-    assert both(one, other) == [(2, 3), (5, 6)]
-    assert without(one, other) == [(0, 2), (6, 7)]
+    assert intersection(one, other) == [(2, 3), (5, 6)]
+    assert difference(one, other) == [(0, 2), (6, 7)]
 
 
 @pytest.mark.parametrize(
@@ -215,11 +215,11 @@ def test_sets_of_moments() -> None:
     ],
 )
 def test_cards_are_known_by_the_drivers_names(name: str, tera: float) -> None:
-    found = peaks_of_card(name, "bf16")
+    found = gpu_peaks(name, "bf16")
 
     assert found is not None
     assert found.flops == tera * 1e12
 
 
 def test_card_that_nobody_knows_has_no_peaks_in_the_table() -> None:
-    assert peaks_of_card("NVIDIA L400 Something", "bf16") is None
+    assert gpu_peaks("NVIDIA L400 Something", "bf16") is None

@@ -18,10 +18,10 @@ from falaj.training.runtime.checkpointing.position import Position
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.errors import LossNotFinite
 from falaj.training.runtime.fit import fit
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.profiling import peaks as peaks_module
-from falaj.training.runtime.profiling.cost import Ghost
-from falaj.training.runtime.profiling.peaks import peaks_of
+from falaj.training.runtime.profiling.cost import CostCounter
+from falaj.training.runtime.profiling.peaks import device_peaks
 from falaj.training.runtime.reporting.throughput import ModelCost, StepClock, ThroughputMeter
 
 PLAN = BatchPlan(100, 10, seed=0)
@@ -197,7 +197,7 @@ def test_counting_leaves_no_trace_in_the_model_or_the_dice() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     dice = torch.get_rng_state()
 
-    cost = Ghost(model, mse).count(sample, samples=64)
+    cost = CostCounter(model, mse).count(sample, samples=64)
 
     assert cost.flops == 2 * (2 * 64 * 3 * 5)  # forward, and the gradient of the weights; inputs need none
     assert cost.bytes > 64 * 3 * 4
@@ -238,7 +238,7 @@ def test_shared_weights_are_counted_at_each_use_and_stay_shared() -> None:
             found: Tensor = self.other(self.one(rows))
             return found
 
-    ghost = Ghost(Tied(), mse)
+    ghost = CostCounter(Tied(), mse)
     sample = torch.randn(1, 4), torch.randn(1, 4)
 
     assert ghost.count(sample, samples=2).flops == 5 * (
@@ -267,7 +267,7 @@ def test_what_a_function_keeps_for_later_is_no_ghost(tmp_path: Path) -> None:
 
 def test_cost_is_counted_once_for_a_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     first = priced().count()
-    monkeypatch.setattr(Ghost, "count", lambda *_, **__: pytest.fail("counted"))
+    monkeypatch.setattr(CostCounter, "count", lambda *_, **__: pytest.fail("counted"))
     again = priced()
     again.recall()
 
@@ -311,7 +311,7 @@ def test_peak_that_a_run_exceeds_is_measured_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(peaks_module, "measure_flops", lambda *_: next(rates))
     device = torch.device("cpu")
 
-    found = [peaks_of(device, "fp32", reached=reached).flops for reached in (0.0, 5.0, 20.0, 25.0)]
+    found = [device_peaks(device, "fp32", reached=reached).flops for reached in (0.0, 5.0, 20.0, 25.0)]
 
     assert found == [10.0, 10.0, 30.0, 30.0]
 
@@ -319,14 +319,14 @@ def test_peak_that_a_run_exceeds_is_measured_again(monkeypatch: pytest.MonkeyPat
 def test_bandwidth_is_measured_where_it_is_asked_for_and_kept() -> None:
     device = torch.device("cpu")
 
-    first = peaks_of(device, "fp32")
-    asked = peaks_of(device, "fp32", with_bandwidth=True)
+    first = device_peaks(device, "fp32")
+    asked = device_peaks(device, "fp32", with_bandwidth=True)
 
     assert first.flops > 0
     assert first.bandwidth is None
     assert asked.flops == first.flops
     assert asked.bandwidth
-    assert peaks_of(device, "fp32") == asked
+    assert device_peaks(device, "fp32") == asked
 
 
 def test_device_without_room_to_measure_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:

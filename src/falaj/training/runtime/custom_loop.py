@@ -28,10 +28,12 @@ from falaj.training.runtime.data.dataloading.loaders import InlineLoader
 from falaj.training.runtime.data.sources import Batch, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.handed import BatchSource, LocalBatchReader, UnseededRng
+from falaj.training.runtime.parallel.layout import Parallel, parallel_layout
 from falaj.training.runtime.parallel.process_group import join_process_group
-from falaj.training.runtime.plan.choosing import choose_plan
-from falaj.training.runtime.plan.numerics import numerics_of
-from falaj.training.runtime.plan.plans import CompileMode, Plan, Precision, plan_from
+from falaj.training.runtime.parallel.tensor_plan import TensorPlan
+from falaj.training.runtime.planning.numerics import apply_numerics
+from falaj.training.runtime.planning.plan import CompileMode, Plan, Precision, plan_from
+from falaj.training.runtime.planning.selection import select_plan
 from falaj.training.runtime.settings import (
     BatchOptions,
     ComputeOptions,
@@ -42,8 +44,6 @@ from falaj.training.runtime.settings import (
     Tune,
     find_device,
 )
-from falaj.training.runtime.spread.layout import Parallel, lay_out
-from falaj.training.runtime.spread.tensor_plan import TensorPlan
 from falaj.training.runtime.step.cuda_graph import CudaGraphStep
 from falaj.training.runtime.step.engine import (
     StepEngine,
@@ -110,7 +110,7 @@ class TrainingStep:
         self._model, self._loss, self._options = model, loss, options
         self._is_seeded = is_seeded
         self._world = join_process_group(find_device(options.compute.device))
-        self._layout = lay_out(options.parallelism.parallel, self._world.size)
+        self._layout = parallel_layout(options.parallelism.parallel, self._world.size)
         if self._layout.pipeline > 1:
             fault = TrainingFault(
                 "parallel", "pipeline", "ddp, fsdp, tensor", "fj.fit, which hands its batches around"
@@ -127,7 +127,7 @@ class TrainingStep:
         """How many steps were done."""
         self.plan: Plan | None = None
         if options.compute.tune != "auto" or self._world.size > 1:
-            self._build(choose_plan(model, loss, self._source, options, None, self._world))
+            self._build(select_plan(model, loss, self._source, options, None, self._world))
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on `batch`; its loss."""
@@ -138,7 +138,7 @@ class TrainingStep:
             engine.run_step(self.number, indices, self._see)
         else:
             self._take_rates(engine)
-            with numerics_of(engine.plan):
+            with apply_numerics(engine.plan):
                 engine.run_step(self.number, indices, self._see)
         return self._seen
 
@@ -194,7 +194,7 @@ class TrainingStep:
         """The engine of the fastest plan for batches like the first one."""
         columns, options = TensorSource(self._source.batch, where="batch"), self._options
         options = replace(options, batching=replace(options.batching, batch_size=self._source.rows))
-        return self._build(choose_plan(self._model, self._loss, columns, options, None, self._world))
+        return self._build(select_plan(self._model, self._loss, columns, options, None, self._world))
 
     def _build(self, plan: Plan) -> StepEngine:
         world, options, layout = self._world, self._options, self._layout

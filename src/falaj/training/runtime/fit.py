@@ -18,16 +18,16 @@ from falaj.training.runtime.agent.agents import Agent
 from falaj.training.runtime.data.dataloading.start_method import require_not_in_worker
 from falaj.training.runtime.data.sources import Data, SampleSource, open_data
 from falaj.training.runtime.loop import FitResult, prepare, train
-from falaj.training.runtime.memory.asking import answer, is_asked
+from falaj.training.runtime.memory.dry_run import is_dry_run, write_estimate
 from falaj.training.runtime.opening import open_checkpointer, open_run
 from falaj.training.runtime.options import FitKeywords, completed, settings_from, shown
 from falaj.training.runtime.parallel.agreement import require_same_arguments
+from falaj.training.runtime.parallel.auto import resolve_layout
 from falaj.training.runtime.parallel.process_group import join_process_group
-from falaj.training.runtime.plan.choosing import choose_plan
-from falaj.training.runtime.plan.numerics import numerics_of
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.numerics import apply_numerics
+from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.planning.selection import select_plan
 from falaj.training.runtime.settings import FitOptions, find_device
-from falaj.training.runtime.spread.auto import settle_layout
 from falaj.training.runtime.step.allocator import retained_heap
 from falaj.training.runtime.step.model_checks import require_trainable
 from falaj.training.runtime.step.step import Loss
@@ -46,8 +46,8 @@ def fit(model: nn.Module, loss: Loss, data: Data, **options: Unpack[FitKeywords]
     settings = settings_from(chosen)
     require_trainable(model, loss)
     source = open_data(data, inputs=chosen["inputs"], target=chosen["target"])
-    if is_asked():
-        answer(settings, model, loss, source)
+    if is_dry_run():
+        write_estimate(settings, model, loss, source)
     return train_as(settings, model, loss, source, chosen["run"])
 
 
@@ -59,10 +59,10 @@ def train_as(
     world = join_process_group(find_device(settings.compute.device))
     require_same_arguments(model, source, settings, world)
     with retained_heap(), open_run(run, world) as agent:
-        plan = choose_plan(model, loss, source, settings, agent, world)
+        plan = select_plan(model, loss, source, settings, agent, world)
         notify = agent.notify if agent else print
-        settings, plan = settle_layout(model, loss, source, settings, plan, world, notify)
-        with numerics_of(plan), open_checkpointer(run, agent, world) as checkpointer:
+        settings, plan = resolve_layout(model, loss, source, settings, plan, world, notify)
+        with apply_numerics(plan), open_checkpointer(run, agent, world) as checkpointer:
             training = prepare(model, loss, source, settings, plan, agent, world, checkpointer)
             keeps = agent is not None or world.size > 1  # else there is nothing to save
             stops = sigterm_stops(lambda: world.requests.add("stop")) if keeps else nullcontext()

@@ -21,14 +21,14 @@ from falaj.training.runtime.checkpointing.saver import CheckpointSaver
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.sources import SampleSource
 from falaj.training.runtime.evaluation import BestScore, Evaluation, make_scorer
+from falaj.training.runtime.parallel.layout import parallel_layout
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.plan.plans import Plan
-from falaj.training.runtime.profiling.verdicts import Verdict
+from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.profiling.bottleneck import BottleneckReport
 from falaj.training.runtime.reporting.report import TrainingReport
 from falaj.training.runtime.reporting.report_builder import ReportBuilder
 from falaj.training.runtime.reporting.throughput import StepClock
 from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, BatchOptions, FitOptions
-from falaj.training.runtime.spread.layout import lay_out
 from falaj.training.runtime.step.engine import StepEngine, make_engine
 from falaj.training.runtime.step.model_checks import memory_limit_warning
 from falaj.training.runtime.step.step import Loss, Step
@@ -63,7 +63,7 @@ class FitResult:
     """What the run has survived, and whether what it computed again was equal."""
     mfu: float | None = None
     """The part of the hardware's peak FLOP/s that the model used; none where it was not counted."""
-    profile: Verdict | None = None
+    profile: BottleneckReport | None = None
     """Where the time of a step went, if `profile` was asked for."""
 
 
@@ -146,7 +146,7 @@ def prepare(
     report_builder = ReportBuilder(*parts, agent, world, plan=plan, total=total)
     engine = make_engine(*parts, batches=plan, total=total, world=world, notify=notify)
     step, known = engine.step, run_facts(options, chosen, plan, world)
-    layout = lay_out(options.parallelism.parallel, world.size).words
+    layout = parallel_layout(options.parallelism.parallel, world.size).summary
     saver = CheckpointSaver(checkpointer, agent, step, known, options, world)
     evaluation = make_evaluation(options, step, plan, world)
     with clock.excluded():
@@ -241,7 +241,11 @@ def run_facts(options: FitOptions, chosen: Plan, plan: BatchPlan, world: Process
         "chosen_threads": chosen.threads or 0,
         "device": world.device.type,
         "exact": parallelism.exact,
-        **({} if parallelism.exact else {"processes": lay_out(parallelism.parallel, world.size).words}),
+        **(
+            {}
+            if parallelism.exact
+            else {"processes": parallel_layout(parallelism.parallel, world.size).summary}
+        ),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

@@ -14,7 +14,9 @@ from falaj.training.runtime.callbacks import Callback
 from falaj.training.runtime.data.sources import Data, is_table, open_data
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.evaluation import Better, Evaluate
-from falaj.training.runtime.plan.plans import CompileMode, Precision
+from falaj.training.runtime.parallel.layout import Parallel
+from falaj.training.runtime.parallel.tensor_plan import TensorPlan
+from falaj.training.runtime.planning.plan import CompileMode, Precision
 from falaj.training.runtime.settings import (
     BatchOptions,
     BatchSize,
@@ -27,8 +29,6 @@ from falaj.training.runtime.settings import (
     Tune,
 )
 from falaj.training.runtime.showing import ProfileChoice, ReportingOptions
-from falaj.training.runtime.spread.layout import Parallel
-from falaj.training.runtime.spread.tensor_plan import TensorPlan
 from falaj.training.runtime.step.optimizers import OptimizerChoice, Schedule
 
 P = ParamSpec("P")

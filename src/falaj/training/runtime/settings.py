@@ -16,11 +16,11 @@ from falaj.training.runtime.callbacks import Callback, callback_faults
 from falaj.training.runtime.checkpointing.storage.store import MAX_KEPT
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.evaluation import Better, Evaluate, evaluate_faults
-from falaj.training.runtime.plan.nvml import cuda_is_there
-from falaj.training.runtime.plan.plans import MODES, PRECISIONS, CompileMode, Plan, Precision
+from falaj.training.runtime.parallel.layout import AXES, Parallel, parallel_layout
+from falaj.training.runtime.parallel.tensor_plan import TensorPlan
+from falaj.training.runtime.planning.nvml import is_cuda_available
+from falaj.training.runtime.planning.plan import COMPILE_MODES, PRECISIONS, CompileMode, Plan, Precision
 from falaj.training.runtime.showing import ReportingOptions
-from falaj.training.runtime.spread.layout import AXES, Parallel, lay_out
-from falaj.training.runtime.spread.tensor_plan import TensorPlan
 from falaj.training.runtime.step.optimizers import (
     OptimizerChoice,
     Schedule,
@@ -89,8 +89,8 @@ class ComputeOptions:
         faults = [] if self.accumulate is None else _whole("accumulate", self.accumulate)
         if self.precision is not None and not _is_word(self.precision, PRECISIONS):
             faults.append(TrainingFault("precision", self.precision, ", ".join(PRECISIONS)))
-        if not isinstance(self.compile, bool | None) and not _is_word(self.compile, MODES):
-            faults.append(TrainingFault("compile", self.compile, f"True, False, {', '.join(MODES)}"))
+        if not isinstance(self.compile, bool | None) and not _is_word(self.compile, COMPILE_MODES):
+            faults.append(TrainingFault("compile", self.compile, f"True, False, {', '.join(COMPILE_MODES)}"))
         if not isinstance(self.tune, Plan) and not _is_word(self.tune, ("auto", "off")):
             faults.append(TrainingFault("tune", self.tune, "auto, off, or a Plan"))
         if self.tune_seconds is not None:
@@ -201,7 +201,7 @@ class FitOptions:
 
     def micro_batches_over(self, processes: int) -> int:
         """As `micro_batches`; unless the caller says how many, a pipeline has two for each stage to be busy with."""
-        layout, batch_size = lay_out(self.parallelism.parallel, processes), self.batching.batch_size
+        layout, batch_size = parallel_layout(self.parallelism.parallel, processes), self.batching.batch_size
         if layout.pipeline == 1 or self.compute.accumulate is not None:
             return self.micro_batches
         least = 2 * layout.pipeline * layout.data
@@ -297,14 +297,14 @@ def parallel_faults(parallel: object) -> list[TrainingFault]:
 
 def find_device(name: str) -> torch.device:
     """The device called `name`; "auto" is the GPU if there is one. CUDA is not started: a search may want to fork."""
-    if name == "auto" and not cuda_is_there():
+    if name == "auto" and not is_cuda_available():
         return torch.device("cpu")
     if name in ("auto", "cuda") and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     name = "cuda" if name == "auto" else name
     try:
         device = torch.device(name)
-        if device.type != "cuda" or not cuda_is_there():
+        if device.type != "cuda" or not is_cuda_available():
             torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]

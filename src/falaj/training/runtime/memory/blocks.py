@@ -17,11 +17,11 @@ def block_bytes(model: nn.Module, *, held: Set[int] | None = None) -> tuple[int,
 
 def gathered_together(model: nn.Module, *, held: Set[int] | None = None) -> list[list[nn.Parameter]]:
     """The parameters of each block, and last those of none."""
-    from falaj.training.runtime.spread.ways import blocks
+    from falaj.training.runtime.parallel.strategies import fsdp_blocks
 
     left = {id(p): p for p in model.parameters() if held is None or id(p) in held}
     own = set(left)
-    here = [block for block in blocks(model) if all(id(p) in own for p in block.parameters())]
+    here = [block for block in fsdp_blocks(model) if all(id(p) in own for p in block.parameters())]
     found = [
         [left.pop(id(p)) for p in block.parameters() if id(p) in left] for block in here
     ]  # the innermost first: each parameter is gathered with the smallest block around it

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from falaj.training.runtime.memory.words import spell
-from falaj.training.runtime.plan.plans import Precision
+from falaj.training.runtime.memory.words import format_bytes
+from falaj.training.runtime.planning.plan import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class ConfigurationEstimate:
     """A way to train: on so many processes, laid out like this, and the most bytes that one of them takes."""
 
     processes: int
@@ -23,14 +23,14 @@ class Way:
     """Whether the training comes to this by itself: as it was asked for, or as parallel="auto" may choose."""
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         parts = [self.layout, self.precision]
         parts += [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
-        return f"{', '.join(parts)} ({spell(self.peak_bytes)} a process)"
+        return f"{', '.join(parts)} ({format_bytes(self.peak_bytes)} a process)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class MemoryEstimate:
     """The memory that a training takes on a `device`, cuda or cpu. `ways` begins with the one that was asked for."""
 
     device: str
@@ -43,14 +43,14 @@ class Estimate:
     """The whole data, which lies on a GPU beside all this if it takes at most a quarter of it."""
     method: str
     """traced: on fake tensors; sampled: computed on a few samples, since the model cannot be traced."""
-    ways: tuple[Way, ...] = field(repr=False)
+    ways: tuple[ConfigurationEstimate, ...] = field(repr=False)
 
     @property
     def peak_bytes(self) -> int:
         """The most that one process takes, as it was asked for."""
         return self.ways[0].peak_bytes
 
-    def fitting(self, memory_bytes: int) -> Iterator[Way]:
+    def fitting(self, memory_bytes: int) -> Iterator[ConfigurationEstimate]:
         """The ways that fit in so many bytes, the nearest to what was asked for first."""
         return (way for way in self.ways if way.peak_bytes <= memory_bytes)
 

@@ -12,21 +12,27 @@ from torch import nn, optim
 from falaj.training.runtime.data.sources import SampleSource, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, NoEstimate
 from falaj.training.runtime.memory.blocks import block_bytes, can_be_sharded
-from falaj.training.runtime.memory.choices import Choice, choices
-from falaj.training.runtime.memory.estimates import Estimate, Way
-from falaj.training.runtime.memory.kept import keep_parts, keep_stages, load_parts, load_stages, parts_key
-from falaj.training.runtime.memory.layouts import Parts, peak_bytes, samples_at_once
-from falaj.training.runtime.memory.pipelines import even_peak, pipeline_peak
-from falaj.training.runtime.memory.stages import Staged
-from falaj.training.runtime.memory.trace import Trace
-from falaj.training.runtime.plan.plans import Plan, Precision
-from falaj.training.runtime.spread.layout import Layout, Parallel, lay_out
-from falaj.training.runtime.spread.tensor_plan import Cut, TensorPlan, find_cuts
+from falaj.training.runtime.memory.cache import (
+    load_pipeline_memory,
+    load_step_memory,
+    memory_key,
+    store_pipeline_memory,
+    store_step_memory,
+)
+from falaj.training.runtime.memory.configurations import TrainingConfiguration, configurations
+from falaj.training.runtime.memory.estimates import ConfigurationEstimate, MemoryEstimate
+from falaj.training.runtime.memory.peak_memory import StepMemory, peak_bytes, samples_per_micro_batch
+from falaj.training.runtime.memory.pipelines import even_pipeline_peak, pipeline_peak
+from falaj.training.runtime.memory.stages import PipelineMemory
+from falaj.training.runtime.memory.step_memory import StepTrace
+from falaj.training.runtime.parallel.layout import Parallel, ParallelLayout, parallel_layout
+from falaj.training.runtime.parallel.tensor_plan import Cut, TensorPlan, find_cuts
+from falaj.training.runtime.planning.plan import Plan, Precision
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.step import Loss
 
 
-class Estimator:
+class MemoryEstimator:
     """Finds the parts of a step once for each precision, and puts them together for any layout."""
 
     def __init__(
@@ -42,16 +48,16 @@ class Estimator:
         tensor_plan: TensorPlan | None = None,
         pipeline_cuts: Sequence[str] | None = None,
         exact: bool = False,
-        fixed_pieces: bool = False,
+        fixed_micro_batches: bool = False,
     ) -> None:
         """`fixed_pieces`: whether the caller has said how many micro-batches there are."""
         self._model: nn.Module = getattr(model, "_orig_mod", model)  # as it was before torch.compile
         self._loss, self._source, self._optimizer = loss, source, optimizer
         self.plan, self.batch_size, self.device = plan, batch_size, device
-        self._tensor_plan, self._exact, self._fixed_pieces = tensor_plan, exact, fixed_pieces
+        self._tensor_plan, self._exact, self._fixed_micro_batches = tensor_plan, exact, fixed_micro_batches
         self._pipeline_cuts = pipeline_cuts
-        self._known: dict[Precision, Parts] = {}
-        self._known_stages: dict[int, Staged | None] = {}
+        self._known: dict[Precision, StepMemory] = {}
+        self._known_stages: dict[int, PipelineMemory | None] = {}
         self._unknown: set[Precision] = set()
         self._usual: int | None = None
 
@@ -61,16 +67,16 @@ class Estimator:
         known = self.device == "cuda" and isinstance(self._source, TensorSource)
         return self._source.size_bytes if known and isinstance(self._source, TensorSource) else 0
 
-    def estimate(self, parallel: Parallel, processes: int) -> Estimate:
+    def estimate(self, parallel: Parallel, processes: int) -> MemoryEstimate:
         """InvalidTraining where the layers cannot be cut, or the model not be staged, as `parallel` asks for."""
-        asked = lay_out(parallel, processes)
+        asked = parallel_layout(parallel, processes)
         if asked.tensor > 1:
             find_cuts(self._model, self._tensor_plan, size=asked.tensor)
-        ways = tuple(self.ways(parallel, processes))
-        parts = self.parts(self.plan.precision, asked)
-        samples = samples_at_once(self.batch_size, asked, self.pieces(asked))
+        ways = tuple(self.configurations(parallel, processes))
+        parts = self.step_memory(self.plan.precision, asked)
+        samples = samples_per_micro_batch(self.batch_size, asked, self.default_micro_batches(asked))
         trace = parts.traces[0]
-        return Estimate(
+        return MemoryEstimate(
             device=self.device,
             batch_size=self.batch_size,
             parameters_bytes=trace.parameters,
@@ -82,11 +88,11 @@ class Estimator:
             ways=ways,
         )
 
-    def ways(self, parallel: Parallel, processes: int) -> Iterator[Way]:
+    def configurations(self, parallel: Parallel, processes: int) -> Iterator[ConfigurationEstimate]:
         """As asked, then as `auto` may choose, then nearer and farther changes, each once, where they can be told."""
         seen: set[tuple[object, ...]] = set()
-        for choice in choices(self, parallel, processes):
-            key = (choice.processes, choice.layout.words, choice.precision, choice.micro_batches)
+        for choice in configurations(self, parallel, processes):
+            key = (choice.processes, choice.layout.summary, choice.precision, choice.micro_batches)
             if key not in seen and (choice.precision not in self._unknown or not seen):
                 seen.add(key)
                 try:
@@ -96,96 +102,96 @@ class Estimator:
                         raise
                     self._unknown.add(choice.precision)
 
-    def _way(self, choice: Choice) -> Way:
-        return Way(
+    def _way(self, choice: TrainingConfiguration) -> ConfigurationEstimate:
+        return ConfigurationEstimate(
             processes=choice.processes,
-            layout=choice.layout.words,
+            layout=choice.layout.summary,
             precision=choice.precision,
             micro_batches=choice.micro_batches,
             peak_bytes=self.peak(choice.layout, choice.micro_batches, choice.precision),
             as_asked=choice.as_asked,
         )
 
-    def peak(self, layout: Layout, micro_batches: int, precision: Precision | None = None) -> int:
+    def peak(self, layout: ParallelLayout, micro_batches: int, precision: Precision | None = None) -> int:
         """The most that a process takes."""
         kind = precision or self.plan.precision
-        parts, size = self.parts(kind, layout), self.batch_size
+        parts, size = self.step_memory(kind, layout), self.batch_size
         if layout.pipeline == 1:
             return peak_bytes(parts, layout, batch_size=size, micro_batches=micro_batches, exact=self._exact)
-        staged, followed = self.stages(layout), self.parts(self.plan.precision, layout)
+        staged, traced = self.pipeline_memory(layout), self.step_memory(self.plan.precision, layout)
         if staged is None:
-            return even_peak(parts, layout, batch_size=size, micro_batches=micro_batches)
+            return even_pipeline_peak(parts, layout, batch_size=size, micro_batches=micro_batches)
         return pipeline_peak(
-            parts, staged, layout, batch_size=size, micro_batches=micro_batches, followed=followed
+            parts, staged, layout, batch_size=size, micro_batches=micro_batches, traced=traced
         )
 
-    def pieces(self, layout: Layout) -> int:
+    def default_micro_batches(self, layout: ParallelLayout) -> int:
         """How many micro-batches there are if memory is not short; a pipeline has two for each stage to work on."""
-        if layout.pipeline == 1 or self._fixed_pieces:
+        if layout.pipeline == 1 or self._fixed_micro_batches:
             return self.plan.micro_batches
         return max(self.plan.micro_batches, min(2 * layout.pipeline * layout.data, self.batch_size))
 
-    def splits(self, parallel: Parallel, processes: int) -> bool:
+    def may_split_batches(self, parallel: Parallel, processes: int) -> bool:
         """As `auto` does for several processes, and a GPU's single one when it has run out of memory."""
         if processes == 1:
             return self.device == "cuda" and not self._exact
-        return parallel == "auto" and not self._exact and not self._fixed_pieces
+        return parallel == "auto" and not self._exact and not self._fixed_micro_batches
 
     def can_shard(self) -> bool:
         return can_be_sharded(self._model)
 
-    def can_cut(self, size: int) -> bool:
+    def can_split_tensors(self, size: int) -> bool:
         """Whether layers can be cut in `size` for tensor parallelism."""
         try:
             return size > 1 and bool(find_cuts(self._model, self._tensor_plan, size=size))
         except InvalidTraining:
             return False
 
-    def can_part(self) -> bool:
+    def can_partition(self) -> bool:
         """Whether the model can be parted at all: that makes new parameters, which no optimizer knows beforehand."""
         return not self._exact and not isinstance(self._optimizer, optim.Optimizer)
 
-    def can_stage(self, layout: Layout) -> bool:
+    def can_pipeline(self, layout: ParallelLayout) -> bool:
         """Whether the model can be cut into the stages of `layout`, and it can be told what they take."""
         if self.plan.precision == "fp16":
             return False
         try:
-            return self.stages(layout) is not None
+            return self.pipeline_memory(layout) is not None
         except InvalidTraining:
             return False
 
-    def stages(self, layout: Layout) -> Staged | None:
+    def pipeline_memory(self, layout: ParallelLayout) -> PipelineMemory | None:
         """What the stages take; None where they cannot be followed. InvalidTraining where there can be none."""
         count = layout.pipeline
         if count not in self._known_stages:
-            samples = samples_at_once(self.batch_size, layout, self.pieces(layout))
+            samples = samples_per_micro_batch(self.batch_size, layout, self.default_micro_batches(layout))
             self._known_stages[count] = self._find_stages(self.plan, count, samples)
         return self._known_stages[count]
 
-    def parts(self, precision: Precision, layout: Layout) -> Parts:
+    def step_memory(self, precision: Precision, layout: ParallelLayout) -> StepMemory:
         """What a step is made of; followed for as many samples as a process of the first `layout` has at once."""
         if self._usual is None:
-            self._usual = samples_at_once(self.batch_size, layout, self.plan.micro_batches)
+            self._usual = samples_per_micro_batch(self.batch_size, layout, self.plan.micro_batches)
         if precision not in self._known:
             self._known[precision] = self._find(replace(self.plan, precision=precision), self._usual)
         return self._known[precision]
 
-    def _find(self, plan: Plan, usual: int) -> Parts:
-        from falaj.training.runtime.memory.tracing import quiet
+    def _find(self, plan: Plan, usual: int) -> StepMemory:
+        from falaj.training.runtime.memory.tracing import without_side_effects
 
-        with quiet():
+        with without_side_effects():
             return self._look_up(plan, usual)
 
-    def _look_up(self, plan: Plan, usual: int) -> Parts:
+    def _look_up(self, plan: Plan, usual: int) -> StepMemory:
         sample = self._sample()
         key = self._key(plan, sample, usual)
-        if (kept := load_parts(key)) is not None:
+        if (kept := load_step_memory(key)) is not None:
             return kept
         traces, method = self._traces(plan, sample, usual)
         largest, outside = block_bytes(self._model)
         cuts = self._cut_layers()
         cut = sum(p.nbytes for name in cuts for p in self._model.get_submodule(name).parameters())
-        parts = Parts(
+        parts = StepMemory(
             traces=traces,
             largest_block=largest,
             outside_blocks=outside,
@@ -193,15 +199,15 @@ class Estimator:
             cut_activations=self._cut_activations(plan, sample, traces[0], cuts),
             method=method,
         )
-        keep_parts(key, parts)
+        store_step_memory(key, parts)
         return parts
 
-    def _find_stages(self, plan: Plan, count: int, samples: int) -> Staged | None:
-        from falaj.training.runtime.memory.staging import trace_stages
+    def _find_stages(self, plan: Plan, count: int, samples: int) -> PipelineMemory | None:
+        from falaj.training.runtime.memory.pipeline_tracing import trace_stages
 
         sample, cuts = self._sample(), self._pipeline_cuts
         key = self._key(plan, sample, samples, stages=count, cuts=None if cuts is None else list(cuts))
-        if (kept := load_stages(key)) is not None:
+        if (kept := load_pipeline_memory(key)) is not None:
             return kept
         try:
             found = trace_stages(
@@ -217,13 +223,13 @@ class Estimator:
             raise
         except Exception:  # it is the user's model: what can be cut need not be fakeable
             return None
-        keep_stages(key, found)
+        store_pipeline_memory(key, found)
         return found
 
     def _sample(self) -> Any:
-        from falaj.training.runtime.memory.tracing import quiet
+        from falaj.training.runtime.memory.tracing import without_side_effects
 
-        with quiet():
+        with without_side_effects():
             return self._source.read(torch.zeros(1, dtype=torch.int64), seed=0)
 
     def _key(self, plan: Plan, sample: Any, samples: int, **more: Any) -> str | None:
@@ -234,19 +240,19 @@ class Estimator:
             "tensor_plan": sorted((self._tensor_plan or {}).items()),
             **more,
         }
-        return parts_key(self._model, self._loss, self._optimizer, sample, options)
+        return memory_key(self._model, self._loss, self._optimizer, sample, options)
 
-    def _traces(self, plan: Plan, sample: Any, usual: int) -> tuple[tuple[Trace, ...], str]:
+    def _traces(self, plan: Plan, sample: Any, usual: int) -> tuple[tuple[StepTrace, ...], str]:
         """For the usual number of samples and for half of them; for few real ones, where it cannot be faked."""
-        from falaj.training.runtime.memory.sampling import trace_samples
+        from falaj.training.runtime.memory.sample_tracing import trace_samples
         from falaj.training.runtime.memory.tracing import trace_step
 
         given = (self._model, self._loss, self._optimizer)
 
-        def fake(count: int) -> Trace:
+        def fake(count: int) -> StepTrace:
             return trace_step(*given, sample, samples=count, plan=plan, device=self.device)
 
-        def real(count: int) -> Trace:
+        def real(count: int) -> StepTrace:
             batch = self._source.read(torch.arange(count), seed=0)
             return trace_samples(*given, batch, samples=count, plan=plan, device=self.device)
 
@@ -269,11 +275,11 @@ class Estimator:
         except InvalidTraining:
             return {}
 
-    def _cut_activations(self, plan: Plan, sample: Any, whole: Trace, cuts: dict[str, Cut]) -> float:
+    def _cut_activations(self, plan: Plan, sample: Any, whole: StepTrace, cuts: dict[str, Cut]) -> float:
         """The part of the activations that is cut with the layers; none, which is safe, where it cannot be seen."""
         from falaj.training.runtime.memory.tracing import trace_step
 
-        if not cuts or not self.can_cut(2):
+        if not cuts or not self.can_split_tensors(2):
             return 0.0
         if self.plan.precision in self._known:  # about as much of them in any precision
             return self._known[self.plan.precision].cut_activations
@@ -292,7 +298,7 @@ class Estimator:
         return min(1.0, max(0.0, 2 - 2 * half.activations / max(1, whole.activations)))
 
 
-def _one_or_two(trace: Callable[[int], Trace], usual: int) -> tuple[Trace, ...]:
+def _one_or_two(trace: Callable[[int], StepTrace], usual: int) -> tuple[StepTrace, ...]:
     """For `usual` samples, and for half of them where that works: batch normalization refuses a single one."""
     first = trace(usual)
     if usual < 2:

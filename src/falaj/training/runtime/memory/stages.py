@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StageMemory:
     """The bytes of one stage, for one micro-batch."""
 
     parameters: int
@@ -29,11 +29,11 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staged:
+class PipelineMemory:
     """A model in stages, followed for micro-batches of `samples` samples."""
 
     samples: int
-    stages: tuple[Stage, ...]
+    stages: tuple[StageMemory, ...]
     on_host: bool
     """Whether the whole model, which the training begins with and gives back, lies in the same memory."""
 
@@ -41,6 +41,6 @@ class Staged:
         return asdict(self)
 
 
-def staged_from(values: dict[str, Any]) -> Staged:
+def pipeline_memory_from(values: dict[str, Any]) -> PipelineMemory:
     """What `facts` told of."""
-    return Staged(**{**values, "stages": tuple(Stage(**each) for each in values["stages"])})
+    return PipelineMemory(**{**values, "stages": tuple(StageMemory(**each) for each in values["stages"])})

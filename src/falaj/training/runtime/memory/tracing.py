@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn, optim
 
 from falaj.training.runtime.data.sources import Batch
-from falaj.training.runtime.memory.fakes import Fakes, fake_step
-from falaj.training.runtime.memory.gpu_precision import AsOnGpu
-from falaj.training.runtime.memory.tally import Tally, tensors_in
-from falaj.training.runtime.memory.trace import Trace
-from falaj.training.runtime.plan.plans import Plan, Precision
-from falaj.training.runtime.spread.tensor_plan import Cut
+from falaj.training.runtime.memory.allocations import AllocationTracker, tensors_in
+from falaj.training.runtime.memory.fake_tensors import FakeStep, make_fake_step
+from falaj.training.runtime.memory.gpu_autocast import GpuAutocast
+from falaj.training.runtime.memory.step_memory import StepTrace
+from falaj.training.runtime.parallel.tensor_plan import Cut
+from falaj.training.runtime.planning.plan import Plan, Precision
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.rng import preserved_rng_state
 from falaj.training.runtime.step.step import Loss
@@ -46,73 +46,77 @@ def trace_step(
     plan: Plan,
     device: str,
     halved: Mapping[str, Cut] | None = None,
-) -> Trace:
+) -> StepTrace:
     """What a step over `samples` samples, each like the one in `sample`, takes on a `device`: cuda or cpu.
 
     Nothing of it is computed, and nothing given here is changed. Whatever the model raises on fakes, this raises.
     `halved`: layers that another process has the other half of.
     """
     gpu = device == "cuda"
-    with quiet():
-        fakes = fake_step(
+    with without_side_effects():
+        fakes = make_fake_step(
             *(model, loss, optimizer, sample),
             size=samples,
             fused=plan.fused and gpu,
             foreach=gpu,
             halved=halved,
         )
-        tally = Tally(gpu=gpu, copies=gpu and plan.layout != "channels_last")
-        with fakes.mode, tally:
-            return _follow(fakes, tally, samples=samples, precision=plan.precision, gpu=gpu)
+        tracker = AllocationTracker(gpu=gpu, copies=gpu and plan.layout != "channels_last")
+        with fakes.mode, tracker:
+            return _trace_two_steps(fakes, tracker, samples=samples, precision=plan.precision, gpu=gpu)
 
 
-def _follow(fakes: Fakes, tally: Tally, *, samples: int, precision: Precision, gpu: bool) -> Trace:
+def _trace_two_steps(
+    fakes: FakeStep, tracker: AllocationTracker, *, samples: int, precision: Precision, gpu: bool
+) -> StepTrace:
     model, optimizer = fakes.model, fakes.optimizer
     for tensor in [*model.parameters(), *model.buffers(), *tensors_in(fakes.batch)]:
-        tally.hold(tensor)
-    parameters, buffers = tally.held(model.parameters()), tally.held(model.buffers())
-    trained = tally.held(iter(fakes.trained))
-    _pass(fakes, tally, precision, gpu=gpu)
+        tracker.track(tensor)
+    parameters, buffers = tracker.bytes_of(model.parameters()), tracker.bytes_of(model.buffers())
+    trained = tracker.bytes_of(iter(fakes.trained))
+    _forward_backward(fakes, tracker, precision, gpu=gpu)
     optimizer.step()
     optimizer.zero_grad()
-    state = tally.held(state_tensors(optimizer))
-    tally.restart()
-    multiplies = _pass(fakes, tally, precision, gpu=gpu)
-    early = tally.held((p.grad for p in fakes.trained if p.grad is not None), at_peak=True)
-    activations = tally.peak - parameters - buffers - state - early
-    tally.restart()
-    settled = tally.now
+    state = tracker.bytes_of(state_tensors(optimizer))
+    tracker.reset_peak()
+    multiplies = _forward_backward(fakes, tracker, precision, gpu=gpu)
+    early = tracker.bytes_of((p.grad for p in fakes.trained if p.grad is not None), at_peak=True)
+    activations = tracker.peak - parameters - buffers - state - early
+    tracker.reset_peak()
+    settled = tracker.current
     optimizer.step()
-    return Trace(
+    return StepTrace(
         samples=samples,
         parameters=parameters,
         trained=trained,
         buffers=buffers,
         state=state,
         activations=max(0, activations),
-        batch=tally.held(tensors_in(fakes.batch)),
+        batch=tracker.bytes_of(tensors_in(fakes.batch)),
         early_gradients=early,
-        update=tally.peak - settled,
-        workspace=workspace_of(*multiplies) if gpu else 0,
+        update=tracker.peak - settled,
+        workspace=workspace_bytes(*multiplies) if gpu else 0,
     )
 
 
-def _pass(fakes: Fakes, tally: Tally, precision: Precision, *, gpu: bool) -> tuple[bool, bool]:
+def _forward_backward(
+    fakes: FakeStep, tracker: AllocationTracker, precision: Precision, *, gpu: bool
+) -> tuple[bool, bool]:
     """Forward and backward; whether each of them multiplies matrices."""
-    tally.multiplied = False
-    with casting(precision, gpu=gpu):
-        value = apply(fakes.model, fakes.loss, fakes.batch)
-    forward, tally.multiplied = tally.multiplied, False
+    tracker.multiplied = False
+    with device_autocast(precision, gpu=gpu):
+        value = compute_loss(fakes.model, fakes.loss, fakes.batch)
+    forward, tracker.multiplied = tracker.multiplied, False
     value.backward()  # type: ignore[no-untyped-call]
-    return forward, tally.multiplied
+    return forward, tracker.multiplied
 
 
-def workspace_of(forward: bool, backward: bool) -> int:
+def workspace_bytes(forward: bool, backward: bool) -> int:
     """What the library that multiplies matrices on a GPU takes, if each pass does so."""
     return forward * (WORKSPACE_BYTES + LT_WORKSPACE_BYTES) + backward * WORKSPACE_BYTES
 
 
-def apply(run: Callable[..., Any], loss: Loss, batch: Batch) -> Tensor:
+def compute_loss(run: Callable[..., Any], loss: Loss, batch: Batch) -> Tensor:
     """The loss of `batch`, as a step computes it."""
     inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
     return loss(run(*inputs), target)
@@ -124,19 +128,19 @@ def state_tensors(optimizer: optim.Optimizer) -> Iterator[Tensor]:
 
 
 @contextmanager
-def casting(precision: Precision, *, gpu: bool) -> Iterator[None]:
+def device_autocast(precision: Precision, *, gpu: bool) -> Iterator[None]:
     """Autocast as on the device that is meant, for fake or real tensors of the CPU."""
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     with ExitStack() as stack:
         cast: AbstractContextManager[Any] = nullcontext() if half is None else torch.autocast("cpu", half)
         stack.enter_context(cast)
         if half is not None and gpu:
-            stack.enter_context(AsOnGpu())
+            stack.enter_context(GpuAutocast())
         yield
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_side_effects() -> Iterator[None]:
     """Random numbers go on afterwards as if nothing had been, and nobody is warned of what does not happen."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_silent, log.disabled = log.disabled, True  # what cannot be faked is tried, and no error

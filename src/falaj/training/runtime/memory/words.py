@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def spell(size: int) -> str:
+def format_bytes(size: int) -> str:
     """10.6 GiB, 512 MiB, 3 KiB: three digits, in the largest unit that leaves at least one of them."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
-from falaj.training.runtime.plan.nvml import gpu_count
+from falaj.training.runtime.planning.nvml import gpu_count
 
 GroupRequest = Literal["stop", "end", "save", "halve"]
 """To stop is to be gone on with by the next call; to end is not."""

@@ -21,20 +21,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from falaj.training.runtime.data.sources import Batch, map_tensors
-from falaj.training.runtime.plan.cache import cache_folder, plan_key
+from falaj.training.runtime.planning.cache import cache_folder, plan_key
 
 Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """Of a step: floating-point operations; and bytes to and from memory, as if each operation ran by itself."""
 
     flops: float
     bytes: float
 
 
-class Ghost:
+class CostCounter:
     """A copy of a model and its loss without values. Made before the model is spread, which changes it."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
@@ -47,19 +47,19 @@ class Ghost:
         self._model, self._loss = copy.deepcopy((model, loss), stand_ins)
         self._device = next(iter(model.parameters())).device
 
-    def count(self, sample: Batch, *, samples: int) -> Cost:
+    def count(self, sample: Batch, *, samples: int) -> StepCost:
         """Run a forward and a backward pass over `samples` samples like `sample`. Raises what the model raises."""
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.utils.flop_counter import FlopCounterMode
 
-        traffic, flops = Traffic(), FlopCounterMode(display=False)
+        traffic, flops = MemoryTraffic(), FlopCounterMode(display=False)
         with FakeTensorMode(allow_non_fake_inputs=True):
             self._take_shapes()
             batch = map_tensors(sample, lambda each: self._shape((samples, *each.shape[1:]), each))
             inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
             with traffic, flops:
                 self._loss(self._model.train()(*inputs), target).backward()  # type: ignore[no-untyped-call]
-        return Cost(float(flops.get_total_flops()), float(traffic.bytes))
+        return StepCost(float(flops.get_total_flops()), float(traffic.bytes))
 
     def _take_shapes(self) -> None:
         """Have shapes on the device in place of the stand-ins; what is shared stays shared."""
@@ -77,18 +77,18 @@ class Ghost:
         return torch.empty(tuple(shape), dtype=like.dtype, device=self._device)
 
 
-def kept_cost(model: nn.Module, sample: Batch, *, samples: int) -> Cost | None:
+def load_cost(model: nn.Module, sample: Batch, *, samples: int) -> StepCost | None:
     """The cost that was counted before, for a model of this structure; none if it never was."""
     try:
         if (key := cost_key(model, sample, samples)) is None:
             return None
         found = json.loads((cache_folder() / "costs" / f"{key}.json").read_text())
-        return Cost(float(found["flops"]), float(found["bytes"]))
+        return StepCost(float(found["flops"]), float(found["bytes"]))
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return None
 
 
-def bytes_of_update(optimizer: optim.Optimizer) -> float:
+def update_bytes(optimizer: optim.Optimizer) -> float:
     """What an update reads and writes: parameters and state both, gradients once."""
     total = 0
     for group in optimizer.param_groups:
@@ -98,7 +98,7 @@ def bytes_of_update(optimizer: optim.Optimizer) -> float:
     return float(total)
 
 
-class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MemoryTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the bytes that operations read and write; a view moves none."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def cost_key(model: nn.Module, sample: Batch, samples: int) -> str | None:
     return plan_key(model, sample, first.device, {"samples": samples, "counted": "cost"})
 
 
-def keep_cost(key: str | None, cost: Cost) -> None:
+def store_cost(key: str | None, cost: StepCost) -> None:
     """All or nothing; a cache that cannot be written costs a moment next time."""
     if key is None:
         return

@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 PREFIX = "falaj."
 """Ranges of ours are called falaj.step, falaj.data, falaj.forward, falaj.backward, falaj.optimizer …"""
 
-Kind = Literal["range", "operation", "launch", "kernel", "copy", "communication"]
+EventKind = Literal["range", "operation", "launch", "kernel", "copy", "communication"]
 """range: one of ours. operation: on a CPU. launch: the call that sends something to a GPU. The rest: on the device,
 but for communication, which a CPU does in a thread of its own."""
 
-KINDS: Mapping[str, Kind] = {
+EVENT_KINDS: Mapping[str, EventKind] = {
     "cpu_op": "operation",
     "cuda_runtime": "launch",
     "cuda_driver": "launch",
@@ -24,20 +24,20 @@ KINDS: Mapping[str, Kind] = {
     "gpu_memcpy": "copy",
 }
 COLLECTIVES = ("gloo:", "mpi:", "ucc:")
-TO_A_GPU, WITHIN_A_GPU = "Memcpy HtoD", "Memcpy DtoD"
+HOST_TO_GPU, GPU_TO_GPU = "Memcpy HtoD", "Memcpy DtoD"
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """`start` and `end` are seconds of one clock. What a launch sent has the launch's `correlation`; 0 is none."""
 
     name: str
-    kind: Kind
+    kind: EventKind
     start: float
     end: float
     correlation: int = 0
 
 
-def read_trace(path: str | Path) -> list[Event]:
+def read_trace(path: str | Path) -> list[TraceEvent]:
     """The events of a trace file."""
     file = Path(path)
     data = file.read_bytes()
@@ -45,7 +45,7 @@ def read_trace(path: str | Path) -> list[Event]:
     return list(events_of(trace["traceEvents"]))
 
 
-def events_of(rows: list[dict[str, Any]]) -> Iterator[Event]:
+def events_of(rows: list[dict[str, Any]]) -> Iterator[TraceEvent]:
     """The rows of a trace that tell where time went."""
     for row in rows:
         if row.get("ph") != "X":
@@ -53,20 +53,20 @@ def events_of(rows: list[dict[str, Any]]) -> Iterator[Event]:
         name, kind = str(row.get("name", "")), _kind(row)
         if kind is not None:
             start = float(row["ts"]) / 1e6
-            yield Event(name, kind, start, start + float(row.get("dur", 0)) / 1e6, _correlation(row))
+            yield TraceEvent(name, kind, start, start + float(row.get("dur", 0)) / 1e6, _correlation(row))
 
 
-def _kind(row: Mapping[str, Any]) -> Kind | None:
+def _kind(row: Mapping[str, Any]) -> EventKind | None:
     name, category = str(row.get("name", "")), str(row.get("cat", ""))
     if category == "user_annotation":
         if name.startswith(COLLECTIVES):
             return "communication"
         return "range" if name.startswith(PREFIX) else None
-    kind = KINDS.get(category)
+    kind = EVENT_KINDS.get(category)
     if kind == "kernel" and "nccl" in name.lower():
         return "communication"
-    if kind == "copy" and not name.startswith(TO_A_GPU):
-        return "kernel" if name.startswith(WITHIN_A_GPU) else None
+    if kind == "copy" and not name.startswith(HOST_TO_GPU):
+        return "kernel" if name.startswith(GPU_TO_GPU) else None
     return kind
 
 

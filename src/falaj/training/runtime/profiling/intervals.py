@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 Interval: TypeAlias = tuple[float, float]
-Moments: TypeAlias = list[Interval]
+Intervals: TypeAlias = list[Interval]
 """Sorted, and none touches the next."""
 
 
-def union(intervals: Iterable[Interval]) -> Moments:
+def union(intervals: Iterable[Interval]) -> Intervals:
     """All the moments of `intervals`, which may lie as they like."""
-    found: Moments = []
+    found: Intervals = []
     for start, end in sorted(intervals):
         if end <= start:
             continue
@@ -23,14 +23,14 @@ def union(intervals: Iterable[Interval]) -> Moments:
     return found
 
 
-def both(one: Moments, other: Moments) -> Moments:
+def intersection(one: Intervals, other: Intervals) -> Intervals:
     """The moments that are in both."""
-    return without(one, without(one, other))
+    return difference(one, difference(one, other))
 
 
-def without(one: Moments, other: Moments) -> Moments:
+def difference(one: Intervals, other: Intervals) -> Intervals:
     """The moments of `one` that are not in `other`."""
-    found: Moments = []
+    found: Intervals = []
     at = 0
     for start, end in one:
         while at < len(other) and other[at][1] <= start:
@@ -46,5 +46,5 @@ def without(one: Moments, other: Moments) -> Moments:
     return found
 
 
-def seconds(moments: Moments) -> float:
+def total_seconds(moments: Intervals) -> float:
     return sum(end - start for start, end in moments)

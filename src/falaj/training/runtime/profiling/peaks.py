@@ -12,8 +12,8 @@ from hashlib import sha256
 
 import torch
 
-from falaj.training.runtime.plan.cache import cache_folder, hardware
-from falaj.training.runtime.plan.plans import Precision
+from falaj.training.runtime.planning.cache import cache_folder, hardware_key
+from falaj.training.runtime.planning.plan import Precision
 
 TERA, GIGA = 1e12, 1e9
 TRIES_S = 0.05
@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Peaks:
+class DevicePeaks:
     """Of one device: FLOP/s in the precision of the run, and bytes a second to and from its memory."""
 
     flops: float
@@ -34,7 +34,7 @@ class Peaks:
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuSpec:
     """Dense figures without sparsity, in TFLOP/s, and GB/s; `half` is bf16 and fp16."""
 
     fp32: float
@@ -42,68 +42,68 @@ class Card:
     half: float
     bandwidth: float
 
-    def peaks(self, precision: Precision) -> Peaks:
+    def peaks(self, precision: Precision) -> DevicePeaks:
         rates = {"fp32": self.fp32, "tf32": self.tf32}
-        return Peaks(rates.get(precision, self.half) * TERA, self.bandwidth * GIGA)
+        return DevicePeaks(rates.get(precision, self.half) * TERA, self.bandwidth * GIGA)
 
 
-CARDS: tuple[tuple[str, Card], ...] = (
-    ("GB200", Card(80, 1250, 2500, 8000)),
-    ("B200", Card(75, 1125, 2250, 8000)),
-    ("GH200", Card(67, 494, 989, 4000)),
-    ("H200", Card(67, 494, 989, 4800)),
-    ("H100 PCIe", Card(51, 378, 756, 2000)),
-    ("H100 NVL", Card(60, 418, 835, 3900)),
-    ("H100", Card(67, 494, 989, 3350)),
-    ("H800", Card(67, 494, 989, 3350)),
-    ("A100-PCIE-40GB", Card(19.5, 156, 312, 1555)),
-    ("A100-SXM4-40GB", Card(19.5, 156, 312, 1555)),
-    ("A100", Card(19.5, 156, 312, 2039)),
-    ("A800", Card(19.5, 156, 312, 2039)),
-    ("A40", Card(37.4, 74.8, 149.7, 696)),
-    ("A30", Card(10.3, 82, 165, 933)),
-    ("A10G", Card(31.2, 35, 70, 600)),
-    ("A10", Card(31.2, 62.5, 125, 600)),
-    ("L40S", Card(91.6, 183, 362, 864)),
-    ("L40", Card(90.5, 90.5, 181, 864)),
-    ("L4", Card(30.3, 60, 121, 300)),
-    ("V100", Card(15.7, 15.7, 125, 900)),
-    ("T4", Card(8.1, 8.1, 65, 320)),
-    ("RTX 4090", Card(82.6, 82.6, 165, 1008)),
-    ("RTX 3090", Card(35.6, 35.6, 71, 936)),
+GPU_SPECS: tuple[tuple[str, GpuSpec], ...] = (
+    ("GB200", GpuSpec(80, 1250, 2500, 8000)),
+    ("B200", GpuSpec(75, 1125, 2250, 8000)),
+    ("GH200", GpuSpec(67, 494, 989, 4000)),
+    ("H200", GpuSpec(67, 494, 989, 4800)),
+    ("H100 PCIe", GpuSpec(51, 378, 756, 2000)),
+    ("H100 NVL", GpuSpec(60, 418, 835, 3900)),
+    ("H100", GpuSpec(67, 494, 989, 3350)),
+    ("H800", GpuSpec(67, 494, 989, 3350)),
+    ("A100-PCIE-40GB", GpuSpec(19.5, 156, 312, 1555)),
+    ("A100-SXM4-40GB", GpuSpec(19.5, 156, 312, 1555)),
+    ("A100", GpuSpec(19.5, 156, 312, 2039)),
+    ("A800", GpuSpec(19.5, 156, 312, 2039)),
+    ("A40", GpuSpec(37.4, 74.8, 149.7, 696)),
+    ("A30", GpuSpec(10.3, 82, 165, 933)),
+    ("A10G", GpuSpec(31.2, 35, 70, 600)),
+    ("A10", GpuSpec(31.2, 62.5, 125, 600)),
+    ("L40S", GpuSpec(91.6, 183, 362, 864)),
+    ("L40", GpuSpec(90.5, 90.5, 181, 864)),
+    ("L4", GpuSpec(30.3, 60, 121, 300)),
+    ("V100", GpuSpec(15.7, 15.7, 125, 900)),
+    ("T4", GpuSpec(8.1, 8.1, 65, 320)),
+    ("RTX 4090", GpuSpec(82.6, 82.6, 165, 1008)),
+    ("RTX 3090", GpuSpec(35.6, 35.6, 71, 936)),
 )
 """By a part of the name that the driver gives; the first that is in it counts."""
 
 
-def peaks_of_card(name: str, precision: Precision) -> Peaks | None:
+def gpu_peaks(name: str, precision: Precision) -> DevicePeaks | None:
     """The peaks of the card that the driver calls `name`; none for one that the table does not have."""
     words = name.split()
-    for part, card in CARDS:
+    for part, card in GPU_SPECS:
         if part in name if " " in part or "-" in part else any(w.split("-")[0] == part for w in words):
             return card.peaks(precision)
     return None
 
 
-def peaks_of(
+def device_peaks(
     device: torch.device, precision: Precision, *, reached: float = 0.0, with_bandwidth: bool = False
-) -> Peaks:
+) -> DevicePeaks:
     """The peaks of `device`; those that no table has are measured once on this hardware, in a moment, and kept.
 
     A measured peak below what was `reached` was measured while something else was going on: it is measured again.
     """
     if device.type == "cuda":
-        known = peaks_of_card(torch.cuda.get_device_name(device), precision)
+        known = gpu_peaks(torch.cuda.get_device_name(device), precision)
         if known is not None:
             return known
-    parts = [FORMAT, torch.__version__, precision, *hardware(device)]
+    parts = [FORMAT, torch.__version__, precision, *hardware_key(device)]
     key = sha256(json.dumps(parts).encode()).hexdigest()
-    kept = _kept(key) or Peaks(0.0, None, measured=True)
+    kept = _kept(key) or DevicePeaks(0.0, None, measured=True)
     flops, bandwidth = kept.flops, kept.bandwidth
     if not flops or flops < reached:
         flops = max(flops, measure_flops(device, precision))
     if with_bandwidth and bandwidth is None:
         bandwidth = measure_bandwidth(device)
-    found = Peaks(flops, bandwidth, measured=True)
+    found = DevicePeaks(flops, bandwidth, measured=True)
     return kept if found == kept else _keep(key, found)
 
 
@@ -113,7 +113,7 @@ def measure_flops(device: torch.device, precision: Precision) -> float:
     width = GPU_WIDTH if device.type == "cuda" else CPU_WIDTH
     matrix = torch.ones(width, width, dtype=dtypes.get(precision, torch.float32), device=device)
     out = torch.empty_like(matrix)
-    return 2.0 * width**3 / _quickest(lambda: torch.mm(matrix, matrix, out=out), device)
+    return 2.0 * width**3 / _fastest_run(lambda: torch.mm(matrix, matrix, out=out), device)
 
 
 def measure_bandwidth(device: torch.device) -> float:
@@ -121,10 +121,10 @@ def measure_bandwidth(device: torch.device) -> float:
     size = GPU_COPY_BYTES if device.type == "cuda" else CPU_COPY_BYTES
     data = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(data)
-    return 2.0 * size / _quickest(lambda: target.copy_(data), device)
+    return 2.0 * size / _fastest_run(lambda: target.copy_(data), device)
 
 
-def _quickest(work: Callable[[], object], device: torch.device) -> float:
+def _fastest_run(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of the quickest of some tries."""
     best, began = float("inf"), time.perf_counter()
     while best == float("inf") or time.perf_counter() - began < TRIES_S:
@@ -137,16 +137,16 @@ def _quickest(work: Callable[[], object], device: torch.device) -> float:
     return best
 
 
-def _kept(key: str) -> Peaks | None:
+def _kept(key: str) -> DevicePeaks | None:
     try:
         found = json.loads((cache_folder() / "peaks" / f"{key}.json").read_text())
         bandwidth = found["bandwidth"]
-        return Peaks(float(found["flops"]), bandwidth and float(bandwidth), measured=True)
+        return DevicePeaks(float(found["flops"]), bandwidth and float(bandwidth), measured=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _keep(key: str, peaks: Peaks) -> Peaks:
+def _keep(key: str, peaks: DevicePeaks) -> DevicePeaks:
     with suppress(OSError):
         folder = cache_folder() / "peaks"
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,21 +11,21 @@ import torch
 from falaj.training.runtime.profiling.events import PREFIX
 from falaj.training.runtime.step.engine import StepEngine
 
-Mark: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+MakeRange: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 Undo: TypeAlias = Callable[[], None]
 
 
-def for_torch(name: str) -> AbstractContextManager[Any]:
+def torch_range(name: str) -> AbstractContextManager[Any]:
     """A range that torch's profiler sees."""
     return torch.profiler.record_function(PREFIX + name)
 
 
-def for_nvtx(name: str) -> AbstractContextManager[Any]:
+def nvtx_range(name: str) -> AbstractContextManager[Any]:
     """A range that Nsight Systems sees."""
     return torch.cuda.nvtx.range(PREFIX + name)
 
 
-def mark_parts(engine: StepEngine, mark: Mark) -> Undo:
+def add_ranges(engine: StepEngine, mark: MakeRange) -> Undo:
     """Have ranges around waiting for data, forward, backward and optimizer until what is returned is called."""
 
     def around(name: str, part: Callable[..., Any]) -> Callable[..., Any]:

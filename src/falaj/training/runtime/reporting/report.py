@@ -17,7 +17,7 @@ from falaj.training.runtime.checkpointing.saver import CheckpointSaver
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.errors import LossNotFinite, TrainingFault
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.profiling.watching import Watch
+from falaj.training.runtime.profiling.profiler import StepProfiler
 from falaj.training.runtime.reporting.tensorboard import EventFile
 from falaj.training.runtime.reporting.throughput import Throughput, ThroughputMeter
 
@@ -54,7 +54,7 @@ class TrainingReport:
         self._next = time.monotonic() + SEND_INTERVAL_S
         self.losses: list[float] = []
         self.meter = meter
-        self.watch: Watch | None = None
+        self.watch: StepProfiler | None = None
         self.resume_history: ResumeHistory | None = None
         """It compares the losses of steps that are computed again."""
         self._events_folder = events_folder

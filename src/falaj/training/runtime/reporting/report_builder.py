@@ -13,16 +13,16 @@ from falaj.training.runtime.checkpointing.position import Position
 from falaj.training.runtime.checkpointing.saver import CheckpointSaver
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.sources import SampleSource
+from falaj.training.runtime.parallel.layout import parallel_layout
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.plan.plans import Plan, Precision
-from falaj.training.runtime.profiling.shares import Overlap
-from falaj.training.runtime.profiling.verdicts import Circumstances, Verdict
-from falaj.training.runtime.profiling.watching import Assignment, Watch, mark_for_nsight
+from falaj.training.runtime.planning.plan import Plan, Precision
+from falaj.training.runtime.profiling.bottleneck import BottleneckReport, RunConditions
+from falaj.training.runtime.profiling.breakdown import Overlap
+from falaj.training.runtime.profiling.profiler import ProfileRequest, StepProfiler, add_nvtx_ranges
 from falaj.training.runtime.reporting.report import TrainingReport
 from falaj.training.runtime.reporting.run_params import run_params
 from falaj.training.runtime.reporting.throughput import ModelCost, StepClock, ThroughputMeter, make_model_cost
 from falaj.training.runtime.settings import FitOptions
-from falaj.training.runtime.spread.layout import lay_out
 from falaj.training.runtime.step.engine import StepEngine
 
 
@@ -44,7 +44,7 @@ class ReportBuilder:
     ) -> None:
         self._options, self._agent, self._world = options, agent, world
         self._plan, self._total = plan, total
-        self._layout = lay_out(options.parallelism.parallel, world.size).words
+        self._layout = parallel_layout(options.parallelism.parallel, world.size).summary
         self._price: ModelCost | None = None
         if not world.is_leader:
             return
@@ -84,26 +84,26 @@ class ReportBuilder:
             events_folder=folder,
         )
         if reporting.has_nvtx:
-            mark_for_nsight(engine)
+            add_nvtx_ranges(engine)
         if reporting.profiled_steps and world.is_leader:
-            watch = Watch(
+            watch = StepProfiler(
                 engine, clock, self._assignment(engine.plan, report, saver), left=self._total - done.step
             )
             report.watch = watch
         return report
 
-    def _assignment(self, plan: Plan, report: TrainingReport, saver: CheckpointSaver) -> Assignment:
+    def _assignment(self, plan: Plan, report: TrainingReport, saver: CheckpointSaver) -> ProfileRequest:
         size = self._world.size
 
-        def done(step: int, verdict: Verdict) -> None:
+        def done(step: int, verdict: BottleneckReport) -> None:
             report.log_all(step, {f"profile/{name}": share for name, share in verdict.shares.items()})
             if self._agent is not None:
                 self._agent.params({"profile": verdict.sentence})
 
-        return Assignment(
+        return ProfileRequest(
             self._options.reporting.profiled_steps,
             self._options.reporting.folder,
-            Circumstances(plan, processes=size, layout=self._layout),
+            RunConditions(plan, processes=size, layout=self._layout),
             self._price,
             self._plan.batch_size,
             size,

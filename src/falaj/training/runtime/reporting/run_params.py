@@ -15,8 +15,8 @@ from torch import nn
 
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.plan.cache import cpu_name
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.cache import cpu_name
+from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.settings import FitOptions
 
 Values = dict[str, str | int | float | bool]
@@ -37,7 +37,7 @@ def run_params(
         **option_params(options),
         "batch_size": plan.batch_size,
         "total_steps": total,
-        "plan": chosen.words,
+        "plan": chosen.summary,
         "processes": world.size,
         **({"layout": layout} if world.size > 1 else {}),
         "data.samples": plan.samples,

@@ -21,9 +21,9 @@ from falaj.training.runtime.agent.agents import MetricValue
 from falaj.training.runtime.checkpointing.position import Position
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.sources import Batch, SampleSource
-from falaj.training.runtime.plan.plans import Precision
-from falaj.training.runtime.profiling.cost import Cost, Ghost, cost_key, keep_cost, kept_cost
-from falaj.training.runtime.profiling.peaks import Peaks, peaks_of
+from falaj.training.runtime.planning.plan import Precision
+from falaj.training.runtime.profiling.cost import CostCounter, StepCost, cost_key, load_cost, store_cost
+from falaj.training.runtime.profiling.peaks import DevicePeaks, device_peaks
 
 MIN_INTERVAL_S = 0.5
 """Rates over less time say little."""
@@ -79,47 +79,47 @@ class ModelCost:
         self._model, self._loss, self._sample = model, loss, sample
         self._samples, self._device, self._devices, self._precision = samples, device, devices, precision
         self._key: str | None = None
-        self._ghost: Ghost | None = None
+        self._ghost: CostCounter | None = None
         self._is_counted = self._is_recalled = False
-        self.cost: Cost | None = None
-        self._peaks: Peaks | None = None
+        self.cost: StepCost | None = None
+        self._peaks: DevicePeaks | None = None
 
     def make_ghost(self) -> None:
         """For what is about to be spread over processes."""
         with suppress(Exception):
             self._key = cost_key(self._model, self._sample, self._samples)
-            self._ghost = Ghost(self._model, self._loss)
+            self._ghost = CostCounter(self._model, self._loss)
 
-    def count(self) -> Cost | None:
+    def count(self) -> StepCost | None:
         """What the samples cost that are computed at once, counted once; none where it cannot be."""
         if not self._is_counted and self.cost is None:
             self._is_counted = True
             with suppress(Exception):  # whatever a model does that shapes alone cannot tell
                 key = self._key or cost_key(self._model, self._sample, self._samples)
-                ghost = self._ghost or Ghost(self._model, self._loss)
+                ghost = self._ghost or CostCounter(self._model, self._loss)
                 self.cost = ghost.count(self._sample, samples=self._samples)
-                keep_cost(key, self.cost)
+                store_cost(key, self.cost)
         return self.cost
 
     def recall(self) -> None:
         """The cost, if it is known from before."""
         if not (self._is_counted or self._is_recalled):
             self._is_recalled = True
-            self.cost = kept_cost(self._model, self._sample, samples=self._samples)
+            self.cost = load_cost(self._model, self._sample, samples=self._samples)
 
-    def of_step(self, samples: int) -> Cost | None:
+    def of_step(self, samples: int) -> StepCost | None:
         """The cost of a step over `samples` samples."""
         counted = self.count()
         if counted is None:
             return None
-        return Cost(counted.flops / self._samples * samples, counted.bytes / self._samples * samples)
+        return StepCost(counted.flops / self._samples * samples, counted.bytes / self._samples * samples)
 
-    def peaks(self, *, reached: float = 0.0, with_bandwidth: bool = False) -> Peaks | None:
+    def peaks(self, *, reached: float = 0.0, with_bandwidth: bool = False) -> DevicePeaks | None:
         """Of one device; none where there is no room to measure them."""
         known = self._peaks
         if known is None or (known.measured and reached > known.flops) or with_bandwidth:
             with suppress(RuntimeError, MemoryError):
-                self._peaks = peaks_of(
+                self._peaks = device_peaks(
                     self._device, self._precision, reached=reached, with_bandwidth=with_bandwidth
                 )
         return self._peaks

@@ -15,14 +15,18 @@ from falaj.training.runtime.data.dataloading.selection import make_loader
 from falaj.training.runtime.data.errors import is_out_of_memory
 from falaj.training.runtime.data.sources import DatasetSource, SampleSource, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.parallel.layout import parallel_layout
+from falaj.training.runtime.parallel.parallelization import (
+    parallelize,
+    parallelize_exactly,
+    parallelize_pipeline,
+)
+from falaj.training.runtime.parallel.pipeline.pipelined_model import PipelinedModel
+from falaj.training.runtime.parallel.pipeline.step import PipelinedStep
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.parallel.strategies import ParallelStrategy
+from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.settings import FitOptions, ParallelOptions
-from falaj.training.runtime.spread.choosing import spread_exactly, spread_in_stages, spread_over
-from falaj.training.runtime.spread.layout import lay_out
-from falaj.training.runtime.spread.pipeline.pipeline import Pipeline
-from falaj.training.runtime.spread.pipeline.steps import PipelinedStep
-from falaj.training.runtime.spread.ways import Spread
 from falaj.training.runtime.step.cuda_graph import CudaGraphStep
 from falaj.training.runtime.step.micro_batches import MicroBatchReader
 from falaj.training.runtime.step.modes import ensure_training_mode
@@ -70,7 +74,7 @@ class StepEngine:
 
     def close(self) -> None:
         """No more steps: what reads for them is ended, and nothing of ours listens in the model any more."""
-        self.step.spread.leave()
+        self.step.strategy.remove_hooks()
         self.loader.close()
 
     def get_ready(self, plan: Plan) -> None:
@@ -140,7 +144,7 @@ class StepEngine:
 
     def _halve(self, number: int, shortage: BaseException) -> None:
         self.step.optimizer.zero_grad()
-        self.step.spread.forget()
+        self.step.strategy.discard_step()
         if self.step.device.type == "cuda":
             torch.cuda.empty_cache()
         self.set_micro_batches(2 * self.reader.count)
@@ -171,7 +175,7 @@ def make_engine(
 
     Samples are read ahead up to the step `total`, or without an end. What reads is started first, before the GPU is.
     """
-    layout = lay_out(options.parallelism.parallel, world.size)
+    layout = parallel_layout(options.parallelism.parallel, world.size)
     source = to_resident(source, world.device)
     seed = options.batching.seed
     reader = MicroBatchReader(
@@ -208,7 +212,7 @@ def make_step(
         loss.to(world.device)
     if images_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    spread, pipeline = parallelize_model(
+    strategy, pipeline = parallelize_model(
         ensure_training_mode(model), world, parallelism, micro_batches=micro_batches
     )
     part = pipeline.part if pipeline else model
@@ -227,7 +231,7 @@ def make_step(
         optimizer,
         device=world.device,
         rng=StepRng(options.batching.seed, world.device),
-        spread=spread,
+        strategy=strategy,
         precision=plan.precision,
         channels_last=images_last,
         clip=optimization.clip,
@@ -237,18 +241,18 @@ def make_step(
 
 def parallelize_model(
     model: nn.Module, world: ProcessGroup, parallelism: ParallelOptions, *, micro_batches: int
-) -> tuple[Spread, Pipeline | None]:
+) -> tuple[ParallelStrategy, PipelinedModel | None]:
     """`model` on the devices of the processes. Of a pipeline, none has room for all of it."""
-    layout = lay_out(parallelism.parallel, world.size)
+    layout = parallel_layout(parallelism.parallel, world.size)
     if layout.pipeline > 1:
-        pipeline, spread = spread_in_stages(
+        pipeline, strategy = parallelize_pipeline(
             model, world, layout, tensor_plan=parallelism.tensor_plan, cuts=parallelism.pipeline_cuts
         )
-        return spread, pipeline
+        return strategy, pipeline
     model.to(world.device)
     if parallelism.exact:
-        return spread_exactly(model, world, micro_batches=micro_batches), None
-    return spread_over(model, world, layout, tensor_plan=parallelism.tensor_plan), None
+        return parallelize_exactly(model, world, micro_batches=micro_batches), None
+    return parallelize(model, world, layout, tensor_plan=parallelism.tensor_plan), None
 
 
 def require_own_parameters(optimizer: optim.Optimizer, model: nn.Module) -> None:

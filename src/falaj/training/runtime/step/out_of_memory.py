@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from falaj.training.runtime.errors import OutOfMemory, TrainingFault
-from falaj.training.runtime.spread.layout import Layout
+from falaj.training.runtime.parallel.layout import ParallelLayout
 
 
-def can_split_locally(layout: Layout) -> bool:
+def can_split_locally(layout: ParallelLayout) -> bool:
     """Whether a process may compute its part in more pieces than the others: nothing is done together with them before
     the last backward pass. Shards and cut tensors are gathered then, and stages wait for each other."""
     return not (layout.tensor > 1 or layout.pipeline > 1 or layout.shards)

@@ -11,8 +11,8 @@ from torch import Tensor, nn, optim
 
 from falaj.training.runtime.data.sources import Batch, map_tensors, to_device
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
-from falaj.training.runtime.plan.plans import CompileMode, Precision
-from falaj.training.runtime.spread.ways import Spread
+from falaj.training.runtime.parallel.strategies import ParallelStrategy
+from falaj.training.runtime.planning.plan import CompileMode, Precision
 from falaj.training.runtime.step.micro_batches import MicroBatch
 from falaj.training.runtime.step.non_persistent_buffers import NonPersistentBuffers
 from falaj.training.runtime.step.parameter_groups import ParameterGroupState
@@ -39,14 +39,14 @@ class Step:
         *,
         device: torch.device,
         rng: StepRng,
-        spread: Spread,
+        strategy: ParallelStrategy,
         precision: Precision = "fp32",
         channels_last: bool = False,
         clip: float | None = None,
         factor: Callable[[int], float] | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.spread, self.rng, self.device = spread, rng, device
+        self.strategy, self.rng, self.device = strategy, rng, device
         self._measure: Callable[[Batch], Tensor] = self._through_spread
         self._differentiate: Callable[[Tensor], object] = Tensor.backward
         self._compile_failures: tuple[type[Exception], ...] = ()
@@ -71,10 +71,10 @@ class Step:
         from torch._dynamo.exc import TorchDynamoException
 
         options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
-        if self.spread.factor == 1.0:
+        if self.strategy.loss_factor == 1.0:
             self._measure = torch.compile(self._through_spread, **options)
         else:  # torch knows how to compile a model of shards, but not what is around it
-            run = torch.compile(self.spread.run, **options)
+            run = torch.compile(self.strategy.module, **options)
             self._measure = lambda batch: self._apply(run, batch)
         self._compile_failures, self._say = (TorchDynamoException,), notify
 
@@ -101,7 +101,7 @@ class Step:
             reason = str(failure).strip().split("\n")[0]
             self._say(f"step {step}: torch.compile failed ({reason}); going on without it")
             self._measure, self._compile_failures = self._through_spread, ()
-            self.spread.forget()  # the parts that went well are computed again too
+            self.strategy.discard_step()  # the parts that went well are computed again too
             return self._gradients(step, parts)
 
     def update(self, step: int) -> None:
@@ -131,7 +131,7 @@ class Step:
 
     def clip(self) -> None:
         if self._clip is not None:
-            self.spread.clip(self._parameters, self._clip)
+            self.strategy.clip(self._parameters, self._clip)
 
     def measure(self, batch: Batch) -> Tensor:
         """The loss of `batch` in the chosen precision, through the model as it is."""
@@ -161,9 +161,9 @@ class Step:
     def _gradients(self, step: int, parts: Sequence[MicroBatch]) -> Tensor:
         self.optimizer.zero_grad()
         for part in parts:
-            with self.spread.part(last=part is parts[-1]):
-                self.spread.add(self._backward(step, part), part)
-        return self.spread.finish()
+            with self.strategy.micro_batch(last=part is parts[-1]):
+                self.strategy.add_loss(self._backward(step, part), part)
+        return self.strategy.finish()
 
     def _backward(self, step: int, part: MicroBatch) -> Tensor:
         """What a micro-batch adds to the loss, after its gradients were computed."""
@@ -175,13 +175,13 @@ class Step:
             raise invalid_loss("a value without a gradient", "a function of the model's output")
         if part.share != 1.0:
             value = value * part.share
-        scaled = value if self.spread.factor == 1.0 else value * self.spread.factor
+        scaled = value if self.strategy.loss_factor == 1.0 else value * self.strategy.loss_factor
         scaled = scaled if self.scaler is None else self.scaler.scale(scaled)
         self._differentiate(scaled)
         return value.detach()
 
     def _through_spread(self, batch: Batch) -> Tensor:
-        return self._apply(self.spread.run, batch)
+        return self._apply(self.strategy.module, batch)
 
     def _apply(self, run: Callable[..., Any], batch: Batch) -> Tensor:
         inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)

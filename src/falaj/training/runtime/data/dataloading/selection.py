@@ -15,7 +15,7 @@ from falaj.training.runtime.data.dataloading.loaders import BatchLoader, InlineL
 from falaj.training.runtime.data.dataloading.start_method import choose_start_method, cores_per_rank
 from falaj.training.runtime.data.dataloading.worker_pool import WorkerPoolLoader
 from falaj.training.runtime.data.sources import DatasetSource, TensorSource
-from falaj.training.runtime.plan.plans import Plan
+from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.step.micro_batches import MicroBatchReader
 
 DEFAULT_PREFETCH = 2

@@ -1,0 +1,68 @@
+"""A script that is only asked how much memory its training takes: `fit` answers, and the script ends there.
+
+FALAJ_ESTIMATE names a file that says for what: {"processes": 4, "device": "cuda"}. The answer takes its place:
+{"estimate": …}, or {"failed": "in words"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import nn
+
+from falaj.training.runtime.data.sources import SampleSource
+from falaj.training.runtime.errors import TrainingError
+from falaj.training.runtime.memory.estimator import MemoryEstimator
+from falaj.training.runtime.planning.plan import Plan, plan_from
+from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
+from falaj.training.runtime.step.step import Loss
+
+REQUEST_VARIABLE = "FALAJ_ESTIMATE"
+
+
+class EstimateDone(SystemExit):
+    """The script has said what was asked of it."""
+
+
+def is_dry_run() -> bool:
+    return REQUEST_VARIABLE in os.environ
+
+
+def write_estimate(options: FitOptions, model: nn.Module, loss: Loss, source: SampleSource) -> NoReturn:
+    """Write the estimate of what was to be trained, and end the script."""
+    path = Path(os.environ[REQUEST_VARIABLE])
+    asked = json.loads(path.read_text())
+    try:
+        found: dict[str, Any] = {"estimate": estimate_of(options, model, loss, source, **asked)}
+    except TrainingError as error:
+        found = {"failed": str(error)}
+    except Exception as failure:  # no estimate is no reason to refuse what may well be trained
+        found = {"failed": f"no estimate: {type(failure).__name__}: {failure}"}
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(found))
+    aside.replace(path)
+    sys.stdout.flush()
+    raise EstimateDone(0)
+
+
+def estimate_of(
+    options: FitOptions, model: nn.Module, loss: Loss, source: SampleSource, *, processes: int, device: str
+) -> dict[str, Any]:
+    """As plain values: what training takes on so many processes of a kind of device."""
+    parallelism, given = options.parallelism, options.batching.batch_size
+    tune, fixed = options.compute.tune, options.compute.fixed
+    plan = tune if isinstance(tune, Plan) else plan_from({"micro_batches": options.micro_batches, **fixed})
+    estimator = MemoryEstimator(
+        *(model, loss, source, options.optimization.optimizer, plan),
+        min(len(source), INITIAL_BATCH_SIZE) if given == "auto" else given,
+        device=device,
+        tensor_plan=parallelism.tensor_plan,
+        pipeline_cuts=parallelism.pipeline_cuts,
+        exact=parallelism.exact,
+        fixed_micro_batches=options.compute.accumulate is not None,
+    )
+    return estimator.estimate(parallelism.parallel, processes).facts()

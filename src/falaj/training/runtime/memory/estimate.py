@@ -1,0 +1,67 @@
+"""`estimate`: the memory that training a model would take, found without training it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.data.sources import Data, open_data
+from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.memory.estimates import ConfigurationEstimate, MemoryEstimate
+from falaj.training.runtime.memory.estimator import MemoryEstimator
+from falaj.training.runtime.parallel.layout import Parallel
+from falaj.training.runtime.parallel.tensor_plan import TensorPlan
+from falaj.training.runtime.planning.plan import Plan, Precision
+from falaj.training.runtime.settings import find_device
+from falaj.training.runtime.step.optimizers import OptimizerChoice
+from falaj.training.runtime.step.step import Loss
+
+__all__ = ["ConfigurationEstimate", "MemoryEstimate", "estimate"]
+
+
+def estimate(
+    model: nn.Module,
+    loss: Loss,
+    data: Data,
+    *,
+    target: str | Sequence[str] | None = None,
+    inputs: Sequence[str] | None = None,
+    batch_size: int = 32,
+    optimizer: OptimizerChoice = "adamw",
+    precision: Precision = "fp32",
+    accumulate: int | None = None,
+    parallel: Parallel = "auto",
+    tensor_plan: TensorPlan | None = None,
+    pipeline_cuts: Sequence[str] | None = None,
+    processes: int = 1,
+    device: str = "auto",
+) -> MemoryEstimate:
+    """The peak memory of training `model` like this. Nothing is computed, and nothing that is given is changed.
+
+    `device` is where it would be trained, cuda or cpu; it need not be there. `precision`, `accumulate`, `parallel` and
+    the others are those of `fit`. NoEstimate where the model can be followed neither on fake tensors nor on samples.
+    """
+    name = find_device(device).type if device == "auto" else device.partition(":")[0]
+    faults = [] if name in ("cpu", "cuda") else [TrainingFault("device", device, "auto, cpu or cuda")]
+    pieces = 1 if accumulate is None else accumulate
+    for what, count in (("processes", processes), ("batch_size", batch_size), ("accumulate", pieces)):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            faults.append(TrainingFault(what, count, "a whole number, at least 1"))
+    if any(nn.parameter.is_lazy(each) for each in model.parameters()):
+        fix = "call the model once on a sample before"
+        faults.append(TrainingFault("model", "lazy parameters without a shape", "known shapes", fix))
+    if faults:
+        raise InvalidTraining("nothing can be estimated like this", faults=faults)
+    source = open_data(data, inputs=inputs, target=target)
+    BatchPlan(len(source), batch_size, 0)  # refuses a batch that is larger than the data
+    plan = Plan(precision=precision, micro_batches=pieces)
+    estimator = MemoryEstimator(
+        *(model, loss, source, optimizer, plan, batch_size),
+        device=name,
+        tensor_plan=tensor_plan,
+        pipeline_cuts=pipeline_cuts,
+        fixed_micro_batches=accumulate is not None,
+    )
+    return estimator.estimate(parallel, processes)

@@ -1,0 +1,43 @@
+"""How much memory a process may use: its part of the GPU, or of the machine and the container it runs in."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+USABLE = 0.92
+"""The rest is for the CUDA context, or the interpreter and its libraries, and for what lies between blocks."""
+
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def available_memory(device: torch.device) -> int:
+    """The bytes that this process may use on `device`."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return round(USABLE * (free + torch.cuda.memory_reserved(device)))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1")
+    return round(USABLE * machine_memory() / max(1, local))
+
+
+def machine_memory() -> int:
+    """What this machine has, or the control group allows, whichever is less."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in (*_own_limits(), *CGROUP_LIMITS):
+        with suppress(OSError, ValueError):
+            found.append(int(Path(path).read_text()))
+    return min(found)
+
+
+def _own_limits() -> list[str]:
+    """The limits of the control groups around this process, from its own one up."""
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::/"):
+                parts = line.removeprefix("0::/").split("/")
+                folders = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
+                return [f"/sys/fs/cgroup/{folder}/memory.max" for folder in folders if folder]
+    return []

@@ -1,0 +1,93 @@
+"""Notices when processes that share shards did not do the same: what one gathers, the others must give at that moment.
+
+Where a block is chosen by the samples, shards of different blocks would be put together, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from falaj.training.runtime.errors import InvalidTraining, TrainingError, TrainingFault
+
+TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
+"""What torch says, and nothing more, when other processes do not answer."""
+PEER_LOST = re.compile("connection (closed|reset)|broken pipe", re.IGNORECASE)
+"""What it says when one of them has ended: perhaps because it waited in vain itself, a moment before."""
+
+
+class FsdpOrderCheck:
+    """The order in which one process gathers `blocks` in a step, and what of `model` it has gradients for."""
+
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], control_group: dist.ProcessGroup
+    ) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad and not p.is_meta]
+        self._control_group = control_group
+        self._seen = 0
+        self._gathers: list[str] = []
+        names = {id(module): name for name, module in model.named_modules()}
+        self._blocks = [(names[id(block)], block) for block in blocks]
+        self._hooks: list[RemovableHandle] = []
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Around what waits for other processes. They wait in vain where one gathers more often than another."""
+        if not self._hooks:
+            self._hooks = [
+                block.register_forward_pre_hook(self._note(number, name))
+                for number, (name, block) in enumerate(self._blocks)
+            ]
+        try:
+            yield
+        except RuntimeError as failure:
+            if TIMED_OUT.search(str(failure)):
+                raise self._in_vain("the processes waited for each other in vain") from failure
+            if PEER_LOST.search(str(failure)):
+                raise self._in_vain("another process has ended, and its own error may say why") from failure
+            raise
+
+    def remove_hooks(self) -> None:
+        """Note no more: only what torch has put into the model is left there."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def compare(self) -> None:
+        """Refuse a step in which the processes did different things. All call this at once, after the step's passes."""
+        used = tuple(parameter.grad is not None for parameter in self._parameters)
+        own = hash((self._seen, used))
+        self._seen = 0
+        self._gathers = []
+        both = torch.tensor([own, -own])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self._control_group)
+        largest, smallest = both.tolist()
+        if largest != -smallest:
+            given = "a model that uses other layers for other samples"
+            fault = TrainingFault(
+                "parallel", f"fsdp, with {given}", "every layer for every sample", 'parallel="ddp"'
+            )
+            raise InvalidTraining("the processes did not use the same layers in this step", faults=[fault])
+
+    def _in_vain(self, what: str) -> TrainingError:
+        done = f"{len(self._gathers)} blocks gathered in this step"
+        if self._gathers:
+            done += f", the last one {self._gathers[-1]}"
+        given = f"{done}, in process {dist.get_rank()}; another one may say another number"
+        fault = TrainingFault("parallel", f"fsdp, {given}", "every layer for every sample", 'parallel="ddp"')
+        return TrainingError(f"{what}: did they not use the same layers?", faults=[fault])
+
+    def _note(self, number: int, name: str) -> Any:
+        def note(block: nn.Module, _: Any) -> None:
+            if block.training and not torch.compiler.is_compiling():
+                self._seen = hash((self._seen, number))
+                self._gathers.append(name)
+
+        return note

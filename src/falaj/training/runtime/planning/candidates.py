@@ -1,0 +1,183 @@
+"""Which plans are tried, in which order: what is cheap and likely first, each change on top of the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.planning.trials import TrialOutcome
+
+CandidateGenerator: TypeAlias = Generator[Plan, TrialOutcome, None]
+
+CLEAR_GAIN = 1.5
+"""A precision that is so much faster leaves no doubt about the next."""
+LAUNCH_BOUND_S = 0.005
+"""Longer steps keep a GPU busy without a graph."""
+MIN_EPOCH_STEPS = 64
+"""An epoch is left with at least so many steps when the global batch is chosen here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """What there is to choose from, on this machine and for this model."""
+
+    on_gpu: bool
+    start: Plan
+    fixed: Mapping[str, Any]
+    """What the caller has decided, by the plan's names."""
+    batch_size: int
+    chooses_batch: bool = False
+    samples: int = 1
+    images: bool = False
+    fusible: bool = True
+    half_precision: str | None = None
+    """The 16-bit precision that this hardware is fast in, if there is one."""
+    compiles: bool = True
+    risky: bool = True
+    """Whether a candidate may crash: only where that costs no more than a child process."""
+    copies_batches: bool = False
+    """Whether each batch is sent to the GPU, and is not there already."""
+    threads: int = 1
+    margin: float = 1.02
+    """How much faster a candidate must be: less is noise."""
+
+
+@dataclass
+class Incumbent:
+    """The best plan so far."""
+
+    space: SearchSpace
+    best: TrialOutcome | None = None
+    plain: TrialOutcome | None = None
+    tried: set[Plan] = field(default_factory=set)
+
+    @property
+    def plan(self) -> Plan:
+        return self.best.plan if self.best else self.space.start
+
+    @property
+    def gain(self) -> float:
+        if self.best is None or self.plain is None or not self.plain.samples_per_second:
+            return 1.0
+        return self.best.samples_per_second / self.plain.samples_per_second
+
+    @property
+    def step_seconds(self) -> float:
+        size = self.plan.batch_size or self.space.batch_size
+        return size / self.best.samples_per_second if self.best else 0.0
+
+    def attempt(self, plan: Plan) -> Generator[Plan, TrialOutcome, TrialOutcome | None]:
+        """Try `plan`, unless the caller has decided otherwise or it was tried."""
+        wanted = plan.facts()
+        if plan in self.tried or any(wanted[name] != value for name, value in self.space.fixed.items()):
+            return None
+        self.tried.add(plan)
+        outcome = yield plan
+        if outcome.rejection is None and self.beats(outcome):
+            self.best = outcome
+        return outcome
+
+    def change(self, **changes: Any) -> Generator[Plan, TrialOutcome, TrialOutcome | None]:
+        return (yield from self.attempt(replace(self.plan, **changes)))
+
+    def beats(self, outcome: TrialOutcome) -> bool:
+        needed = self.best.samples_per_second * self.space.margin if self.best else 0.0
+        return outcome.samples_per_second > needed
+
+
+def generate_candidates(space: SearchSpace) -> CandidateGenerator:
+    """The candidates, one after the other; each one's outcome is sent in, and decides on the next."""
+    incumbent = Incumbent(space)
+    incumbent.plain = yield from incumbent.attempt(space.start)
+    yield from _fit_into_memory(incumbent)
+    if (
+        incumbent.plain is not None
+        and incumbent.plain.rejection
+        and "memory" not in incumbent.plain.rejection
+    ):
+        return  # what fails here, fails in all of them
+    yield from (_on_gpu(incumbent) if space.on_gpu else _on_cpu(incumbent))
+
+
+def _fit_into_memory(incumbent: Incumbent) -> CandidateGenerator:
+    pieces = 2
+    while (
+        incumbent.best is None
+        and incumbent.plain is not None
+        and "memory" in (incumbent.plain.rejection or "")
+    ):
+        if pieces > incumbent.space.batch_size:
+            return
+        incumbent.plain = yield from incumbent.attempt(replace(incumbent.space.start, micro_batches=pieces))
+        pieces *= 2
+
+
+def _on_gpu(incumbent: Incumbent) -> CandidateGenerator:
+    space = incumbent.space
+    layout = "channels_last" if space.images else "contiguous"
+    easy: dict[str, Any] = {"fused": space.fusible, "layout": layout}
+    if space.half_precision:
+        found = yield from incumbent.change(precision=space.half_precision, **easy)
+        if (
+            incumbent.gain < CLEAR_GAIN
+            and space.chooses_batch
+            and found is not None
+            and found.rejection is None
+        ):
+            yield from _larger_batch(incumbent, found.plan, factor=4)  # a small one may leave a GPU idle
+    if incumbent.gain < (2 * CLEAR_GAIN if incumbent.plan.batch_size else CLEAR_GAIN):
+        yield from incumbent.change(precision="tf32", **easy)
+        yield from incumbent.change(**easy)
+    if incumbent.step_seconds < LAUNCH_BOUND_S:
+        yield from incumbent.change(graph=True)
+        if incumbent.plan.graph:
+            yield from incumbent.change(precision="tf32")
+    if space.copies_batches:
+        yield from incumbent.change(pinned=False)
+    if space.chooses_batch:
+        yield from _larger_batches(incumbent)
+    if not space.compiles:
+        return
+    compiled = yield from incumbent.change(compile="default")
+    if compiled is not None and compiled.rejection is not None and incumbent.plan.graph:
+        yield from incumbent.change(compile="default", graph=False)
+    if space.chooses_batch and incumbent.plan.compile != "off":
+        yield from _larger_batches(incumbent, most=1)
+    if space.risky and incumbent.step_seconds >= LAUNCH_BOUND_S:
+        yield from incumbent.change(compile="max-autotune-no-cudagraphs")
+
+
+def _on_cpu(incumbent: Incumbent) -> CandidateGenerator:
+    space = incumbent.space
+    if space.threads > 1:
+        yield from incumbent.change(threads=1)
+    yield from incumbent.change(fused=space.fusible)
+    if space.images:
+        yield from incumbent.change(layout="channels_last")
+    if space.half_precision:
+        yield from incumbent.change(precision=space.half_precision)
+    if space.chooses_batch:
+        yield from _larger_batches(incumbent)
+    if space.compiles:
+        yield from incumbent.change(compile="default")
+
+
+def _larger_batches(incumbent: Incumbent, *, most: int = 10) -> CandidateGenerator:
+    """Enlarge the global batch fourfold while that is faster, and then twofold."""
+    factor = 4
+    for _ in range(most):
+        now = incumbent.plan.batch_size or incumbent.space.batch_size
+        yield from _larger_batch(incumbent, incumbent.plan, factor=factor)
+        if incumbent.plan.batch_size != factor * now:
+            if factor == 2:
+                return
+            factor = 2
+
+
+def _larger_batch(incumbent: Incumbent, plan: Plan, *, factor: int) -> CandidateGenerator:
+    """`plan` with a larger global batch, if an epoch still has enough steps."""
+    size = factor * (plan.batch_size or incumbent.space.batch_size)
+    if size * MIN_EPOCH_STEPS <= incumbent.space.samples:
+        yield from incumbent.attempt(replace(plan, batch_size=size))

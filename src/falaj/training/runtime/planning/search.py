@@ -1,0 +1,168 @@
+"""Walks through the candidates in a bounded time, and says in a table what came of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from falaj.training.runtime.planning.candidates import SearchSpace, generate_candidates
+from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.planning.trial_process import TrialProcess, TrialProcessLost, can_fork
+from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
+
+MIN_TRIAL_S = 1.0
+MIN_COMPILE_S = 8.0
+"""With less time than this left, compiling is not begun; without a child that can be ended, with less than thrice."""
+MIN_AUTOTUNE_S = 60.0
+REHEARSAL_SHARE, COMPILE_REHEARSAL_SHARE = 0.5, 0.8
+"""The parts of the time left that a rehearsal may take."""
+OUT_OF_TIME = "not tried: the time is up"
+
+
+@dataclass
+class SearchResult:
+    """What a search came to. `best` is none where not even the plain plan could be run."""
+
+    tried: list[TrialOutcome] = field(default_factory=list)
+    best: TrialOutcome | None = None
+    seconds: float = 0.0
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.best.plan if self.best else None
+
+
+TryPlan = Callable[[Plan, float], TrialOutcome]
+"""Tries a plan within so many seconds."""
+
+
+def search(space: SearchSpace, try_out: TryPlan, *, budget: Callable[[TrialOutcome], float]) -> SearchResult:
+    """The best of the candidates that could be tried; `budget` tells from the first outcome how long all may take."""
+    found, began = SearchResult(), time.monotonic()
+    candidates, outcome, allowed_s = generate_candidates(space), None, 0.0
+    try:
+        plan = next(candidates)
+        while True:
+            left_s = allowed_s - (time.monotonic() - began)
+            if outcome is None:
+                outcome = try_out(plan, 1e9)
+                allowed_s = budget(outcome)
+            elif left_s < min_seconds_left(plan, space):
+                outcome = TrialOutcome(plan=plan, rejection=OUT_OF_TIME)
+            else:
+                outcome = try_out(plan, left_s)
+            record_outcome(found, outcome, margin=space.margin)
+            plan = candidates.send(outcome)
+    except StopIteration:
+        pass
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def min_seconds_left(plan: Plan, space: SearchSpace) -> float:
+    if plan.compile == "off":
+        return MIN_TRIAL_S
+    if plan.compile.startswith("max-autotune"):
+        return MIN_AUTOTUNE_S
+    return MIN_COMPILE_S if space.risky else 3 * MIN_COMPILE_S
+
+
+def record_outcome(found: SearchResult, outcome: TrialOutcome, *, margin: float) -> None:
+    found.tried.append(outcome)
+    if outcome.rejection is not None:
+        return
+    if found.best is None or outcome.samples_per_second > margin * found.best.samples_per_second:
+        found.best = outcome
+
+
+def confirm(found: SearchResult, try_out: TryPlan, *, margin: float) -> SearchResult:
+    """Try the first and the best again, in turn: where others share the machine, once is not enough."""
+    first, best = found.tried[0], found.best
+    if best is None or best.plan == first.plan:
+        return found
+    ours, plain = (try_out(plan, 1e9).samples_per_second for plan in (best.plan, first.plan))
+    if ours < margin * plain:
+        found.tried.append(replace(best, rejection="no faster when it was tried again"))
+        found.best = first
+    return found
+
+
+class SubprocessTrials:
+    """Tries plans in a child process, and in a new one after each that was lost."""
+
+    def __init__(self, runner: TrialRunner, *, alive: Callable[[], bool]) -> None:
+        self._runner, self._alive = runner, alive
+        self._child: TrialProcess | None = None
+
+    def start(self) -> TrialProcess:
+        """ChildLost if a child cannot use the device."""
+        self._child = TrialProcess(self._runner, alive=self._alive)
+        self._child.wait_ready()
+        return self._child
+
+    def __call__(self, plan: Plan, within_s: float) -> TrialOutcome:
+        began = time.monotonic()
+        try:
+            child = self._child or self.start()
+            return child.try_out(plan, within_s=within_s)
+        except TrialProcessLost as loss:
+            self.end()
+            return TrialOutcome(plan=plan, rejection=str(loss), seconds=time.monotonic() - began)
+
+    def end(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+
+class RehearsedTrials:
+    """Tries plans in this process, each after one step by it went well in a child.
+
+    A child that hangs is given up while others can still be tried. `plain`, by which the run would be trained in any
+    case, is not rehearsed. What a child has compiled, this process finds in the compiler's cache.
+    """
+
+    def __init__(self, runner: TrialRunner, *, plain: Plan, alive: Callable[[], bool]) -> None:
+        self._runner, self._alive = runner, alive
+        self._safe = {plain}
+
+    def __call__(self, plan: Plan, within_s: float) -> TrialOutcome:
+        began = time.monotonic()
+        if plan not in self._safe and can_fork():
+            part = REHEARSAL_SHARE if plan.compile == "off" else COMPILE_REHEARSAL_SHARE
+            rehearsed = self._rehearse(plan, part * within_s)
+            if rehearsed.rejection is not None:
+                return rehearsed
+        self._safe.add(plan)
+        self._alive()
+        return replace(self._runner.try_out(plan), seconds=time.monotonic() - began)
+
+    def _rehearse(self, plan: Plan, within_s: float) -> TrialOutcome:
+        child = SubprocessTrials(self._runner.for_rehearsal(), alive=self._alive)
+        try:
+            return child(plan, within_s)
+        finally:
+            child.end()  # while a plan is measured, nothing else computes or holds memory
+
+
+def format_outcomes(found: SearchResult) -> str:
+    """What was tried, for people."""
+    rows = [("plan", "samples/s", "× plain", "loss", "gradient", "s", "")]
+    plain = found.tried[0].samples_per_second if found.tried else 0.0
+    for each in found.tried:
+        rate, errors = each.samples_per_second, each.errors
+        rows.append(
+            (
+                each.plan.summary,
+                f"{rate:,.0f}" if rate else "",
+                f"{rate / plain:.2f}" if rate and plain else "",
+                f"{errors.loss:.1e}" if errors else "",
+                f"{errors.gradient:.1e}" if errors else "",
+                f"{each.seconds:.1f}",
+                each.rejection or ("chosen" if each is found.best else ""),
+            )
+        )
+    widths = [max(len(row[place]) for row in rows) for place in range(6)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows]
+    return "\n".join(f"{line}  {row[6]}".rstrip() for line, row in zip(lines, rows, strict=True))

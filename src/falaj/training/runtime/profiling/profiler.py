@@ -1,0 +1,224 @@
+"""Profiles some steps of a run: after a warm-up, ranges and torch's profiler are put around them, and then taken away.
+
+What goes wrong here costs the profile, never the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from falaj.training.runtime.profiling.bottleneck import BottleneckReport, RunConditions, diagnose
+from falaj.training.runtime.profiling.breakdown import Overlap, time_breakdown
+from falaj.training.runtime.profiling.cost import StepCost, update_bytes
+from falaj.training.runtime.profiling.events import read_trace
+from falaj.training.runtime.profiling.ranges import Undo, add_ranges, nvtx_range, torch_range
+from falaj.training.runtime.reporting.throughput import ModelCost, StepClock
+from falaj.training.runtime.step.engine import StepEngine
+
+WARM_STEPS = 5
+"""Steps before the profile: what compiles, captures or fills caches does so in these."""
+TRACE_NAME = "profile-{step}.pt.trace.json"
+"""With the last of its steps. As TensorBoard's profiler wants it; chrome://tracing and Perfetto open it too."""
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What to profile, and where what is found goes."""
+
+    steps: int
+    folder: Path
+    conditions: RunConditions
+    price: ModelCost | None
+    samples: int
+    """Of a step."""
+    devices: int
+    notify: Callable[[str], None]
+    done: Callable[[int, BottleneckReport], None]
+    checkpoints: Callable[[], Overlap]
+    """Seconds that checkpoints of the whole run have taken so far, and how many beside the steps."""
+
+
+class StepProfiler:
+    """Stands before an engine until the profile is made, and is gone from then on."""
+
+    def __init__(
+        self, engine: StepEngine, clock: StepClock, assignment: ProfileRequest, *, left: int
+    ) -> None:
+        """`left` are the steps that the run still has."""
+        self._engine, self._clock, self._asked = engine, clock, assignment
+        self._warm = max(0, min(WARM_STEPS, left - assignment.steps - 1))
+        self._wanted = min(assignment.steps, left - self._warm)
+        self._seen, self._number = 0, 0
+        self._advance, self._before_us = engine.run_step, vars(engine).get("run_step")
+        self._stands = left > 0
+        self._undo: list[Undo] = []
+        self._profiler: profile | None = None
+        self._step: AbstractContextManager[Any] | None = None
+        self._read_before = Overlap()
+        self._verdict: BottleneckReport | None = None
+        if self._stands:
+            engine.run_step = self.run_step  # type: ignore[method-assign]
+
+    @property
+    def verdict(self) -> BottleneckReport | None:
+        """With the checkpoints that were made since."""
+        if self._verdict is None or not (saved := self._asked.checkpoints()).took:
+            return self._verdict
+        return replace(self._verdict, overlap={**self._verdict.overlap, "checkpoints": saved})
+
+    def run_step(self, number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
+        """A step; it lasts until the next one begins."""
+        self._seen += 1
+        self._close_step()
+        if self._seen > self._warm + self._wanted:
+            self.end()
+            self._engine.run_step(number, indices, look)
+            return
+        if self._seen == max(1, self._warm):  # the first step under a profiler is slower than others
+            self._begin()
+        self._number = number
+        if self._profiler is not None and self._seen > self._warm:
+            if self._seen == self._warm + 1:
+                self._read_before = reading_overlap(self._engine)
+            self._step = torch_range("step")
+            self._step.__enter__()
+        self._advance(number, indices, look)
+
+    def end(self) -> None:
+        """The last step is over: judge what was seen, and leave."""
+        if not self._stands:
+            return
+        self._stands = False
+        del self._engine.run_step
+        if self._before_us is not None:
+            self._engine.run_step = self._before_us  # type: ignore[method-assign]
+        profiler, self._profiler = self._profiler, None
+        with self._clock.excluded():
+            try:
+                if profiler is not None:
+                    self._finish(profiler)
+            except Exception as failure:
+                self._asked.notify(
+                    f"the profile failed ({type(failure).__name__}: {failure}); training goes on"
+                )
+            finally:
+                self._leave()
+
+    def abandon(self) -> None:
+        """The run has ended in the middle of a step: there is nothing to judge."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            with suppress(Exception):
+                self._close_step()
+                profiler.stop()
+            self._leave()
+
+    def _leave(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _begin(self) -> None:
+        with self._clock.excluded():
+            try:
+                activities = [ProfilerActivity.CPU]
+                if self._engine.step.device.type == "cuda":
+                    activities.append(ProfilerActivity.CUDA)
+                    torch.cuda.synchronize()
+                profiler = profile(activities=activities)
+                profiler.start()
+            except Exception as failure:
+                self._asked.notify(
+                    f"the profile failed ({type(failure).__name__}: {failure}); training goes on"
+                )
+                return
+            self._profiler = profiler
+            self._undo += [add_ranges(self._engine, torch_range), add_untimed_ranges(self._clock)]
+
+    def _close_step(self) -> None:
+        if self._step is not None:
+            if self._engine.step.device.type == "cuda" and self._seen > self._warm + self._wanted:
+                torch.cuda.synchronize()  # what the last steps have sent belongs to them
+            self._step.__exit__(None, None, None)
+            self._step = None
+
+    def _finish(self, profiler: profile) -> None:
+        asked = self._asked
+        self._seen = self._warm + self._wanted + 1
+        self._close_step()
+        profiler.stop()
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        trace = asked.folder / TRACE_NAME.format(step=self._number)
+        profiler.export_chrome_trace(str(trace))
+        shares = time_breakdown(read_trace(trace))
+        read = reading_overlap(self._engine)
+        before = self._read_before
+        data = Overlap(read.took - before.took, read.hidden - before.hidden)
+        cost, price = None, asked.price
+        if price is not None and (counted := price.of_step(asked.samples)) is not None:
+            update = update_bytes(self._engine.step.optimizer)
+            cost = StepCost(counted.flops / asked.devices, counted.bytes / asked.devices + update)
+        self._verdict = diagnose(
+            shares,
+            asked.conditions,
+            cost=cost,
+            peaks=price.peaks(with_bandwidth=True) if price is not None else None,
+            overlap={"data": data, "checkpoints": asked.checkpoints()},
+            trace=str(trace),
+        )
+        asked.notify(self._verdict.summary)
+        asked.done(self._number, self._verdict)
+
+
+def reading_overlap(engine: StepEngine) -> Overlap:
+    """Seconds that samples took to be read so far, and how many of them beside the computing."""
+    return Overlap(engine.waited_s + engine.hidden_s, engine.hidden_s)
+
+
+def add_untimed_ranges(clock: StepClock) -> Undo:
+    """Have a range around what is not a training step."""
+    plain = clock.excluded
+
+    def aside() -> AbstractContextManager[None]:
+        return NestedContexts(torch_range("aside"), plain())
+
+    clock.excluded = aside  # type: ignore[method-assign, assignment]
+
+    def leave() -> None:
+        del clock.excluded
+
+    return leave
+
+
+class NestedContexts:
+    """One context inside of another."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self._inner.__exit__(*failure)
+        self._outer.__exit__(*failure)
+
+
+def add_nvtx_ranges(engine: StepEngine) -> None:
+    """Have NVTX ranges around each step and its parts, to the end of the run."""
+    add_ranges(engine, nvtx_range)
+    plain = engine.run_step
+
+    def run_step(number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
+        with nvtx_range(f"step {number}"):
+            plain(number, indices, look)
+
+    engine.run_step = run_step  # type: ignore[method-assign]

@@ -1,1 +1,0 @@
-"""How a model lies on the processes that train it, and how their gradients become one."""

@@ -1,0 +1,54 @@
+"""Runs over several processes, for tests: what came of each, after all processes said the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from falaj.training.runtime.checkpointing.sample_ledger import expected_head
+from falaj.training.runtime.data.batches import BatchPlan
+from gang_host import ask
+
+SCRIPT = Path("parallel_fit.py")
+SAMPLES, BATCH_SIZE, STEPS = 92, 16, 7
+"""An epoch has six steps, the last of which is smaller; the seventh is of the next one."""
+
+
+class Outcome(NamedTuple):
+    losses: list[str]
+    weights: str
+    resumed_from: int
+    best: str | None = None
+    refused: str = ""
+
+    @property
+    def died(self) -> bool:
+        return not self.losses and not self.refused
+
+    @property
+    def figures(self) -> list[float]:
+        return [float.fromhex(each) for each in self.losses]
+
+    @property
+    def weight(self) -> float:
+        return float.fromhex(self.weights)
+
+
+def runs(folder: Path, *wanted: tuple[int, dict[str, Any]]) -> list[Outcome]:
+    """What came of runs over so many processes. All of one run must say the same, and have seen every sample."""
+    asked = [(count, {"batch_size": BATCH_SIZE, "steps": STEPS} | options) for count, options in wanted]
+    answers = ask(SCRIPT.stem, asked, folder)
+    return [outcome(said, options) for said, (_, options) in zip(answers, asked, strict=True)]
+
+
+def outcome(said: list[dict[str, Any] | None], options: dict[str, Any]) -> Outcome:
+    first = said[0]
+    assert all(each == first for each in said)
+    if first is None:
+        return Outcome([], "", 0)
+    if "refused" in first:
+        return Outcome([], "", 0, refused=first["refused"])
+    if first["step"] == options["steps"]:
+        plan = BatchPlan(options.get("samples", SAMPLES), options["batch_size"], seed=3)
+        assert first["ledger"] == expected_head(plan, options["steps"])
+    return Outcome(first["losses"], first["weights"], first["from"], first["best"])
