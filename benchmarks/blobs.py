@@ -1,6 +1,6 @@
 """What encryption costs: encrypted blobs beside the same local driver without encryption, 256 MiB written and read.
 
-Writes are durable on both sides (fsync before the blob is visible). `blob.upload` also takes the SHA-256 of the bytes,
+Writes are durable on both sides (fsync before the blob is visible). `blobs.upload` also takes the SHA-256 of the bytes,
 in a thread beside either driver: that is measured too, since it is what a user gets.
 Reads come from the page cache, so that the disk does not hide the difference.
 """

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from falaj.monitoring.sketches import WindowSketcher, sketch_reference
 from falaj.monitoring.verdicts import judge
-from falaj.records.monitoring import Kind, WindowSketch
+from falaj.records.monitoring.sketches import ColumnKind, WindowSketch
 from harness import Result, Rule, environment, peer_venv, report, say
 
 QUICK = True
@@ -94,7 +94,7 @@ def falaj(data: dict[str, Floats]) -> Looks:
 
 
 def sketched(rows: Floats) -> WindowSketch:
-    sketcher = WindowSketcher("calm@1", features=dict.fromkeys(COLUMNS, Kind.NUMERIC))
+    sketcher = WindowSketcher("calm@1", features=dict.fromkeys(COLUMNS, ColumnKind.NUMERIC))
     sketcher.update(named(rows))
     return sketcher.cut(since=NOON, until=NOON + timedelta(hours=1))
 

@@ -35,8 +35,8 @@ from statistics import mean
 from typing import NamedTuple
 
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import WHOLE_GPU, Demand, Node, Queue, Quota, Request, Resources
-from falaj.records.simulation import Assumptions, PastJob, Simulated, World
+from falaj.records.scheduling.simulation import Assumptions, PastJob, SimulatedCluster, SimulationResult
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Demand, Node, Queue, Quota, Request, Resources
 from falaj.scheduling.simulator import Scheduler, simulate
 from falaj.scheduling.simulator.alternatives import easy_backfill, first_come_first_served
 from harness import Result, Rule, report, say
@@ -95,7 +95,7 @@ def replays(
     borrowing: bool = True,
 ) -> Figures:
     began = time.process_time()
-    world = World(nodes=tuple(nodes), queues=teams(nodes, borrowing=borrowing), assume=ASSUME)
+    world = SimulatedCluster(nodes=tuple(nodes), queues=teams(nodes, borrowing=borrowing), assume=ASSUME)
     found = [figures(simulate(draw(seed, nodes, tasks), world, scheduler=scheduler)) for seed in SEEDS]
     average = Figures(*(mean(column) for column in zip(*found, strict=True)))
     say(
@@ -107,7 +107,7 @@ def replays(
     return average
 
 
-def figures(found: Simulated) -> Figures:
+def figures(found: SimulationResult) -> Figures:
     waits = [job.wait for job in found.jobs if job.wait is not None and job.queue in MODEST]
     minute = timedelta(minutes=1)
     return Figures(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from falaj.assembly.home import open_home
-from falaj.assembly.platform import Platform, assemble, local_caller
+from falaj.assembly.platform import LocalPlatform, assemble, local_caller
 from falaj.governance import objects
-from falaj.governance.call import Call, enter, leave
-from falaj.governance.caller import Terms
+from falaj.governance.operations.call import Call, enter, leave
+from falaj.governance.operations.caller import Terms
 from falaj.records.names import ROOT
 from harness import Result, Rule, report
 
@@ -33,13 +33,15 @@ def main() -> None:
         blob = _a_blob(platform)
         bare = Bare(platform)
 
-        reads = _added_us(lambda: platform.rooms.blob.show(blob), lambda: bare.show(blob))
-        writes = _added_us(lambda: platform.rooms.user.create(next(names)), lambda: bare.create(next(names)))
+        reads = _added_us(lambda: platform.services.blobs.show(blob), lambda: bare.show(blob))
+        writes = _added_us(
+            lambda: platform.services.users.create(next(names)), lambda: bare.create(next(names))
+        )
         read_rate, bare_read_rate = (
-            _rate(lambda: platform.rooms.blob.show(blob)),
+            _rate(lambda: platform.services.blobs.show(blob)),
             _rate(lambda: bare.show(blob)),
         )
-        write_rate = _rate(lambda: platform.rooms.user.create(next(names)))
+        write_rate = _rate(lambda: platform.services.users.create(next(names)))
         bare_write_rate = _rate(lambda: bare.create(next(names)))
         hot = _hot_us(platform, blob)
         platform.close()
@@ -60,19 +62,19 @@ def main() -> None:
 class Bare:
     """The same handlers in their transaction, without the gate: no policy, residency, audit, lineage or event."""
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: LocalPlatform) -> None:
         self._platform = platform
         self._caller = local_caller(platform.database)
 
     def show(self, blob: str) -> Any:
-        rooms = self._platform.rooms
+        rooms = self._platform.services
         with self._platform.database.read() as tx:
-            return self._body(rooms.blob, "show", tx, objects.by_id(tx, blob), blob=blob)
+            return self._body(rooms.blobs, "show", tx, objects.by_id(tx, blob), blob=blob)
 
     def create(self, name: str) -> Any:
-        rooms = self._platform.rooms
+        rooms = self._platform.services
         with self._platform.database.write() as tx:
-            return self._body(rooms.user, "create", tx, objects.by_id(tx, ROOT), name=name, kind="user")
+            return self._body(rooms.users, "create", tx, objects.by_id(tx, ROOT), name=name, kind="user")
 
     def _body(self, room: Any, verb: str, tx: Any, target: Any, **given: Any) -> Any:
         operation = getattr(type(room), verb).operation
@@ -87,9 +89,9 @@ class Bare:
             leave(token)
 
 
-def _a_blob(platform: Platform) -> str:
-    staged = platform.rooms.blob.upload(iter([b"a few bytes"]))
-    return platform.rooms.blob.commit(staged.id, name="a-blob").id
+def _a_blob(platform: LocalPlatform) -> str:
+    staged = platform.services.blobs.upload(iter([b"a few bytes"]))
+    return platform.services.blobs.commit(staged.id, name="a-blob").id
 
 
 def _added_us(gated: Callable[[], Any], bare: Callable[[], Any]) -> tuple[float, float]:
@@ -123,12 +125,12 @@ def _rate(work: Callable[[], Any]) -> float:
     return sum(done) / SECONDS
 
 
-def _hot_us(platform: Platform, blob: str) -> float:
+def _hot_us(platform: LocalPlatform, blob: str) -> float:
     caller, hot = local_caller(platform.database), platform.gate.hot
     times = []
     for _ in range(20_000):
         began = time.perf_counter()
-        hot.admit(caller, "blob.show", blob, b"a request of some bytes")
+        hot.admit(caller, "blobs.show", blob, b"a request of some bytes")
         times.append(time.perf_counter() - began)
     return statistics.median(times) * 1e6
 

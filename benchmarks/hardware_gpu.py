@@ -81,7 +81,7 @@ def work(name: str, sizes_gib: list[float], seconds: float) -> None:
 
 def discover() -> str:
     from falaj.drivers.machine.hardware import ThisMachine
-    from falaj.records.residency import Zone
+    from falaj.records.governance.residency import Zone
     from falaj.scheduling.nodes import node_from
 
     say("## discovery")

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from falaj.assembly.home import open_home
-from falaj.assembly.platform import Platform, assemble
+from falaj.assembly.platform import LocalPlatform, assemble
 from falaj.control import lease
 from falaj.control.jobs import JobKeeper
 from falaj.control.office import Yard
 from falaj.ports.launcher import AttemptState, Launch
-from falaj.records.scheduling import Node
-from falaj.records.training import JobSpec
+from falaj.records.scheduling.snapshot import Node
+from falaj.records.training.jobs import JobSpec
 from falaj.training import store
 from harness import Result, Rule, environment, free_port, report, running, say, wait_until_ready
 
@@ -119,11 +119,11 @@ def bookkeeping() -> float:
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         platform = assemble(open_home(Path(folder) / "home", Path(folder) / "config"), as_owner=True)
         keeper = keeper_of(platform, Path(folder))
-        code = platform.rooms.blob.upload(iter([packed()])).id
+        code = platform.services.blobs.upload(iter([packed()])).id
         spec = JobSpec(name="short", script="train.py")
         started = time.monotonic()
         for _ in range(JOBS):
-            platform.rooms.jobs.submit(spec, code=code)
+            platform.services.jobs.submit(spec, code=code)
             keeper.tick()
         submitted = time.monotonic()
         while waiting(platform):
@@ -138,14 +138,14 @@ def bookkeeping() -> float:
     return JOBS / (ended - started)
 
 
-def keeper_of(platform: Platform, folder: Path) -> JobKeeper:
+def keeper_of(platform: LocalPlatform, folder: Path) -> JobKeeper:
     clock = platform.gate.clock
     fence = lease.acquire(platform.database, "bench", now=clock(), lasts=timedelta(hours=1))
     yard = Yard(folder / "jobs", NoProcesses(), lambda: (WIDE,))
-    return JobKeeper(platform.gate, platform.rooms, yard, fence=fence or 0, on_lost=lost)
+    return JobKeeper(platform.gate, platform.services, yard, fence=fence or 0, on_lost=lost)
 
 
-def waiting(platform: Platform) -> bool:
+def waiting(platform: LocalPlatform) -> bool:
     with platform.database.read() as tx:
         return bool(store.queue(tx))
 

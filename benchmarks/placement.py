@@ -44,7 +44,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from falaj.records.scheduling import (
+from falaj.records.scheduling.snapshot import (
     WHOLE_GPU,
     Demand,
     Gpu,
@@ -52,7 +52,7 @@ from falaj.records.scheduling import (
     Queue,
     Request,
     Resources,
-    Running,
+    RunningJob,
     Snapshot,
     Start,
 )
@@ -149,7 +149,7 @@ def measured(fleet: Fleet, workload: Workload, decisions_per_s: float) -> Filled
 def fill_through_queue(nodes: list[Node], tasks: list[Demand], seed: int) -> Filled:
     """The same tasks as in `fill`, in the same order. What is timed is `decide`, with what it makes of a snapshot."""
     drawn = draw_until_full(nodes, tasks, seed)
-    fleet, running, spent = Fleet(nodes), list[Running](), 0.0
+    fleet, running, spent = Fleet(nodes), list[RunningJob](), 0.0
     machines = tuple([in_thousandths(node) for node in nodes])
     for begin in range(0, len(drawn), A_ROUND):
         requests = {
@@ -168,7 +168,7 @@ def fill_through_queue(nodes: list[Node], tasks: list[Demand], seed: int) -> Fil
         spent += time.process_time() - began
         for start in (each for each in decisions if isinstance(each, Start)):
             request = requests[start.job]
-            running.append(Running(request=request, placements=start.placements, started_at=NOON))
+            running.append(RunningJob(request=request, placements=start.placements, started_at=NOON))
             take(fleet, drawn[int(start.job)], start)
     return measured(fleet, Counter(tasks), len(drawn) / spent)
 

@@ -29,7 +29,17 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Evict, Node, Queue, Quota, Request, Resources, Running, Snapshot, Start
+from falaj.records.scheduling.snapshot import (
+    Evict,
+    Node,
+    Queue,
+    Quota,
+    Request,
+    Resources,
+    RunningJob,
+    Snapshot,
+    Start,
+)
 from falaj.scheduling import Backlog, decide, decide_from
 from falaj.scheduling.deciding.cluster import Cluster
 from harness import Result, Rule, report, say
@@ -138,7 +148,7 @@ class Clock:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot, self.now = snapshot, snapshot.now
         self.pending = {request.job: request for request in snapshot.pending}
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunningJob] = {}
         self.ends: list[tuple[datetime, str]] = []
         self.backlog, self.cluster = Backlog(snapshot.pending), Cluster(snapshot.nodes)
         self.borrowed = self.evicted = 0
@@ -206,9 +216,9 @@ def seconds_to_drain(snapshot: Snapshot) -> float:
     return taken
 
 
-def start(request: Request, decision: Start, now: datetime) -> Running:
+def start(request: Request, decision: Start, now: datetime) -> RunningJob:
     ends_by = now + (request.time_limit or timedelta(0))
-    return Running(
+    return RunningJob(
         request=request.model_copy(update={"claim": False}) if request.claim else request,
         placements=decision.placements,
         started_at=now,

@@ -117,7 +117,7 @@ def deploy(platform: Platform, model: Path) -> str:
     blob = platform.put("a.onnx", model)
     version = platform.models.register("a", files=(blob.id,), paths=("model.onnx",))
     platform.endpoints.deploy("a", model=version.reference)
-    return platform.token.issue(purpose="benchmark").secret
+    return platform.tokens.issue(purpose="benchmark").secret
 
 
 def command_of(pid: int) -> bytes:

@@ -80,7 +80,7 @@ def servers() -> tuple[Server, Server, Server]:
         "falaj up",
         command=lambda home, port: [program, "--home", home / "home", "up", "--port", str(port)],
         ready="/readyz",
-        request="/api/v1/workspace/list",
+        request="/api/v1/workspaces/list",
         variables=lambda home: {"FALAJ_HOME": str(home / "home"), "FALAJ_CONFIG_DIR": str(home / "config")},
         headers=lambda home: {"Authorization": f"Bearer {local_token(home / 'config')}"},
     )

@@ -31,11 +31,11 @@ from stage import bars, closing_table, figure, refused, say, step, table, timed 
 from traffic import Flight, Traffic  # noqa: E402
 
 import falaj as fj  # noqa: E402
-from falaj.records.monitors import MonitorWindow  # noqa: E402
-from falaj.records.pipelines import Canary  # noqa: E402
+from falaj.records.control.pipelines import Canary  # noqa: E402
+from falaj.records.control.workflows import WorkflowRun  # noqa: E402
+from falaj.records.monitoring.monitors import MonitorWindow  # noqa: E402
 from falaj.records.serving import Lookup, ViewLookup  # noqa: E402
-from falaj.records.training import Job  # noqa: E402
-from falaj.records.work import Work  # noqa: E402
+from falaj.records.training.jobs import Job  # noqa: E402
 
 VIEWS = tuple(view.name for view in definitions.VIEWS)
 
@@ -187,15 +187,15 @@ def approve(story: Story) -> None:
     step(
         "The alias champion is protected: someone else has to approve",
         "falaj models protect flight-delays --alias champion",
-        "falaj user create sara && falaj workspace grant default sara --role approver",
+        "falaj users create sara && falaj workspaces grant default sara --role approver",
     )
     platform.models.protect("flight-delays", alias="champion")
-    platform.user.create("sara")
+    platform.users.create("sara")
     for role in ("viewer", "approver"):
-        platform.workspace.grant("default", "sara", role=role)
+        platform.workspaces.grant("default", "sara", role=role)
     refused(lambda: platform.models.promote(story.champion, to="champion"))
     refused(lambda: platform.models.approve(story.champion, alias="champion"))
-    secret = platform.token.issue(user="sara", purpose="demo").secret
+    secret = platform.tokens.issue(user="sara", purpose="demo").secret
     story.approver = fj.connect(story.url, secret)
     step(
         "Sara approves",
@@ -214,7 +214,7 @@ def optimize(story: Story) -> None:
     )
     for reference in (story.champion, "flight-delays@2"):
         asked = story.platform.optimization.start(reference, data="jan-may", target="late", recipes=("int8",))
-        *_, ended = story.platform.work.watch(asked.id)
+        *_, ended = story.platform.workflows.watch(asked.id)
         if ended.result is None:
             say(f"{reference}: {ended.error}")
             continue
@@ -264,7 +264,7 @@ def drift(story: Story) -> None:
         "POST /v2/models/delays/infer   (tritonclient works)",
     )
     june = month_of_traffic(story, 6, 3000)
-    story.traffic = Traffic(platform, "delays", token=platform.token.issue(purpose="traffic").secret)
+    story.traffic = Traffic(platform, "delays", token=platform.tokens.issue(purpose="traffic").secret)
     began = time.perf_counter()
     with timed("drift: from the first request to the alert"):
         sent = story.traffic.replay(june, enough=lambda: bool(platform.monitoring.alerts().items), most=3000)
@@ -290,7 +290,7 @@ def retrain(story: Story) -> None:
     step(
         "The controller starts the pipeline by itself",
         "falaj pipelines show retrain-delays",
-        "falaj work watch …",
+        "falaj workflows watch …",
     )
     with timed("from drift to the canary: training set, job, version"):
         while (work := platform.pipelines.show("retrain-delays").work) is None:
@@ -344,7 +344,7 @@ def decide(story: Story, work: str, flights: Iterator[Flight], *, approving: boo
         task = bar.add_task("canary", total=2 * story.canary.labels)
 
         def enough() -> bool:
-            now = platform.work.show(work)
+            now = platform.workflows.show(work)
             bar.update(task, completed=traffic.sent - before, description=now.doing or str(now.state))
             return now.state.ended or "approval" in (now.doing or "")
 
@@ -353,21 +353,21 @@ def decide(story: Story, work: str, flights: Iterator[Flight], *, approving: boo
         traffic.settle()
         while not enough():
             time.sleep(0.2)
-    now = platform.work.show(work)
+    now = platform.workflows.show(work)
     if approving and not now.state.ended:
         reference = f"flight-delays@{platform.models.show('flight-delays').versions}"
         step("The challenger is good, and Sara agrees", f"falaj models approve {reference} --alias champion")
         story.approver.models.approve(reference, alias="champion")
-    *_, ended = platform.work.watch(work)
+    *_, ended = platform.workflows.watch(work)
     if ended.result is None:
         raise SystemExit(f"the canary {ended.state}: {ended.error}")
     return ended.result
 
 
-def watch(story: Story, work: str, *, until: str) -> Work:
+def watch(story: Story, work: str, *, until: str) -> WorkflowRun:
     """Follow work until what it does begins with `until`, or it has ended."""
     said = ""
-    for now in story.platform.work.watch(work):
+    for now in story.platform.workflows.watch(work):
         doing = (now.doing or "").partition(":")[0]
         if doing and doing != said:
             say(doing)

@@ -39,9 +39,9 @@ def residency(platform: fj.Platform) -> None:
     blob = platform.models.version("flight-delays@1").files[0].blob
     step(
         "The flights may not leave AE, so neither may the model that came from them",
-        f"falaj blob copy {blob} frankfurt --name abroad",
+        f"falaj blobs copy {blob} frankfurt --name abroad",
     )
-    refused(lambda: platform.blob.copy(blob, "frankfurt", name="abroad"))
+    refused(lambda: platform.blobs.copy(blob, "frankfurt", name="abroad"))
 
 
 def audit(platform: fj.Platform) -> None:

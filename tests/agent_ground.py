@@ -10,8 +10,8 @@ from typing import Any
 
 from falaj.control.agents import SOCKET, AgentDoor, PlatformAgent
 from falaj.control.behalf import asker
-from falaj.governance.caller import Caller
-from falaj.records.training import Job
+from falaj.governance.operations.caller import Caller
+from falaj.records.training.jobs import Job
 from falaj.training.tables import jobs
 from job_ground import JobGround, lost
 

@@ -20,14 +20,14 @@ from falaj.apps.api.app import Door
 from falaj.apps.api.headers import HEADERS
 from falaj.apps.api.server import _listen, _settings
 from falaj.assembly.home import open_home
-from falaj.assembly.platform import Platform as Assembled
+from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble, local_caller
 from falaj.control.platform import Rooms, all_operations
-from falaj.governance.caller import acting_as
-from falaj.governance.gate import Gate
-from falaj.governance.operations import operations_of
+from falaj.governance.operations.caller import acting_as
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import operations_of
 from falaj.governance.policy.authorizer import Authorizer
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
 from falaj.sdk.platform import Platform
 from falaj.sdk.remote import connect
 from platforms import URL_VARIABLE, Clock, configuration
@@ -77,7 +77,7 @@ class Served:
 
     def issue(self, **options: Any) -> str:
         """The secret of a new token of the administrator's."""
-        return self.platform.token.issue(purpose="test", **options).secret
+        return self.platform.tokens.issue(purpose="test", **options).secret
 
     def _inspect(self, response: httpx.Response) -> None:
         response.read()
@@ -122,7 +122,7 @@ def with_probe_known(gate: Gate) -> None:
 
 def with_probe(parts: Assembled) -> Assembled:
     with_probe_known(parts.gate)
-    return replace(parts, rooms=RoomsAndProbe(**vars(parts.rooms), probe=Probe(parts.gate)))
+    return replace(parts, rooms=RoomsAndProbe(**vars(parts.services), probe=Probe(parts.gate)))
 
 
 @contextmanager
@@ -145,15 +145,15 @@ def running(settings: uvicorn.Config) -> Iterator[str]:
 def invite(parts: Assembled) -> dict[str, str]:
     """Tokens for the three who come to every door."""
     with acting_as(local_caller(parts.database)):
-        settle(parts.rooms)
+        settle(parts.services)
         people = {"admin": None, "developer": "dana", "stranger": "sam"}
-        issue = parts.rooms.token.issue
+        issue = parts.services.tokens.issue
         return {who: issue(purpose="test", user=user).secret for who, user in people.items()}
 
 
 def settle(rooms: Rooms | Platform) -> None:
     """The workspace risk, dana who develops there, and sam who may do nothing."""
-    rooms.workspace.create("risk")
-    rooms.user.create("dana")
-    rooms.user.create("sam")
-    rooms.workspace.grant("risk", "dana", role=Role.DEVELOPER)
+    rooms.workspaces.create("risk")
+    rooms.users.create("dana")
+    rooms.users.create("sam")
+    rooms.workspaces.grant("risk", "dana", role=Role.DEVELOPER)

@@ -14,10 +14,10 @@ from falaj.control import lease
 from falaj.control.jobs import JobKeeper
 from falaj.control.office import Yard
 from falaj.errors import InvalidInput, IsolationRefused
-from falaj.governance.caller import acting_as, on_terms
+from falaj.governance.operations.caller import acting_as, on_terms
 from falaj.ports.launcher import AttemptState, Launch
-from falaj.records.scheduling import Gpu, Node, Placement
-from falaj.records.training import Job, JobSpec
+from falaj.records.scheduling.snapshot import Gpu, Node, Placement
+from falaj.records.training.jobs import Job, JobSpec
 from falaj.training.jobs import Jobs
 from platforms import OwnPlatform
 
@@ -105,7 +105,7 @@ class JobGround:
             accounts=real._accounts,
             wanted=self._want,
         )
-        self.rooms = replace(platform.parts.rooms, jobs=self.jobs)
+        self.rooms = replace(platform.parts.services, jobs=self.jobs)
         self.yard = Yard(folder / "jobs", self.launcher, self.machine.nodes)
         self.fence = 0
 
@@ -115,7 +115,7 @@ class JobGround:
     def submit(self, *, files: dict[str, str] | None = None, **spec: Any) -> Job:
         """A job whose script is train.py."""
         given = {"name": "fitting", "script": "train.py", **spec}
-        code = self.platform.blob.upload(iter([archive(files or {"train.py": "print(1)"})]))
+        code = self.platform.blobs.upload(iter([archive(files or {"train.py": "print(1)"})]))
         return self.jobs.submit(JobSpec.model_validate(given), code=code.id)
 
     def keeper(self, *, on_lost: Callable[[], NoReturn] | None = None) -> JobKeeper:
@@ -138,7 +138,7 @@ class JobGround:
 
     def settle(self, job: Job, verdict: Any, attempt: int = 1, **values: Any) -> Job:
         with self.as_controller(), on_terms(fence=self.fence):
-            return self.jobs.settle(job.id, attempt=attempt, verdict=verdict, **values)
+            return self.jobs.finish(job.id, attempt=attempt, verdict=verdict, **values)
 
 
 def lost() -> NoReturn:

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from falaj.records.training import Job, JobState
+from falaj.records.training.jobs import Job, JobState
 from falaj.training.tables import attempts
 from platforms import OwnPlatform, make_platform
 from stages import staged

@@ -19,10 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from falaj.apps.model_server.process import run, serve
 from falaj.apps.model_server.server import ModelServer, listen
-from falaj.assembly.platform import Platform as Assembled
-from falaj.assembly.serving import publish_inner_door
+from falaj.assembly.model_server import publish_local_socket
+from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.errors import Denied, Unauthenticated
-from falaj.records.serving import Deployment, Endpoint, ModelFile, Route
+from falaj.records.serving import Deployment, Endpoint, Route, ServedFile
 
 TOKEN = "fj_token_1.secret"
 
@@ -117,7 +117,7 @@ def deployment(*files: tuple[str, str, Path], weights: dict[str, int] | None = N
     """Endpoints named after their models; `weights` gives the share of each version."""
     names = dict.fromkeys(name for name, _, _ in files)
     return Deployment(
-        models=tuple(ModelFile(model=name, version=version, path=path) for name, version, path in files),
+        models=tuple(ServedFile(model=name, version=version, path=path) for name, version, path in files),
         endpoints=tuple(
             Endpoint(
                 name=name,
@@ -230,7 +230,7 @@ def serving_platform(parts: Assembled) -> Iterator[str]:
             parts.home.running.write_text(json.dumps({"url": url, "models": url, "pid": os.getpid()}))
             started.set()
 
-        with parts.home.lock(), publish_inner_door(parts.home) as inner:
+        with parts.home.lock(), publish_local_socket(parts.home) as inner:
             await serve(parts, listen("127.0.0.1", 0), inner, ready=ready, until=over.wait)
 
     thread = threading.Thread(target=_run, args=(main, found, started), name="model server")

@@ -11,11 +11,11 @@ from falaj.control import work as works
 from falaj.control.replaying import replay
 from falaj.governance import objects
 from falaj.ports.metadata import Database
-from falaj.records.accounting import UsedUp
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, ObjectId, PrincipalId, new_id
-from falaj.records.objects import StoredObject
 from falaj.records.record import utc_now
-from falaj.records.scheduling import Placement, Request, Resources
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import Placement, Request, Resources
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.queues import Queues
 from falaj.scheduling.simulator.process import PROGRAM
@@ -62,7 +62,7 @@ def fill(database: Database, accounts: QueueAccounts, jobs: int, *, queues: tupl
                 borrows=False,
                 now=came,
             )
-            accounts.end(tx, ident, attempt=1, verdict="done", used=UsedUp(), now=came + EACH)
+            accounts.end(tx, ident, attempt=1, verdict="done", used=ResourceUsage(), now=came + EACH)
 
 
 # ------------------------------------------------------------------------------------------- replaying

@@ -14,15 +14,15 @@ import pytest
 from sqlalchemy import Table, func, select, text
 
 from falaj.assembly.home import open_home
-from falaj.assembly.platform import Platform as Assembled
+from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble
 from falaj.control.platform import all_operations
-from falaj.governance.caller import Caller
-from falaj.governance.gate import Gate
-from falaj.governance.operations import operations_of
+from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import operations_of
 from falaj.governance.policy.authorizer import Authorizer
 from falaj.governance.tables import audit_entries
-from falaj.records.identity import PrincipalKind, Role
+from falaj.records.governance.identity import PrincipalKind, Role
 from falaj.records.names import PrincipalId
 from falaj.records.record import utc_now
 from falaj.sdk.platform import Platform
@@ -62,7 +62,7 @@ class OwnPlatform(Platform):
         self.database = parts.database
         self._open = ExitStack()
         self._open.callback(parts.close)
-        super().__init__(parts.rooms, where=str(parts.home.path), on_close=self._open.close)
+        super().__init__(parts.services, where=str(parts.home.path), on_close=self._open.close)
 
     def again(self, *, as_owner: bool = True) -> Self:
         """A second platform on the same home and database, as another process would have it."""
@@ -73,19 +73,19 @@ class OwnPlatform(Platform):
         self, name: str, *roles: Role, workspace: str = "default", kind: PrincipalKind = "user"
     ) -> Caller:
         """A new user who holds `roles` in `workspace`, as a caller."""
-        person = self.user.create(name, kind=kind)
+        person = self.users.create(name, kind=kind)
         for role in roles:
-            self.workspace.grant(workspace, name, role=role)
+            self.workspaces.grant(workspace, name, role=role)
         return Caller(PrincipalId(person.id), name, kind, "test")
 
     def caller_of(self, secret: str) -> Caller:
         """Whoever a token's secret belongs to, as a door would recognize it."""
-        return self.parts.reception.receive(secret, origin="test")[0]
+        return self.parts.authenticator.authenticate(secret, origin="test")[0]
 
-    def gate_with(self, *rooms: type) -> Gate:
+    def gate_with(self, *services: type) -> Gate:
         """A gate like the platform's own that knows the operations of `rooms` too."""
         gate = copy.copy(self.parts.gate)
-        extra = [op for room in rooms for op in operations_of(room).values()]
+        extra = [op for service in services for op in operations_of(service).values()]
         gate.authorizer = Authorizer([*all_operations().values(), *extra])
         return gate
 

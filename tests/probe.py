@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from falaj.errors import FalajError, Fault
-from falaj.governance.operations import ArrowStream, ByteStream, Mode, Performs, operation
+from falaj.governance.operations.operation import ArrowStream, ByteStream, Mode, OperationPerformer, operation
 from falaj.records.names import DataClass
 from falaj.records.record import Record
 
@@ -26,7 +26,7 @@ class Note(Record):
 class Probe:
     """Anyone may call it."""
 
-    def __init__(self, gate: Performs) -> None:
+    def __init__(self, gate: OperationPerformer) -> None:
         self.gate = gate
 
     @operation("probe.fail", resource="platform", allow="anyone")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import (
+from falaj.records.scheduling.simulation import Assumptions, PastJob, SimulatedCluster
+from falaj.records.scheduling.snapshot import (
     Decision,
     Evict,
     Gpu,
@@ -22,7 +23,6 @@ from falaj.records.scheduling import (
     Start,
     Wait,
 )
-from falaj.records.simulation import Assumptions, PastJob, World
 
 MIDNIGHT = datetime(2026, 3, 2, tzinfo=UTC)
 GIB = 2**30
@@ -74,8 +74,10 @@ def team(name: str, gpus: int | None = None, **other: object) -> Queue:
     return Queue.model_validate({"name": name, "quota": Quota(gpus=gpus)} | other)
 
 
-def world_of(*nodes: Node, queues: Iterable[Queue] = (), assume: Assumptions | None = None) -> World:
-    return World(
+def world_of(
+    *nodes: Node, queues: Iterable[Queue] = (), assume: Assumptions | None = None
+) -> SimulatedCluster:
+    return SimulatedCluster(
         nodes=nodes or (machine(),),
         queues=tuple(queues) or (team("default"),),
         assume=assume or Assumptions(),

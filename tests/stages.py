@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from falaj.records.training import Job, JobState
+from falaj.records.training.jobs import Job, JobState
 from platforms import OwnPlatform
 from polling import eventually
 

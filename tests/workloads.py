@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from falaj.records.governance.residency import Label
 from falaj.records.names import ObjectId
-from falaj.records.residency import Label
-from falaj.records.scheduling import (
+from falaj.records.scheduling.snapshot import (
     Affinity,
     Decision,
     Evict,
@@ -21,7 +21,7 @@ from falaj.records.scheduling import (
     Quota,
     Request,
     Resources,
-    Running,
+    RunningJob,
     Snapshot,
     Start,
 )
@@ -97,7 +97,7 @@ def job(
 def world(
     *nodes: Node,
     pending: Sequence[Request] = (),
-    running: Sequence[Running] = (),
+    running: Sequence[RunningJob] = (),
     queues: Sequence[Queue] = (Queue(name="default"),),
     **other: Any,
 ) -> Snapshot:
@@ -349,7 +349,7 @@ def carry_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
         if isinstance(decision, Start):
             request = asked.pop(decision.job).model_copy(update={"claim": False})
             new.append(
-                Running(
+                RunningJob(
                     request=request,
                     placements=decision.placements,
                     started_at=snapshot.now,

@@ -10,7 +10,7 @@ from falaj.version import VERSION
 
 if TYPE_CHECKING:
     from falaj.errors import FalajError
-    from falaj.governance.caller import once
+    from falaj.governance.operations.caller import once
     from falaj.optimization.runtime.export import export_onnx
     from falaj.optimization.runtime.saving import save_model
     from falaj.records.features import Aggregation, Entity, Feature, FeatureView
@@ -46,7 +46,7 @@ _HOMES = {
     "export_onnx": ("falaj.optimization.runtime.export", "export_onnx"),
     "fit": ("falaj.training.runtime.fit", "fit"),
     "job": ("falaj.training.runtime.agent.job", "job"),
-    "once": ("falaj.governance.caller", "once"),
+    "once": ("falaj.governance.operations.caller", "once"),
     "open": ("falaj.sdk.embedded", "open_platform"),
     "save_model": ("falaj.optimization.runtime.saving", "save_model"),
     "step": ("falaj.training.runtime.custom_loop", "step"),

@@ -20,9 +20,9 @@ from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
 from falaj.control.platform import all_operations, room_types
 from falaj.errors import Conflict, FalajError
-from falaj.governance.operations import Operation, Shape, operations_of
+from falaj.governance.operations.operation import Operation, ResponseShape, operations_of
 from falaj.governance.policy.schema import cedar_schema, groups_of
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
 from falaj.sdk.platform import Platform
 from falaj.sdk.remote import RemoteGate, far
 
@@ -39,13 +39,13 @@ BESIDE = {
     "/signin.js": None,
     "/api/v1/openapi.json": None,
     "/metrics": "platform.metrics",
-    "/signin": "token.issue",
+    "/signin": "tokens.issue",
 }
 
 VALUES: list[Any] = [
     "sample",
     "AE",
-    "blob.read",
+    "blobs.read",
     1,
     Role.VIEWER,
     ("sample",),
@@ -174,7 +174,7 @@ def test_options_are_keyword_only(op: Operation) -> None:
 @EVERY
 def test_its_types_have_a_json_schema(op: Operation) -> None:
     assert TypeAdapter(_documented(op)).json_schema()["additionalProperties"] is False
-    if op.shape in (Shape.RECORD, Shape.RECORDS):
+    if op.shape in (ResponseShape.RECORD, ResponseShape.RECORDS):
         assert op.output.json_schema(mode="serialization")
 
 
@@ -183,7 +183,7 @@ def test_its_types_have_a_json_schema(op: Operation) -> None:
 
 @EVERY
 def test_it_passes_the_gate(op: Operation) -> None:
-    room = object.__new__(room_types()[op.room])
+    room = object.__new__(room_types()[op.group])
     room.gate = gate = Recorder()
 
     answer = getattr(room, op.verb)(**sample(op))
@@ -194,7 +194,7 @@ def test_it_passes_the_gate(op: Operation) -> None:
 
 @EVERY
 def test_it_has_a_route(op: Operation, app: Starlette) -> None:
-    (route,) = [route for route in app.routes if route.path == f"/api/v1/{op.room}/{op.verb}"]
+    (route,) = [route for route in app.routes if route.path == f"/api/v1/{op.group}/{op.verb}"]
 
     assert "POST" in route.methods
     assert ("GET" in route.methods) is op.mode.reads
@@ -225,7 +225,7 @@ def test_the_client_sends_it(op: Operation) -> None:
         return httpx.Response(409, json={"code": "object.conflict", "detail": "no"})
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://falaj") as client:
-        room = far(room_types()[op.room], RemoteGate(client))
+        room = far(room_types()[op.group], RemoteGate(client))
         with pytest.raises(Conflict):
             getattr(room, op.verb)(**sample(op))
 
@@ -244,5 +244,5 @@ def test_policies_can_name_it_and_somebody_may_do_it(op: Operation) -> None:
 
 @EVERY
 def test_it_has_a_command(op: Operation) -> None:
-    assert op.verb.replace("_", "-") in room_commands(op.room)
-    assert op.room in ROOMS
+    assert op.verb.replace("_", "-") in room_commands(op.group)
+    assert op.group in ROOMS

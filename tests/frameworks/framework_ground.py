@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import falaj as fj
-from falaj.records.training import Job, JobState
+from falaj.records.training.jobs import Job, JobState
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
 TIMEOUT_S = 600
@@ -54,4 +54,4 @@ class Ground:
         return self.end(self.submit(example, **options))
 
     def _read(self, blob: str) -> bytes:
-        return b"".join(self.platform.blob.read(blob))
+        return b"".join(self.platform.blobs.read(blob))

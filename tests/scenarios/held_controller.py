@@ -25,7 +25,7 @@ def make_workspaces(rooms: Rooms, steps: Steps, given: Json) -> Json:
 
 
 def make_one(rooms: Rooms, name: str) -> Json:
-    made = rooms.workspace.create(name)
+    made = rooms.workspaces.create(name)
     (SIGNS / f"did-{name}-{os.getpid()}").touch()
     while (SIGNS / f"hold-{name}").exists():
         time.sleep(0.005)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import falaj as fj
-from falaj.records.training import JobState
+from falaj.records.training.jobs import JobState
 from platforms import make_platform
 from stages import staged
 

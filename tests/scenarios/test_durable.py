@@ -19,10 +19,10 @@ from falaj.control.controller import LOST
 from falaj.control.tables import work
 from falaj.errors import Fenced, Unavailable
 from falaj.governance import objects
-from falaj.governance.caller import on_terms
+from falaj.governance.operations.caller import on_terms
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, PrincipalId, new_id
-from falaj.records.objects import StoredObject
-from falaj.records.work import Work, WorkState
 from platforms import URL_VARIABLE, OwnPlatform, make_platform
 from polling import eventually
 
@@ -54,14 +54,14 @@ class Stage:
 
     def ask_for(self, names: list[str]) -> str:
         """Work that makes workspaces, on behalf of the owner."""
-        owner = self.platform.user.whoami().principal
+        owner = self.platform.users.whoami().principal
         ident, now = new_id("work"), self.platform.clock()
         row = {
             "id": ident,
             "workflow": "make",
             "input": {"names": names},
             "behalf": owner.id,
-            "state": WorkState.WAITING,
+            "state": WorkflowState.WAITING,
             "step": 0,
             "cancelling": False,
         }
@@ -88,13 +88,13 @@ class Stage:
     def did(self, name: str, by: subprocess.Popen[bytes]) -> None:
         eventually((self.signs / f"did-{name}-{by.pid}").exists, within=20)
 
-    def ends(self, ident: str) -> Work:
-        eventually(lambda: self.platform.work.show(ident).state.ended, within=20, every=0.05)
-        return self.platform.work.show(ident)
+    def ends(self, ident: str) -> WorkflowRun:
+        eventually(lambda: self.platform.workflows.show(ident).state.ended, within=20, every=0.05)
+        return self.platform.workflows.show(ident)
 
     def outcomes(self) -> list[tuple[str, str]]:
-        """What the audit log says of every workspace.create: the rule, and the outcome."""
-        entries = [entry for entry in self.platform.entries() if entry["action"] == "workspace.create"]
+        """What the audit log says of every workspaces.create: the rule, and the outcome."""
+        entries = [entry for entry in self.platform.entries() if entry["action"] == "workspaces.create"]
         return [(entry["rule"], entry["outcome"]) for entry in entries]
 
 
@@ -129,7 +129,7 @@ def test_a_workflow_killed_in_the_middle_finishes_after_a_restart(stage: Stage) 
     stage.start_controller()
 
     ended = stage.ends(ident)
-    assert (ended.state, ended.result) == (WorkState.DONE, {"made": NAMES})
+    assert (ended.state, ended.result) == (WorkflowState.DONE, {"made": NAMES})
     assert stage.outcomes().count(("replayed", "done")) == 1
     assert len([rule for rule, _ in stage.outcomes() if rule != "replayed"]) == len(NAMES)
 
@@ -144,7 +144,7 @@ def test_a_standby_takes_over_when_the_active_one_dies(stage: Stage) -> None:
     active.kill()
     hold.unlink()
 
-    assert stage.ends(ident).state is WorkState.DONE
+    assert stage.ends(ident).state is WorkflowState.DONE
     assert standby.poll() is None
     with stage.platform.database.read() as tx:
         assert lease.current_fence(tx) == 2
@@ -165,9 +165,9 @@ def test_a_controller_that_slept_through_its_lease_takes_no_effect(stage: Stage)
     ended = stage.ends(ident)
     sleeper.send_signal(signal.SIGCONT)
 
-    assert ended.state is WorkState.DONE
+    assert ended.state is WorkflowState.DONE
     assert sleeper.wait(20) == LOST
-    assert stage.platform.work.show(ident) == ended
+    assert stage.platform.workflows.show(ident) == ended
     assert len([rule for rule, _ in stage.outcomes() if rule != "replayed"]) == len(NAMES)
 
 
@@ -191,24 +191,24 @@ def stop_without_locks(sleeper: subprocess.Popen[bytes], stage: Stage) -> None:
 def test_work_is_authorized_again_at_each_step(stage: Stage) -> None:
     hold = stage.hold("first")
     controller = stage.start_controller()
-    stage.platform.user.create("second-admin")
-    stage.platform.workspace.grant("platform", "second-admin", role="admin")
+    stage.platform.users.create("second-admin")
+    stage.platform.workspaces.grant("platform", "second-admin", role="admin")
     ident = stage.ask_for(NAMES)
     stage.did("first", controller)
 
-    owner = stage.platform.user.whoami().principal.name
-    stage.platform.workspace.revoke("platform", owner, role="admin")
+    owner = stage.platform.users.whoami().principal.name
+    stage.platform.workspaces.revoke("platform", owner, role="admin")
     hold.unlink()
 
     ended = eventually(lambda: ended_row(stage, ident), within=20)
-    assert ended["state"] == WorkState.FAILED
-    assert "may not workspace.create" in ended["error"]
+    assert ended["state"] == WorkflowState.FAILED
+    assert "may not workspaces.create" in ended["error"]
     assert [outcome for _, outcome in stage.outcomes()] == ["done", "denied"]
 
 
 def ended_row(stage: Stage, ident: str) -> dict[str, object] | None:
     row = next(row for row in stage.platform.rows(work) if row["id"] == ident)
-    return row if WorkState(row["state"]).ended else None
+    return row if WorkflowState(row["state"]).ended else None
 
 
 def test_cancelled_work_stops_before_its_next_step(stage: Stage) -> None:
@@ -217,11 +217,11 @@ def test_cancelled_work_stops_before_its_next_step(stage: Stage) -> None:
     ident = stage.ask_for(NAMES)
     stage.did("second", controller)
 
-    stage.platform.work.cancel(ident)
+    stage.platform.workflows.cancel(ident)
     hold.unlink()
 
     ended = stage.ends(ident)
-    assert ended.state is WorkState.CANCELLED
+    assert ended.state is WorkflowState.CANCELLED
     assert len(stage.outcomes()) == 2
 
 
@@ -233,6 +233,6 @@ def test_an_operation_from_a_controller_without_the_lease_is_refused(stage: Stag
     lease.acquire(stage.platform.database, "two", now=stage.platform.clock(), lasts=lasts)
 
     with on_terms(key="work:step", fence=fence), pytest.raises(Fenced):
-        stage.platform.workspace.create("late")
+        stage.platform.workspaces.create("late")
 
-    assert "late" not in [found.name for found in stage.platform.workspace.list().items]
+    assert "late" not in [found.name for found in stage.platform.workspaces.list().items]

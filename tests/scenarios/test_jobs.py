@@ -14,7 +14,7 @@ import pytest
 import falaj as fj
 from command_line import restored_log
 from falaj.apps.cli.app import run
-from falaj.records.training import JobState
+from falaj.records.training.jobs import JobState
 from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually

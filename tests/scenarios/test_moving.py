@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import stages
-from falaj.assembly.workbench import LocalWorkbench
-from falaj.records.scheduling import Node
-from falaj.records.training import JobState
+from falaj.assembly.compute import LocalCompute
+from falaj.records.scheduling.snapshot import Node
+from falaj.records.training.jobs import JobState
 from falaj.scheduling import node_from
 from platforms import make_platform
 from polling import eventually
@@ -44,8 +44,8 @@ if __name__ == "__main__":
 """
 WITH_NODES = """
 import json
-from falaj.assembly.workbench import LocalWorkbench
-from falaj.records.scheduling import Node
+from falaj.assembly.compute import LocalWorkbench
+from falaj.records.scheduling.snapshot import Node
 known = tuple(Node.model_validate(each) for each in json.loads({nodes!r}))
 LocalWorkbench.nodes = lambda _: known
 """
@@ -55,16 +55,16 @@ LocalWorkbench.nodes = lambda _: known
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """This machine as two: as one with the GPUs of a recorded machine, and as one without."""
     with make_platform(tmp_path) as platform, staged(platform, tmp_path) as made:
-        (here,) = platform.parts.workbench.nodes()
+        (here,) = platform.parts.compute.nodes()
         nodes = as_two(here, tmp_path)
-        monkeypatch.setattr(LocalWorkbench, "nodes", lambda _: nodes)
+        monkeypatch.setattr(LocalCompute, "nodes", lambda _: nodes)
         told = json.dumps([each.model_dump(mode="json") for each in nodes])
         monkeypatch.setattr(stages, "CONTROLLER", WITH_NODES.format(nodes=told) + stages.CONTROLLER)
         yield made
 
 
 def as_two(here: Node, folder: Path) -> tuple[Node, Node]:
-    from falaj.records.residency import Zone
+    from falaj.records.governance.residency import Zone
 
     zone = Zone(name=here.zone, jurisdiction=here.jurisdiction)
     (facts,) = machine("h200", folder / "recorded").nodes()

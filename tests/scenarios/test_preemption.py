@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from falaj.records.scheduling import Quota
-from falaj.records.training import Job, JobState
+from falaj.records.scheduling.snapshot import Quota
+from falaj.records.training.jobs import Job, JobState
 from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
@@ -52,13 +52,13 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     """Queue `lab` has nothing of its own and borrows what `risk` leaves, which is the whole machine."""
     toml = '[jobs]\npreemption_grace = "30s"'
     with make_platform(tmp_path, toml=toml) as platform, staged(platform, tmp_path) as made:
-        platform.queue.set("risk", quota=Quota(cpus=cpus(made)))
-        platform.queue.set("lab", quota=Quota(cpus=0), limit=Quota(cpus=cpus(made)))
+        platform.queues.set("risk", quota=Quota(cpus=cpus(made)))
+        platform.queues.set("lab", quota=Quota(cpus=0), limit=Quota(cpus=cpus(made)))
         yield made
 
 
 def cpus(stage: Stage) -> int:
-    (node,) = stage.platform.parts.workbench.nodes()
+    (node,) = stage.platform.parts.compute.nodes()
     return node.cpus
 
 
@@ -124,7 +124,7 @@ def test_controllers_that_are_killed_while_a_job_makes_room_evict_it_once_and_lo
         (JobState.DONE, 2, 1),
     ], [job.reason for job in ended]
     assert verdicts(stage, borrower) == ["preempted", "done"]
-    made_room = [entry for entry in stage.platform.entries() if entry["action"] == "jobs.make_room"]
+    made_room = [entry for entry in stage.platform.entries() if entry["action"] == "jobs.preempt"]
     assert [entry["outcome"] for entry in made_room] == ["done"]
     logged, expected = stage.losses(borrower), undisturbed()
     assert [logged[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]

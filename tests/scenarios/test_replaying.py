@@ -16,8 +16,8 @@ from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
 from falaj.control import work as works
 from falaj.errors import NotFound
-from falaj.records.simulation import Changes, Comparison, NewWeight, Question
-from falaj.records.work import Work, WorkState
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.scheduling.simulation import Changes, NewWeight, WhatIfComparison, WhatIfQuestion
 from falaj.scheduling.simulator.past import answer
 from past_week import fill, replaying
 from platforms import make_platform
@@ -38,8 +38,8 @@ def stage(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         make_platform(tmp_path, url, environment=monkeypatch) as platform,
         staged(platform, tmp_path, lease_s=1.0) as made,
     ):
-        platform.queue.set("risk")
-        fill(platform.database, platform.queue._accounts, JOBS, queues=("risk", "default"))
+        platform.queues.set("risk")
+        fill(platform.database, platform.queues._accounts, JOBS, queues=("risk", "default"))
         yield made
 
 
@@ -50,16 +50,16 @@ def stopped_replay(controller: subprocess.Popen[bytes]) -> int:
     return pid
 
 
-def ended(stage: Stage, work: Work) -> Work:
-    eventually(lambda: stage.platform.work.show(work.id).state.ended, within=SLOW, every=0.05)
-    return stage.platform.work.show(work.id)
+def ended(stage: Stage, work: WorkflowRun) -> WorkflowRun:
+    eventually(lambda: stage.platform.workflows.show(work.id).state.ended, within=SLOW, every=0.05)
+    return stage.platform.workflows.show(work.id)
 
 
-def direct(stage: Stage, work: Work) -> Comparison:
+def direct(stage: Stage, work: WorkflowRun) -> WhatIfComparison:
     """What the simulator finds in this process."""
     with stage.platform.database.read() as tx:
-        asked = Question.model_validate(works.by_id(tx, work.id)["input"])
-    past = stage.platform.queue.past(since=asked.since, until=asked.until, as_of=asked.asked_at)
+        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
+    past = stage.platform.queues.history(since=asked.since, until=asked.until, as_of=asked.asked_at)
     return answer(asked, past)
 
 
@@ -67,62 +67,62 @@ def test_a_controller_killed_in_the_middle_takes_the_replay_with_it_and_the_next
     stage: Stage,
 ) -> None:
     first = stage.start_controller()
-    work = stage.platform.queue.what_if(changes=Changes(weights=(NewWeight(queue="risk", weight=3),)))
+    work = stage.platform.queues.what_if(changes=Changes(weights=(NewWeight(queue="risk", weight=3),)))
     child = stopped_replay(first)
 
     first.kill()
     first.wait()
     os.kill(child, signal.SIGCONT)
     eventually(lambda: not is_alive(child), within=SLOW)
-    assert stage.platform.work.show(work.id).state is WorkState.RUNNING
+    assert stage.platform.workflows.show(work.id).state is WorkflowState.RUNNING
     with pytest.raises(NotFound):
-        stage.platform.queue.what_if_result(work.id)
+        stage.platform.queues.what_if_result(work.id)
     stage.start_controller()
 
     done = ended(stage, work)
-    assert (done.state, done.error) == (WorkState.DONE, None)
+    assert (done.state, done.error) == (WorkflowState.DONE, None)
     assert done.result == {"work": work.id, "jobs": JOBS}
-    assert stage.platform.queue.what_if_result(work.id) == direct(stage, work)
+    assert stage.platform.queues.what_if_result(work.id) == direct(stage, work)
 
 
 def test_cancelled_it_ends_and_so_does_its_process(stage: Stage) -> None:
     controller = stage.start_controller()
-    work = stage.platform.queue.what_if()
+    work = stage.platform.queues.what_if()
     child = stopped_replay(controller)
 
-    stage.platform.work.cancel(work.id)
+    stage.platform.workflows.cancel(work.id)
 
     done = ended(stage, work)
-    assert done.state is WorkState.CANCELLED
+    assert done.state is WorkflowState.CANCELLED
     assert not is_alive(child)
     with pytest.raises(NotFound):
-        stage.platform.queue.what_if_result(work.id)
-    again = stage.platform.queue.what_if()
-    assert ended(stage, again).state is WorkState.DONE  # the controller goes on
+        stage.platform.queues.what_if_result(work.id)
+    again = stage.platform.queues.what_if()
+    assert ended(stage, again).state is WorkflowState.DONE  # the controller goes on
 
 
 def test_a_controller_that_is_told_to_stop_ends_it_and_the_next_does_it_again(stage: Stage) -> None:
     first = stage.start_controller()
-    work = stage.platform.queue.what_if()
+    work = stage.platform.queues.what_if()
     child = stopped_replay(first)
 
     first.send_signal(signal.SIGTERM)
     first.wait(SLOW)
 
     assert not is_alive(child)
-    assert stage.platform.work.show(work.id).state is WorkState.RUNNING
+    assert stage.platform.workflows.show(work.id).state is WorkflowState.RUNNING
     stage.start_controller()
-    assert ended(stage, work).state is WorkState.DONE
+    assert ended(stage, work).state is WorkflowState.DONE
 
 
 def test_how_far_it_is_can_be_watched_and_the_lease_is_kept_meanwhile(stage: Stage) -> None:
     """The lease lasts one second here."""
     controller = stage.start_controller()
-    work = stage.platform.queue.what_if()
+    work = stage.platform.queues.what_if()
 
-    seen = list(stage.platform.work.watch(work.id))
+    seen = list(stage.platform.workflows.watch(work.id))
 
-    assert seen[-1].state is WorkState.DONE
+    assert seen[-1].state is WorkflowState.DONE
     counted = [each.step for each in seen if each.steps == 2 * JOBS]
     assert any(0 < step < 2 * JOBS for step in counted)
     assert counted == sorted(counted)
@@ -142,8 +142,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("FALAJ_URL", "FALAJ_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     platform = assemble(open_home(), as_owner=True)
-    platform.rooms.queue.set("risk")
-    fill(platform.database, platform.rooms.queue._accounts, 30, queues=("risk",))
+    platform.services.queues.set("risk")
+    fill(platform.database, platform.services.queues._accounts, 30, queues=("risk",))
     platform.close()
     return tmp_path / "home"
 
@@ -161,13 +161,13 @@ def test_the_command_waits_and_prints_the_table_beside_a_running_platform(home: 
     try:
         eventually(lambda: "ready" in falaj("status").stdout, within=SLOW, every=0.2)
 
-        ran = falaj("queue", "what-if", "--weight", "risk=2")
-        later = falaj("queue", "what-if", "--detach", "--json")
-        ident = Work.model_validate_json(later.stdout).id
+        ran = falaj("queues", "what-if", "--weight", "risk=2")
+        later = falaj("queues", "what-if", "--detach", "--json")
+        ident = WorkflowRun.model_validate_json(later.stdout).id
         with fj.connect(str(open_home().platform()["url"])) as platform:
-            *_, done = platform.work.watch(ident)
-        told = falaj("queue", "what-if-result", ident)
-        as_json = falaj("queue", "what-if-result", ident, "--json")
+            *_, done = platform.workflows.watch(ident)
+        told = falaj("queues", "what-if-result", ident)
+        as_json = falaj("queues", "what-if-result", ident, "--json")
     finally:
         up.send_signal(signal.SIGTERM)
         up.communicate(timeout=SLOW)
@@ -175,30 +175,30 @@ def test_the_command_waits_and_prints_the_table_beside_a_running_platform(home: 
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "30 jobs, submitted" in ran.stdout
     assert "weight of risk: 1 → 2" in ran.stdout
-    assert done.state is WorkState.DONE
+    assert done.state is WorkflowState.DONE
     assert "nothing is changed" in told.stdout
-    assert Comparison.model_validate_json(as_json.stdout).jobs == 30
+    assert WhatIfComparison.model_validate_json(as_json.stdout).jobs == 30
 
 
 def test_the_command_works_where_no_platform_runs(home: Path) -> None:
-    ran = falaj("queue", "what-if", "--json")
-    later = falaj("queue", "what-if", "--detach")
+    ran = falaj("queues", "what-if", "--json")
+    later = falaj("queues", "what-if", "--detach")
     ident = later.stdout.partition(":")[0]
-    watched = falaj("work", "watch", ident)
-    told = falaj("queue", "what-if-result", ident)
+    watched = falaj("workflows", "watch", ident)
+    told = falaj("queues", "what-if-result", ident)
 
-    assert Comparison.model_validate_json(ran.stdout).jobs == 30
-    assert f"falaj queue what-if-result {ident}" in later.stdout
+    assert WhatIfComparison.model_validate_json(ran.stdout).jobs == 30
+    assert f"falaj queues what-if-result {ident}" in later.stdout
     assert watched.returncode == 0
-    assert "queue.what_if done" in watched.stdout
+    assert "queues.what_if done" in watched.stdout
     assert "30 jobs, submitted" in told.stdout
 
 
 def test_one_that_was_left_goes_on_at_the_next_opening(home: Path) -> None:
     with fj.open(home) as platform:
-        work = platform.queue.what_if()
+        work = platform.queues.what_if()
     with fj.open(home) as platform:
-        *_, done = platform.work.watch(work.id)
-        found = platform.queue.what_if_result(work.id)
+        *_, done = platform.workflows.watch(work.id)
+        found = platform.queues.what_if_result(work.id)
 
-    assert (done.state, found.jobs) == (WorkState.DONE, 30)
+    assert (done.state, found.jobs) == (WorkflowState.DONE, 30)

@@ -21,10 +21,10 @@ import pytest
 
 import falaj as fj
 from falaj.errors import FalajError
+from falaj.records.control.pipelines import Canary
+from falaj.records.control.workflows import WorkflowRun
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
-from falaj.records.pipelines import Canary
 from falaj.records.record import utc_now
-from falaj.records.work import Work
 from falaj.sdk.platform import Platform
 from model_servers import constant
 from polling import eventually
@@ -97,7 +97,7 @@ def prepare(platform: Platform, folder: Path) -> None:
     )
     rows = pa.table({"customer": ["a", "b"], "event_time": [utc_now()] * 2, "value": [1.0, 2.0]})
     platform.ingest("facts", rows)
-    champion = platform.blob.upload(iter([constant(folder / "half.onnx", 0.5).read_bytes()]))
+    champion = platform.blobs.upload(iter([constant(folder / "half.onnx", 0.5).read_bytes()]))
     platform.models.register("m", files=(champion.id,), paths=("model.onnx",))
     platform.endpoints.deploy("m", model="m@1")
     code = folder / "code"
@@ -121,7 +121,7 @@ def traffic(platform: Platform) -> Iterator[None]:
     """Requests, and labels that are all 1, until the end of the block."""
     stop = threading.Event()
     url = eventually(lambda: platform.endpoints.show("m").url, within=30)
-    token = platform.token.issue(purpose="traffic").secret
+    token = platform.tokens.issue(purpose="traffic").secret
 
     def send() -> None:
         with httpx.Client(headers={"Authorization": f"Bearer {token}"}) as client:
@@ -144,10 +144,10 @@ def traffic(platform: Platform) -> Iterator[None]:
         sender.join()
 
 
-def kill_along(platform: Platform, work: str) -> tuple[list[str], Work]:
+def kill_along(platform: Platform, work: str) -> tuple[list[str], WorkflowRun]:
     """Kill the controller once at each step in KILLS that is seen; where, and how the work ended."""
     killed: list[str] = []
-    while not (now := platform.work.show(work)).state.ended:
+    while not (now := platform.workflows.show(work)).state.ended:
         doing = (now.doing or "").partition(":")[0]
         controller = platform.platform.status().controller
         if doing in KILLS and doing not in killed and controller is not None:

@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 import falaj as fj
 from command_line import CommandLine, restored_log
 from falaj.apps.supervisor import status
-from falaj.records.serving import Outcome, Route, Scoring
+from falaj.records.serving import GroundTruth, Route, ScoringRule
 from falaj.sdk.platform import Platform
 from model_servers import constant
 from polling import eventually
@@ -58,12 +58,12 @@ class Running:
         return eventually(lambda: status(self.home).models, within=READY_S, every=0.05)
 
     def register(self, value: float) -> str:
-        blob = self.platform.blob.upload(iter([constant(self.folder / f"{value}.onnx", value).read_bytes()]))
+        blob = self.platform.blobs.upload(iter([constant(self.folder / f"{value}.onnx", value).read_bytes()]))
         return self.platform.models.register("m", files=(blob.id,), paths=("model.onnx",)).reference
 
     def serve(self, version: str) -> None:
         """Let `version` answer everything, and wait until it does."""
-        self.platform.endpoints.deploy("m", model=f"m@{version}", scoring=Scoring.SQUARED_ERROR)
+        self.platform.endpoints.deploy("m", model=f"m@{version}", scoring=ScoringRule.SQUARED_ERROR)
         with httpx.Client() as client:
             eventually(
                 lambda: self.ask(client).json().get("model_version") == version, within=READY_S, every=0.05
@@ -93,7 +93,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         with started(folder) as process:
             eventually(lambda: status(folder / "home").ready, within=READY_S, every=0.05)
             with fj.connect(str(status(folder / "home").url)) as platform:
-                token = platform.token.issue(purpose="scenario").secret
+                token = platform.tokens.issue(purpose="scenario").secret
                 made = Running(folder, process, platform, token)
                 for value in (1, 2, 3):
                     made.register(value)
@@ -212,7 +212,7 @@ def test_a_killed_server_comes_back_with_its_counters_and_log(running: Running) 
     eventually(
         lambda: (
             not running.platform.endpoints.feedback(
-                "m", predictions=tuple(Outcome(id=ident, value=1) for ident in idents)
+                "m", predictions=tuple(GroundTruth(id=ident, value=1) for ident in idents)
             ).unknown
         )
     )

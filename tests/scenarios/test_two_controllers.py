@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from falaj.control.controller import LOST
-from falaj.records.training import Job, JobState
+from falaj.records.training.jobs import Job, JobState
 from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually

@@ -128,11 +128,11 @@ def test_it_says_where_it_is_and_lets_its_owner_in(running: Running, tmp_path: P
     assert found.controller
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert httpx.get(f"{running.url}/readyz").json() == {"ready": True}
-    assert httpx.get(f"{running.url}/api/v1/user/whoami").status_code == 401
+    assert httpx.get(f"{running.url}/api/v1/users/whoami").status_code == 401
     with fj.connect(running.url) as platform:  # by the token that was saved for the local command line
-        owner = platform.user.whoami().principal.name
+        owner = platform.users.whoami().principal.name
         platform.put("kept", b"bytes")
-        *_, copied = platform.work.watch(platform.blob.copy("kept", "local", name="twin").id)
+        *_, copied = platform.workflows.watch(platform.blobs.copy("kept", "local", name="twin").id)
         assert copied.state == "done"
     assert link[1] == running.url
     assert credentials.sign_in(running.url, link[2]) == owner
@@ -174,13 +174,13 @@ def test_it_stops_cleanly_under_callers_who_stay(running: Running) -> None:
     os.kill(running.child(CONTROLLER), signal.SIGKILL)  # its lease outlives it: for seconds no work is done
     with fj.connect(running.url) as platform:
         platform.put("kept", b"bytes")
-        work = platform.blob.copy("kept", "local", name="twin").id
+        work = platform.blobs.copy("kept", "local", name="twin").id
     with (
         socket.create_connection((where.hostname, where.port)) as uploads,
         httpx.Client(headers={"Authorization": f"Bearer {token}"}) as client,
-        client.stream("GET", f"{running.url}/api/v1/work/watch?work={work}"),
+        client.stream("GET", f"{running.url}/api/v1/workflows/watch?work={work}"),
     ):
-        head = f"POST /api/v1/blob/upload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        head = f"POST /api/v1/blobs/upload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
         uploads.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b"5\r\nbytes\r\n")
 
         running.process.send_signal(signal.SIGTERM)
@@ -237,7 +237,7 @@ def test_what_was_acknowledged_outlives_a_power_cut(home: Path) -> None:
         writer.join()
 
     with started(home) as again, fj.connect(again.url) as platform:
-        found = {each.name for each in platform.workspace.list(limit=1000).items}
+        found = {each.name for each in platform.workspaces.list(limit=1000).items}
         check = platform.verify_audit()
 
     assert set(acknowledged) <= found
@@ -247,14 +247,14 @@ def test_what_was_acknowledged_outlives_a_power_cut(home: Path) -> None:
 def name_at(url: str) -> str | None:
     """Who we are at `url`, if it answers."""
     with suppress(FalajError), fj.connect(url) as platform:
-        return str(platform.user.whoami().principal.name)
+        return str(platform.users.whoami().principal.name)
     return None
 
 
 def write_until_cut(url: str, acknowledged: list[str]) -> None:
     with suppress(FalajError), fj.connect(url) as platform:
         for number in range(10_000):
-            acknowledged.append(platform.workspace.create(f"kept-{number}").name)
+            acknowledged.append(platform.workspaces.create(f"kept-{number}").name)
 
 
 # ------------------------------------------------------------------------------------------ a start that fails

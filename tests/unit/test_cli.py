@@ -52,10 +52,10 @@ def test_every_operation_has_a_command_with_help(name: str, falaj: CommandLine) 
     operation = all_operations()[name]
     verb = operation.verb.replace("_", "-")
 
-    ran = falaj.done(operation.room, verb, "--help")
+    ran = falaj.done(operation.group, verb, "--help")
 
-    assert f"Usage: falaj {operation.room} {verb}" in ran.out
-    by_a_person = verb in by_hand(operation.room)
+    assert f"Usage: falaj {operation.group} {verb}" in ran.out
+    by_a_person = verb in by_hand(operation.group)
     assert by_a_person or operation.summary[:30] in " ".join(ran.out.split())
 
 
@@ -75,7 +75,7 @@ def test_what_is_said_after_a_write_is_about_operations_that_there_are() -> None
 
 
 def test_room_commands_are_typed_with_dashes() -> None:
-    assert "who-can" in room_commands("policy")
+    assert "who-can" in room_commands("policies")
 
 
 def test_the_reference_page_is_up_to_date() -> None:
@@ -113,13 +113,13 @@ def test_version(falaj: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("wrkspace list", "No such command 'wrkspace'. Did you mean 'workspace'?"),
-        ("workspace lits", "Did you mean 'list'?"),
-        ("workspace create", "Missing argument 'NAME'"),
-        ("workspace grant risk sara", "Missing option '--role'"),
-        ("workspace list --limt 3", "No such option: --limt"),
-        ("workspace show a b", "unexpected extra argument"),
-        ("workspace show --home", "requires an argument"),
+        ("wrkspaces list", "No such command 'wrkspaces'. Did you mean 'workspaces'?"),
+        ("workspaces lits", "Did you mean 'list'?"),
+        ("workspaces create", "Missing argument 'NAME'"),
+        ("workspaces grant risk sara", "Missing option '--role'"),
+        ("workspaces list --limt 3", "No such option: --limt"),
+        ("workspaces show a b", "unexpected extra argument"),
+        ("workspaces show --home", "requires an argument"),
     ],
 )
 def test_misuse_shows_the_usage(falaj: CommandLine, typed: str, words: str) -> None:
@@ -134,26 +134,26 @@ def test_misuse_shows_the_usage(falaj: CommandLine, typed: str, words: str) -> N
 @pytest.mark.parametrize(
     ("typed", "where", "given"),
     [
-        ("workspace create Bad!", "NAME", "Bad!"),
-        ("workspace grant risk sara --role boss", "--role", "boss"),
-        ("workspace list --limit 0", "--limit", "0"),
-        ("workspace list --limit many", "--limit", "many"),
-        ("token issue --purpose ci --expires-in 7days", "--expires-in", "7days"),
-        ("token issue --purpose ci --expires-in 30", "--expires-in", "30"),
-        ("token issue --purpose ci --expires-in 900d", "--expires-in", "900d"),
-        ("token issue --purpose ci --action nothing", "--action", "nothing"),
+        ("workspaces create Bad!", "NAME", "Bad!"),
+        ("workspaces grant risk sara --role boss", "--role", "boss"),
+        ("workspaces list --limit 0", "--limit", "0"),
+        ("workspaces list --limit many", "--limit", "many"),
+        ("tokens issue --purpose ci --expires-in 7days", "--expires-in", "7days"),
+        ("tokens issue --purpose ci --expires-in 30", "--expires-in", "30"),
+        ("tokens issue --purpose ci --expires-in 900d", "--expires-in", "900d"),
+        ("tokens issue --purpose ci --action nothing", "--action", "nothing"),
         ("audit list --outcome fine", "--outcome", "fine"),
-        ("object label blob:a --only uae", "--only", "uae"),
-        ("blob put falaj.toml Bad!", "NAME", "Bad!"),
-        ("blob put nowhere.bin name", "FILE", "nowhere.bin"),
-        ("blob put . name", "FILE", "."),
-        ("policy check nowhere.cedar", "FILE", "nowhere.cedar"),
+        ("objects label blob:a --only uae", "--only", "uae"),
+        ("blobs put falaj.toml Bad!", "NAME", "Bad!"),
+        ("blobs put nowhere.bin name", "FILE", "nowhere.bin"),
+        ("blobs put . name", "FILE", "."),
+        ("policies check nowhere.cedar", "FILE", "nowhere.cedar"),
         ("lineage show blob:a --direction left", "--direction", "left"),
         ("audit verify nowhere.jsonl --public-key 00", "EXPORT", "nowhere.jsonl"),
         ("completion tcsh", "SHELL", "tcsh"),
         ("up --port http", "--port", "http"),
         ("login example.com --token", "url", "example.com"),
-        ("--url example.com workspace list", "url", "example.com"),
+        ("--url example.com workspaces list", "url", "example.com"),
     ],
 )
 def test_what_is_not_valid_is_named_as_it_is_typed(
@@ -170,7 +170,7 @@ def test_what_is_not_valid_is_named_as_it_is_typed(
 
 
 def test_every_fault_is_named_at_once(falaj: CommandLine) -> None:
-    ran = falaj("object", "label", "Blob!", "--only", "uae", "--class", "Personal")
+    ran = falaj("objects", "label", "Blob!", "--only", "uae", "--class", "Personal")
 
     assert ran.status == 2
     assert "3 things are not valid" in ran.err
@@ -178,17 +178,17 @@ def test_every_fault_is_named_at_once(falaj: CommandLine) -> None:
 
 
 def test_refused_is_1(falaj: CommandLine) -> None:
-    ran = falaj("workspace", "show", "nowhere")
+    ran = falaj("workspaces", "show", "nowhere")
 
     assert ran.status == 1
     assert ran.err.splitlines() == [
         "error[object.not_found] there is no workspace 'nowhere', or you may not see it",
-        "  look     falaj workspace list",
+        "  look     falaj workspaces list",
     ]
 
 
 def test_an_error_does_not_steer_the_terminal(falaj: CommandLine) -> None:
-    ran = falaj("workspace", "show", "a\x1b[2Jb")
+    ran = falaj("workspaces", "show", "a\x1b[2Jb")
 
     assert "\x1b" not in ran.err
     assert "x1b" in ran.err
@@ -200,7 +200,7 @@ def test_an_interrupt_is_quiet(falaj: CommandLine, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Session, "platform", interrupt)
 
-    assert falaj("workspace", "list") == (ran := falaj("workspace", "list"))
+    assert falaj("workspaces", "list") == (ran := falaj("workspaces", "list"))
     assert (ran.status, ran.out, ran.err) == (130, "", "")
 
 
@@ -212,9 +212,9 @@ def test_a_fault_of_ours_shows_no_traceback_unless_asked(
 
     monkeypatch.setattr(Session, "platform", fail)
 
-    ran = falaj("workspace", "list")
+    ran = falaj("workspaces", "list")
     monkeypatch.setenv("FALAJ_DEBUG", "1")
-    debugged = falaj("workspace", "list")
+    debugged = falaj("workspaces", "list")
 
     assert ran.status == 1
     assert ran.err.startswith("error[internal] ZeroDivisionError: by zero\n")
@@ -225,12 +225,12 @@ def test_a_fault_of_ours_shows_no_traceback_unless_asked(
 def test_an_internal_error_is_in_the_log_of_the_home(
     falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("falaj.governance.workspaces.workspace_record", lambda found: 1 / 0)
+    monkeypatch.setattr("falaj.governance.identity.workspaces.workspace_record", lambda found: 1 / 0)
 
-    ran = falaj("workspace", "show", "default")
+    ran = falaj("workspaces", "show", "default")
 
     assert ran.status == 1
-    assert ran.err.startswith("error[internal] workspace.show failed")
+    assert ran.err.startswith("error[internal] workspaces.show failed")
     assert "Traceback" not in ran.err
     assert "ZeroDivisionError" in (falaj.home / "logs" / "cli.log").read_text()
 
@@ -251,7 +251,7 @@ def test_a_home_that_is_not_there_is_made_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with command_line(tmp_path, capsys) as falaj:
-        first, second = falaj.done("zone", "list"), falaj.done("zone", "list")
+        first, second = falaj.done("zones", "list"), falaj.done("zones", "list")
 
     assert first.err == f"made a new home in {tmp_path / 'home'}\n"
     assert second.err == ""
@@ -259,7 +259,7 @@ def test_a_home_that_is_not_there_is_made_and_said(
 
 def test_wrong_input_makes_no_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with command_line(tmp_path, capsys) as falaj:
-        assert falaj("workspace", "create", "Bad!").status == 2
+        assert falaj("workspaces", "create", "Bad!").status == 2
         assert falaj("status").status == 1
         assert falaj("config", "check").status == 0
 
@@ -269,30 +269,30 @@ def test_wrong_input_makes_no_home(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_home_that_is_a_file_is_refused(falaj: CommandLine) -> None:
     (falaj.folder / "file").write_text("")
 
-    ran = falaj("--home", "file", "zone", "list")
+    ran = falaj("--home", "file", "zones", "list")
 
     assert ran.status == 2
     assert "home is not valid" in ran.err
 
 
 def test_global_options_stand_anywhere(falaj: CommandLine) -> None:
-    falaj.done("workspace", "create", "risk", "--home", "other")
+    falaj.done("workspaces", "create", "risk", "--home", "other")
 
-    before = falaj.done("--home", "other", "--json", "workspace", "show", "risk").json
-    behind = falaj.done("workspace", "show", "risk", "--json", "--home", "other").json
+    before = falaj.done("--home", "other", "--json", "workspaces", "show", "risk").json
+    behind = falaj.done("workspaces", "show", "risk", "--json", "--home", "other").json
 
     assert before == behind
-    assert falaj("workspace", "show", "risk").status == 1
+    assert falaj("workspaces", "show", "risk").status == 1
 
 
 def test_the_commands_that_are_suggested_reach_the_same_platform(falaj: CommandLine) -> None:
-    ran = falaj.done("--home", "other home", "workspace", "create", "risk")
+    ran = falaj.done("--home", "other home", "workspaces", "create", "risk")
 
-    assert "falaj --home 'other home' workspace grant risk USER" in ran.out
+    assert "falaj --home 'other home' workspaces grant risk USER" in ran.out
 
 
 def test_a_home_and_a_url_are_two_platforms(falaj: CommandLine) -> None:
-    ran = falaj("--home", "other", "workspace", "list", "--url", "http://127.0.0.1:1")
+    ran = falaj("--home", "other", "workspaces", "list", "--url", "http://127.0.0.1:1")
 
     assert ran.status == 2
     assert "--home and --url" in ran.err
@@ -302,9 +302,9 @@ def test_a_url_is_connected_to(falaj: CommandLine, monkeypatch: pytest.MonkeyPat
     asked = connections(monkeypatch)
     monkeypatch.setenv("FALAJ_URL", "http://platform:7480/")
 
-    falaj("workspace", "list")
-    falaj("--url", "https://other", "workspace", "list")
-    named = falaj("--home", "home", "workspace", "list")
+    falaj("workspaces", "list")
+    falaj("--url", "https://other", "workspaces", "list")
+    named = falaj("--home", "home", "workspaces", "list")
 
     assert asked == ["http://platform:7480", "https://other"]
     assert named.status == 0
@@ -318,8 +318,8 @@ def test_a_home_on_which_a_platform_runs_is_connected_to(
     home.running.write_text(f'{{"url": "http://127.0.0.1:7480", "pid": {os.getpid()}}}')
 
     with home.lock():
-        falaj("workspace", "list")
-    left_behind = falaj("workspace", "list")
+        falaj("workspaces", "list")
+    left_behind = falaj("workspaces", "list")
 
     assert asked == ["http://127.0.0.1:7480"]
     assert left_behind.status == 0
@@ -327,7 +327,7 @@ def test_a_home_on_which_a_platform_runs_is_connected_to(
 
 def test_a_home_that_another_process_has_open_is_busy(falaj: CommandLine) -> None:
     with open_home(falaj.home).lock():
-        ran = falaj("workspace", "list")
+        ran = falaj("workspaces", "list")
 
     assert ran.status == 1
     assert ran.err.startswith("error[home.busy] ")
@@ -361,7 +361,7 @@ def test_the_script_completes_in_bash(falaj: CommandLine, tmp_path: Path) -> Non
     code = (
         f"source {tmp_path}/script\n"
         'complete() { COMP_WORDS=(falaj "$@"); COMP_CWORD=$#; _falaj_completion falaj; echo ${COMPREPLY[*]}; }\n'
-        "complete work\ncomplete workspace gr\ncomplete workspace grant risk sara --role dev\n"
+        "complete work\ncomplete workspaces gr\ncomplete workspaces grant risk sara --role dev\n"
     )
     places = environment(tmp_path) | {
         "PATH": f"{program.parent}:{os.environ['PATH']}",
@@ -370,7 +370,7 @@ def test_the_script_completes_in_bash(falaj: CommandLine, tmp_path: Path) -> Non
 
     ran = subprocess.run(["bash", "-c", code], env=places, capture_output=True, text=True, check=True)
 
-    assert ran.stdout.splitlines() == ["workspace work", "grant", "developer"]
+    assert ran.stdout.splitlines() == ["workspaces workflows", "grant", "developer"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -37,7 +37,7 @@ def begin(falaj: CommandLine, job: str, attempt: int) -> None:
 
 def test_checkpoints_are_a_table_that_people_can_read(falaj: CommandLine, job: str, tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(bytes(2048))
-    blobs = [falaj.json("blob", "put", tmp_path / "part", name)["id"] for name in ("manifest", "a", "b")]
+    blobs = [falaj.json("blobs", "put", tmp_path / "part", name)["id"] for name in ("manifest", "a", "b")]
     parts = [word for blob in blobs[1:] for word in ("--part", blob)]
     named = ("--attempt", "1", "--step", "40", "--save", "0" * 32, "--manifest", blobs[0])
     falaj.done("jobs", "save-checkpoint", job, *named, *parts)
@@ -56,7 +56,7 @@ def test_a_job_without_checkpoints_says_so(falaj: CommandLine, job: str) -> None
 
 
 def test_a_job_that_runs_again_tells_how_the_attempt_before_ended(falaj: CommandLine, job: str) -> None:
-    falaj.done("jobs", "settle", job, "--attempt", "1", "--verdict", "failed", "--reason", "rank 1: signal 9")
+    falaj.done("jobs", "finish", job, "--attempt", "1", "--verdict", "failed", "--reason", "rank 1: signal 9")
     begin(falaj, job, 2)
 
     assert "; attempt 1 failed: rank 1: signal 9" in falaj.done("jobs", "explain", job).out
@@ -64,7 +64,7 @@ def test_a_job_that_runs_again_tells_how_the_attempt_before_ended(falaj: Command
 
 def test_a_retry_names_the_run_that_goes_on(falaj: CommandLine, job: str) -> None:
     before = falaj.json("jobs", "show", job)["run"]
-    falaj.done("jobs", "settle", job, "--attempt", "1", "--verdict", "cancelled")
+    falaj.done("jobs", "finish", job, "--attempt", "1", "--verdict", "cancelled")
 
     said = falaj.done("jobs", "retry", job).out
 

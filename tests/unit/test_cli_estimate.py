@@ -10,7 +10,7 @@ import pytest
 import falaj as fj
 from command_line import CommandLine, command_line, make_template
 from falaj.errors import InvalidInput
-from falaj.records.training import Estimate, JobSpec, TrainingWay
+from falaj.records.training.jobs import JobSpec, MemoryEstimate, TrainingPlan
 from falaj.sdk import estimating
 from falaj.sdk.estimating import estimate_script
 
@@ -93,10 +93,10 @@ def test_a_script_that_does_not_come_to_a_fit_is_not_submitted(
 
 
 def test_python_has_the_same_option(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    way = TrainingWay(
+    way = TrainingPlan(
         processes=1, layout="one process", precision="fp32", micro_batches=1, peak_bytes=9, as_asked=True
     )
-    found = Estimate(
+    found = MemoryEstimate(
         device="cpu",
         batch_size=1,
         parameters_bytes=1,

@@ -15,7 +15,7 @@ from command_line import CommandLine, Ran, command_line, make_template
 from falaj.apps.cli.toml import toml_lines
 from falaj.assembly.config import read_config
 from falaj.assembly.home import open_home
-from falaj.records.config import Config, Server
+from falaj.records.config import Config, ServerConfig
 
 BROKEN = 'port = 3\n[zones.uae]\njurisdiction = "uae"\n'
 CUSTOM = """
@@ -102,7 +102,7 @@ def test_config_check_of_a_file(nothing: CommandLine) -> None:
 
 
 def test_values_of_every_kind_are_toml() -> None:
-    config = Config(policies=('a"b\n', "ü"), server=Server(port=0))
+    config = Config(policies=('a"b\n', "ü"), server=ServerConfig(port=0))
 
     assert Config.model_validate(tomllib.loads("\n".join(toml_lines(config)))) == config
 

@@ -1,4 +1,4 @@
-"""`falaj train` with all its options and files, `falaj jobs`, and `falaj secret`: good runs, and bad input."""
+"""`falaj train` with all its options and files, `falaj jobs`, and `falaj secrets`: good runs, and bad input."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from falaj.apps.cli.train_options import OPTIONS
 from falaj.apps.cli.training import warn_of_secrets
 from falaj.errors import Denied, Unavailable
 from falaj.governance.encryption.values import SealedValues
-from falaj.records.accounting import QueueState
-from falaj.records.hardware import Machine
 from falaj.records.record import utc_now
-from falaj.records.training import Job, JobSpec, JobState, Progress
+from falaj.records.scheduling.accounting import QueueState
+from falaj.records.scheduling.hardware import Machine
+from falaj.records.training.jobs import Job, JobProgress, JobSpec, JobState
 from falaj.sdk.job_fields import ALIASES, FIELDS, SAME
 from polling import eventually
 
@@ -78,7 +78,7 @@ class Pipe(io.TextIOWrapper):
 
 def set_secret(falaj: CommandLine, value: bytes, patch: pytest.MonkeyPatch, *words: str) -> Any:
     patch.setattr(sys, "stdin", Pipe(value))
-    return falaj("secret", "set", *words)
+    return falaj("secrets", "set", *words)
 
 
 # -------------------------------------------------------------------------------------------------- secrets
@@ -96,7 +96,7 @@ def test_a_secret_goes_from_standard_input_into_a_job_and_into_no_log(
     assert "next   falaj train SCRIPT --secret DB=db" in made.out
     shown = falaj.done("jobs", "show", falaj.json("jobs", "list")["items"][0]["id"])
     assert "DB_PASSWORD=db" in shown.out
-    everything = [made, ran, shown, falaj("secret", "list"), falaj("secret", "list", "--json")]
+    everything = [made, ran, shown, falaj("secrets", "list"), falaj("secrets", "list", "--json")]
     assert not [each for each in everything if "hunter2" in each.out + each.err]
     found = [path for path in falaj.home.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
     assert found == []
@@ -111,9 +111,9 @@ def test_the_end_of_a_line_does_not_belong_to_a_value_of_one_line(
 ) -> None:
     (falaj.folder / "value").write_bytes(value)
     seen: list[str] = []
-    monkeypatch.setattr("falaj.governance.secrets.SealedValues.seal", _noting(seen))
+    monkeypatch.setattr("falaj.governance.secrets.service.SealedValues.seal", _noting(seen))
 
-    assert falaj("secret", "set", "x", "--from-file", "value").status == 0
+    assert falaj("secrets", "set", "x", "--from-file", "value").status == 0
     assert set_secret(falaj, value, monkeypatch, "x").status == 0
 
     assert [len(each) for each in seen] == [kept, kept]
@@ -151,7 +151,7 @@ def test_a_secret_that_cannot_be_set_is_refused_in_words(
     assert ran.status in (1, 2)
     assert told in ran.err
     assert "Traceback" not in ran.err
-    assert falaj.json("secret", "list")["items"] == []
+    assert falaj.json("secrets", "list")["items"] == []
 
 
 def test_a_secret_is_asked_for_twice_on_a_terminal(
@@ -165,10 +165,10 @@ def test_a_secret_is_asked_for_twice_on_a_terminal(
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr("getpass.getpass", lambda *_, **__: next(answers))
 
-    assert "the two are not the same" in falaj("secret", "set", "x").err
-    assert "secret x is set" in falaj.done("secret", "set", "x").out
-    assert "is removed" in falaj.done("secret", "remove", "x", "--yes").out
-    assert "look     falaj secret list" in falaj("secret", "use", "x").err
+    assert "the two are not the same" in falaj("secrets", "set", "x").err
+    assert "secret x is set" in falaj.done("secrets", "set", "x").out
+    assert "is removed" in falaj.done("secrets", "remove", "x", "--yes").out
+    assert "look     falaj secrets list" in falaj("secrets", "use", "x").err
 
 
 def test_a_variable_that_looks_like_a_secret_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +189,7 @@ def test_a_variable_that_looks_like_a_secret_is_warned_of(capsys: pytest.Capture
     warned = {name for name in names if f"warning: {name} looks like a secret" in told}
     assert warned >= {"HF_TOKEN", "db_password", "AWS_SECRET_ACCESS_KEY", "APIKEY", "KEYS"}
     assert "TOKENIZERS_PARALLELISM" not in warned
-    assert "falaj secret set hf-token, and --secret HF_TOKEN=hf-token" in told
+    assert "falaj secrets set hf-token, and --secret HF_TOKEN=hf-token" in told
 
 
 # ------------------------------------------------------------------------------------------------ the options
@@ -223,7 +223,7 @@ BAD = (
     ("train says.py --near x --apart x", 2, "both wanted and avoided"),
     ("train says.py --secret DB", 2, "--secret is not valid"),
     ("train says.py --secret DB=nothing", 1, "there is no secret 'nothing'"),
-    ("train says.py --secret DB=nothing", 1, "fix      falaj secret set nothing"),
+    ("train says.py --secret DB=nothing", 1, "fix      falaj secrets set nothing"),
     ("train says.py --env A", 2, "--env is not valid"),
     ("train says.py --env FALAJ_X=1", 2, "--env is not valid"),
     ("train says.py --dataset =x", 2, "--dataset is not valid"),
@@ -231,13 +231,13 @@ BAD = (
     (
         "train says.py --queue nowhere",
         1,
-        "fix      one of these, or an operator makes it: falaj queue set nowhere",
+        "fix      one of these, or an operator makes it: falaj queues set nowhere",
     ),
     ("train says.py --dataset nope", 1, "fix      falaj features training-sets"),
-    ("train says.py --cpus 9999", 2, "falaj node list shows the machines"),
+    ("train says.py --cpus 9999", 2, "falaj nodes list shows the machines"),
     ("train says.py --gpus 999", 2, "fix      ask for "),
     ("train says.py --memory 900TiB", 2, "given    900TiB"),
-    ("queue show nowhere", 1, "look     falaj queue show"),
+    ("queues show nowhere", 1, "look     falaj queues show"),
     ("train says.py --queue No+Queue", 2, "--queue is not valid"),
     ("train says.py --environment No+Name", 2, "--environment is not valid"),
     ("train --file gone.yaml", 2, "a readable file of YAML"),
@@ -401,7 +401,7 @@ def test_a_bar_in_a_log_becomes_lines_and_what_follows_has_its_own(pieces: list[
 
 
 def test_a_followed_job_tells_how_far_it_is_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    job = made(JobState.RUNNING, progress=Progress(step=3, total=10, loss=0.25, rate=0.5))
+    job = made(JobState.RUNNING, progress=JobProgress(step=3, total=10, loss=0.25, rate=0.5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(following, "LINE_EVERY_S", 0.0)
         following._lines("train")(job)
@@ -437,7 +437,7 @@ def test_a_bar_on_a_terminal_has_step_loss_rate_and_time_left(monkeypatch: pytes
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
 
     with following._progress("train") as tell:
-        tell(made(JobState.RUNNING, progress=Progress(step=3, total=10, loss=0.25, rate=4.0)))
+        tell(made(JobState.RUNNING, progress=JobProgress(step=3, total=10, loss=0.25, rate=4.0)))
 
     assert "step 3 of 10, loss 0.25, 4 steps/s, 2s left" in screen.getvalue()
 
@@ -565,17 +565,17 @@ def test_a_job_in_words() -> None:
 @pytest.mark.parametrize(
     ("progress", "words"),
     [
-        (Progress(step=3), "step 3"),
-        (Progress(step=3, total=9, rate=1.0), "step 3 of 9, 1 steps/s, 6s left"),
+        (JobProgress(step=3), "step 3"),
+        (JobProgress(step=3, total=9, rate=1.0), "step 3 of 9, 1 steps/s, 6s left"),
         (
-            Progress(step=3, total=9, loss=0.123456789, rate=0.01),
+            JobProgress(step=3, total=9, loss=0.123456789, rate=0.01),
             "step 3 of 9, loss 0.12346, 100 s/step, 10m left",
         ),
-        (Progress(step=9, total=9, rate=1.0), "step 9 of 9, 1 steps/s"),
+        (JobProgress(step=9, total=9, rate=1.0), "step 9 of 9, 1 steps/s"),
     ],
     ids=str,
 )
-def test_progress_in_words(progress: Progress, words: str) -> None:
+def test_progress_in_words(progress: JobProgress, words: str) -> None:
     assert far(progress) == words
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from command_line import CommandLine, command_line, make_template
 from falaj.apps.cli.journal import log_to
-from falaj.governance.gate import Gate
+from falaj.governance.operations.gate import Gate
 
 SECRET = "fj_tok_0123456789.abcdefghijklmnop"
 WORDS = f'a fault,\nin two lines, with "quotes" and {SECRET}'
@@ -46,14 +46,14 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("broken")
 def test_a_fault_is_one_json_line_in_the_home(falaj: CommandLine) -> None:
-    ran = falaj("user", "whoami")
+    ran = falaj("users", "whoami")
 
     text = (falaj.home / "logs" / "cli.log").read_text()
     (line,) = parsed(text)
     assert ran.status == 1
     assert "logs/" in ran.err
     assert "Traceback" not in ran.err
-    assert (line["level"], line["logger"], line["action"]) == ("error", "falaj.gate", "user.whoami")
+    assert (line["level"], line["logger"], line["action"]) == ("error", "falaj.gate", "users.whoami")
     assert datetime.fromisoformat(line["at"]).tzinfo is not None
     assert "RuntimeError: a fault,\nin two lines" in line["trace"]
     assert SECRET not in text
@@ -65,18 +65,18 @@ def test_when_debugging_it_goes_to_stderr_instead(
 ) -> None:
     monkeypatch.setenv("FALAJ_DEBUG", "1")
 
-    ran = falaj("user", "whoami")
+    ran = falaj("users", "whoami")
 
     lines = [json.loads(line) for line in ran.err.splitlines() if line.startswith("{")]
-    assert [line["action"] for line in lines if line["level"] == "error"] == ["user.whoami"]
+    assert [line["action"] for line in lines if line["level"] == "error"] == ["users.whoami"]
     assert not (falaj.home / "logs" / "cli.log").exists()
 
 
 def test_a_command_that_does_well_leaves_no_log(falaj: CommandLine) -> None:
-    falaj.done("user", "whoami")
+    falaj.done("users", "whoami")
 
     assert not (falaj.home / "logs" / "cli.log").exists()
-    assert falaj("user", "whoami").err == ""
+    assert falaj("users", "whoami").err == ""
 
 
 @pytest.mark.usefixtures("falaj")

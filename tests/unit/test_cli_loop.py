@@ -16,8 +16,8 @@ from falaj.apps.cli.files import atomic_file
 from falaj.apps.cli.sentences import sentence
 from falaj.apps.cli.values import span
 from falaj.errors import InvalidInput
-from falaj.governance.wording import rule
-from falaj.records.monitors import Alert
+from falaj.governance.operations.wording import rule
+from falaj.records.monitoring.monitors import Alert
 from falaj.records.registry import TensorSpec
 
 FEATURES = """
@@ -191,7 +191,7 @@ BAD = (
     ("monitoring alerts --monitor nope", 1, "there is no monitor 'nope'"),
     ("monitoring alert nope", 1, "look     falaj monitoring alerts"),
     ("monitoring acknowledge nope", 1, "there is no alert 'nope'"),
-    ("monitoring rebase churn --reference nope", 1, "there is no dataset 'nope'"),
+    ("monitoring set-reference churn --reference nope", 1, "there is no dataset 'nope'"),
     ("monitoring remove nope --yes", 1, "there is no monitor 'nope'"),
     ("pipelines apply gone.toml", 2, "a readable file of TOML"),
     ("pipelines apply broken_pipeline.toml", 2, "broken_pipeline.toml:7 window"),
@@ -202,8 +202,8 @@ BAD = (
     ("pipelines canary churn --model churn@9", 1, "there is no model_version"),
     ("pipelines canary churn --model churn@1 --share 99", 2, "at most 50"),
     ("pipelines canary churn --model churn@1 --longest soon", 2, "--longest is not valid"),
-    ("work watch nope", 1, "look     falaj work list"),
-    ("work cancel nope", 1, "there is no work 'nope'"),
+    ("workflows watch nope", 1, "look     falaj workflows list"),
+    ("workflows cancel nope", 1, "there is no work 'nope'"),
     ("status", 1, ""),
 )
 
@@ -335,7 +335,7 @@ def test_endpoints_are_deployed_routed_and_removed(falaj: CommandLine) -> None:
 
 def test_monitors_watch_check_rebase_and_go(falaj: CommandLine) -> None:
     assert "nothing was handed in" in falaj.done("monitoring", "check", "churn").out
-    rebased = falaj.done("monitoring", "rebase", "churn", "--reference", "churn-train").out
+    rebased = falaj.done("monitoring", "set-reference", "churn", "--reference", "churn-train").out
     assert "churn compares with churn-train from now on: 20 rows" in rebased
     assert falaj.done("monitoring", "alerts").err.strip() == "none"
     assert "churn watches no more" in falaj.done("monitoring", "remove", "churn", "--yes").out
@@ -351,16 +351,16 @@ def test_pipelines_are_applied_shown_and_started(falaj: CommandLine) -> None:
     assert "trains anew" in falaj.done("pipelines", "start", "retrain").out
     tried = falaj.done("pipelines", "canary", "churn", "--model", "churn@1", "--share", "5", "--labels", "0")
     assert "tries churn@1 on churn" in tried.out
-    assert falaj.json("work", "list")["items"][-1]["workflow"] == "pipelines.canary"
+    assert falaj.json("workflows", "list")["items"][-1]["workflow"] == "pipelines.canary"
 
 
 def test_an_optimization_is_started_listed_and_cancelled(falaj: CommandLine) -> None:
     ran = falaj.done("optimization", "start", "churn@1", "--data", "churn-train", "--target", "churned")
-    work = falaj.json("work", "list")["items"][0]["id"]
+    work = falaj.json("workflows", "list")["items"][0]["id"]
 
-    assert f"next   falaj work watch {work}" in ran.out
-    assert "stops before its next step" in falaj.done("work", "cancel", work).out
-    assert falaj("work", "watch", work).status == 1
+    assert f"next   falaj workflows watch {work}" in ran.out
+    assert "stops before its next step" in falaj.done("workflows", "cancel", work).out
+    assert falaj("workflows", "watch", work).status == 1
     assert falaj.done("optimization", "list").err.strip() == "none"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, command_line, make_template
-from falaj.assembly.workbench import LocalWorkbench
-from falaj.records.scheduling import Gpu, Node
+from falaj.assembly.compute import LocalCompute
+from falaj.records.scheduling.snapshot import Gpu, Node
 
 GPU = Gpu(id="GPU-0", model="H200", memory_bytes=1 << 37)
 
@@ -30,7 +30,7 @@ def falaj(
         Node(name="fast", pool="cards", gpus=(GPU,), **shared),  # type: ignore[arg-type]
         Node(name="plain", pool="frugal", **shared),  # type: ignore[arg-type]
     )
-    monkeypatch.setattr(LocalWorkbench, "nodes", lambda _: nodes)
+    monkeypatch.setattr(LocalCompute, "nodes", lambda _: nodes)
     with command_line(tmp_path, capsys, template=template) as line:
         yield line
 

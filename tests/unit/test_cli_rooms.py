@@ -18,12 +18,12 @@ from falaj.apps.cli.trees import draw_lineage, drawable
 from falaj.apps.cli.values import printable, size, text_of
 from falaj.control.work import Works
 from falaj.errors import Interrupted
-from falaj.governance.blobs import Blobs
-from falaj.records.lineage import LineageNode
+from falaj.governance.blobs.service import Blobs
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.governance.lineage import LineageNode
 from falaj.records.names import ObjectId
-from falaj.records.work import Work, WorkState
 
-FORBID = '@id("no-personal")\nforbid (principal, action == Action::"blob.read", resource)\n'
+FORBID = '@id("no-personal")\nforbid (principal, action == Action::"blobs.read", resource)\n'
 FORBID += 'when { resource.classes.contains("personal") };\n'
 
 
@@ -54,22 +54,22 @@ class Terminal(io.StringIO):
 
 
 def test_a_write_says_what_happened_and_how_to_undo_it(falaj: CommandLine) -> None:
-    falaj.done("workspace", "create", "risk")
-    falaj.done("user", "create", "sara")
+    falaj.done("workspaces", "create", "risk")
+    falaj.done("users", "create", "sara")
 
-    ran = falaj.done("workspace", "grant", "risk", "sara", "--role", "developer")
+    ran = falaj.done("workspaces", "grant", "risk", "sara", "--role", "developer")
 
     assert ran.out == (
-        "sara is developer in risk\n  undo   falaj workspace revoke risk sara --role developer\n"
+        "sara is developer in risk\n  undo   falaj workspaces revoke risk sara --role developer\n"
     )
     undone = falaj.done(*ran.out.split("falaj ")[1].split())
     assert undone.out.startswith("sara is no longer developer in risk\n")
 
 
 def test_json_is_the_record(falaj: CommandLine) -> None:
-    made = falaj.json("workspace", "create", "risk")
-    listed = falaj.json("workspace", "list")
-    shown = falaj.json("workspace", "show", "risk")
+    made = falaj.json("workspaces", "create", "risk")
+    listed = falaj.json("workspaces", "list")
+    shown = falaj.json("workspaces", "show", "risk")
 
     assert made == shown
     assert made in listed["items"]
@@ -89,8 +89,8 @@ def test_a_terminal_gets_the_columns_that_fit(falaj: CommandLine, monkeypatch: p
     monkeypatch.setattr(tables, "on_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
 
-    narrow = falaj.done("workspace", "list").out
-    shown = falaj.done("workspace", "show", "default").out
+    narrow = falaj.done("workspaces", "list").out
+    shown = falaj.done("workspaces", "show", "default").out
 
     assert all(len(line) <= 40 for line in narrow.splitlines())
     assert "workspace_" not in narrow
@@ -99,9 +99,9 @@ def test_a_terminal_gets_the_columns_that_fit(falaj: CommandLine, monkeypatch: p
 
 def test_a_part_of_a_list_names_the_command_for_the_rest(falaj: CommandLine) -> None:
     for name in ("a", "b", "c"):
-        falaj.done("group", "create", name)
+        falaj.done("groups", "create", name)
 
-    first = falaj.done("group", "list", "--limit", "2")
+    first = falaj.done("groups", "list", "--limit", "2")
     rest = falaj.done(*first.err.split("falaj ")[1].split())
 
     assert first.out.split("\n")[1].startswith("a")
@@ -110,23 +110,23 @@ def test_a_part_of_a_list_names_the_command_for_the_rest(falaj: CommandLine) -> 
 
 
 def test_an_empty_list_is_nothing_on_stdout(falaj: CommandLine) -> None:
-    ran = falaj.done("group", "list")
+    ran = falaj.done("groups", "list")
 
     assert (ran.out, ran.err) == ("", "none\n")
 
 
 def test_options_may_be_repeated_or_joined_by_commas(falaj: CommandLine, data: Path) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
 
-    label = falaj.json("object", "label", "blob:raw", "--only", "AE,SA", "--class", "a", "--class", "b")
+    label = falaj.json("objects", "label", "blob:raw", "--only", "AE,SA", "--class", "a", "--class", "b")
 
     assert set(label["object"]["label"]["only"]) == {"AE", "SA"}
     assert set(label["object"]["label"]["classes"]) == {"a", "b"}
 
 
 def test_times_are_typed_short_or_as_iso(falaj: CommandLine) -> None:
-    short = falaj.json("token", "issue", "--purpose", "ci", "--expires-in", "12h")["token"]
-    long = falaj.json("token", "issue", "--purpose", "ci", "--expires-in", "PT12H")["token"]
+    short = falaj.json("tokens", "issue", "--purpose", "ci", "--expires-in", "12h")["token"]
+    long = falaj.json("tokens", "issue", "--purpose", "ci", "--expires-in", "PT12H")["token"]
 
     assert lifetime(short) == lifetime(long) == 12 * 3600
 
@@ -137,7 +137,7 @@ def lifetime(token: dict[str, str]) -> float:
 
 
 def test_a_stream_is_a_line_for_each_record(falaj: CommandLine, data: Path) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
 
     ran = falaj.done("lineage", "graph", "blob:raw", "--json")
 
@@ -146,15 +146,22 @@ def test_a_stream_is_a_line_for_each_record(falaj: CommandLine, data: Path) -> N
 
 def test_every_reading_command_without_arguments_prints(falaj: CommandLine) -> None:
     typed = [
-        "user list",
-        "user whoami",
-        "token list",
-        "policy list",
-        "policy schema",
-        "zone list",
-        "blob list",
+        "users list",
+        "users whoami",
+        "tokens list",
+        "policies list",
+        "policies schema",
+        "zones list",
+        "blobs list",
     ]
-    typed += ["audit list", "audit key", "audit verify", "work list", "platform status", "platform metrics"]
+    typed += [
+        "audit list",
+        "audit key",
+        "audit verify",
+        "workflows list",
+        "platform status",
+        "platform metrics",
+    ]
 
     for command in typed:
         assert falaj.done(*command.split()).out or command.endswith("list")
@@ -169,7 +176,7 @@ def test_an_arrow_table_is_written_to_a_file_or_as_json(falaj: CommandLine) -> N
 
     table = pa.ipc.open_stream(falaj.folder / "log.arrow").read_all()
     assert table.column_names == list(rows[0])
-    assert table["action"][0].as_py() == rows[0]["action"] == "platform.found"
+    assert table["action"][0].as_py() == rows[0]["action"] == "platform.bootstrap"
 
 
 # --------------------------------------------------------------------------------------- confirmation
@@ -178,33 +185,33 @@ def test_an_arrow_table_is_written_to_a_file_or_as_json(falaj: CommandLine) -> N
 def test_what_cannot_be_undone_asks_first(
     falaj: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
 
-    nobody = falaj("blob", "delete", "raw")
+    nobody = falaj("blobs", "delete", "raw")
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-    declined = falaj("blob", "delete", "raw")
+    declined = falaj("blobs", "delete", "raw")
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    agreed = falaj("blob", "delete", "raw")
+    agreed = falaj("blobs", "delete", "raw")
 
     assert (nobody.status, declined.status, agreed.status) == (2, 1, 0)
     assert "--yes" in nobody.err
-    assert declined.err.startswith("blob delete raw: Delete a blob")
+    assert declined.err.startswith("blobs delete raw: Delete a blob")
     assert "nothing was done" in declined.err
     assert agreed.out.startswith("blob raw is deleted")
 
 
 def test_yes_does_not_ask(falaj: CommandLine, data: Path) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
 
-    falaj.done("blob", "delete", "raw", "--yes")
+    falaj.done("blobs", "delete", "raw", "--yes")
 
-    assert falaj("blob", "show", "raw").status == 1
+    assert falaj("blobs", "show", "raw").status == 1
 
 
 def test_keys_are_destroyed_when_the_name_is_typed(
     falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    falaj.done("workspace", "create", "risk")
+    falaj.done("workspaces", "create", "risk")
 
     nobody = falaj("keys", "destroy", "risk")
     monkeypatch.setattr(sys, "stdin", Terminal("yes\n"))
@@ -221,8 +228,8 @@ def test_keys_are_destroyed_when_the_name_is_typed(
 
 
 def test_a_file_comes_back_as_it_was(falaj: CommandLine, data: Path) -> None:
-    put = falaj.done("blob", "put", data, "raw", "--only", "AE", "--class", "personal")
-    got = falaj.done("blob", "get", "raw")
+    put = falaj.done("blobs", "put", data, "raw", "--only", "AE", "--class", "personal")
+    got = falaj.done("blobs", "get", "raw")
 
     assert put.out.startswith("blob raw is stored: 1.2 MiB in zone local, only AE; personal\n")
     assert got.out == "raw: 1.2 MiB, its digest checked\n"
@@ -231,9 +238,9 @@ def test_a_file_comes_back_as_it_was(falaj: CommandLine, data: Path) -> None:
 
 
 def test_a_name_that_is_taken_keeps_the_bytes_for_another(falaj: CommandLine, data: Path) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
 
-    ran = falaj("blob", "put", data, "raw")
+    ran = falaj("blobs", "put", data, "raw")
 
     assert ran.status == 1
     assert ran.err.startswith("error[object.exists] ")
@@ -247,30 +254,30 @@ def test_an_empty_file_and_standard_input_can_be_stored(
     (falaj.folder / "empty").write_bytes(b"")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"typed")))
 
-    assert falaj.json("blob", "put", "empty", "none")["size_bytes"] == 0
-    assert falaj.json("blob", "put", "-", "typed")["size_bytes"] == 5
-    falaj.done("blob", "get", "none", "out")
+    assert falaj.json("blobs", "put", "empty", "none")["size_bytes"] == 0
+    assert falaj.json("blobs", "put", "-", "typed")["size_bytes"] == 5
+    falaj.done("blobs", "get", "none", "out")
     assert (falaj.folder / "out").read_bytes() == b""
-    assert falaj.done("blob", "get", "typed", "-").out == "typed"
+    assert falaj.done("blobs", "get", "typed", "-").out == "typed"
 
 
 def test_a_download_replaces_nothing_unless_forced(falaj: CommandLine, data: Path) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
     (falaj.folder / "raw").write_text("mine")
 
-    ran = falaj("blob", "get", "raw")
+    ran = falaj("blobs", "get", "raw")
 
     assert ran.status == 1
     assert "--force" in ran.err
     assert (falaj.folder / "raw").read_text() == "mine"
-    falaj.done("blob", "get", "raw", "--force")
+    falaj.done("blobs", "get", "raw", "--force")
     assert (falaj.folder / "raw").read_bytes() == data.read_bytes()
 
 
 def test_a_download_that_broke_off_goes_on(
     falaj: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ident = falaj.json("blob", "put", data, "raw")["id"]
+    ident = falaj.json("blobs", "put", data, "raw")["id"]
     starts: list[int] = []
     whole = Blobs.read
 
@@ -283,10 +290,10 @@ def test_a_download_that_broke_off_goes_on(
         yield from whole(self, blob, offset=offset)
 
     monkeypatch.setattr(Blobs, "read", read)
-    broken = falaj("blob", "get", "raw")
+    broken = falaj("blobs", "get", "raw")
     part = falaj.folder / f".raw.{ident}.part"
     held = part.stat().st_size
-    falaj.done("blob", "get", "raw")
+    falaj.done("blobs", "get", "raw")
 
     assert broken.status == 1
     assert "the same command goes on" in broken.err
@@ -296,42 +303,42 @@ def test_a_download_that_broke_off_goes_on(
 
 
 def test_a_part_of_something_else_is_found_out(falaj: CommandLine, data: Path) -> None:
-    ident = falaj.json("blob", "put", data, "raw")["id"]
+    ident = falaj.json("blobs", "put", data, "raw")["id"]
     (falaj.folder / f".raw.{ident}.part").write_bytes(b"something else")
 
-    ran = falaj("blob", "get", "raw")
+    ran = falaj("blobs", "get", "raw")
 
     assert ran.status == 1
     assert ran.err.startswith("error[data.damaged] ")
-    falaj.done("blob", "get", "raw")
+    falaj.done("blobs", "get", "raw")
 
 
 @pytest.mark.parametrize("target", ["nowhere/raw", "data.bin/raw"])
 def test_a_download_into_no_folder_is_refused(falaj: CommandLine, data: Path, target: str) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
 
-    assert falaj("blob", "get", "raw", target).status == 2
+    assert falaj("blobs", "get", "raw", target).status == 2
 
 
 def test_bytes_are_not_written_onto_a_terminal(
     falaj: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
 
-    ran = falaj("blob", "read", "raw")
+    ran = falaj("blobs", "read", "raw")
 
     assert (ran.status, ran.out) == (2, "")
-    falaj.done("blob", "read", "raw", "--offset", "1", "--length", "2", "--output", "out")
+    falaj.done("blobs", "read", "raw", "--offset", "1", "--length", "2", "--output", "out")
     assert (falaj.folder / "out").read_bytes() == b"\x01\x02"
 
 
 def test_a_refused_download_leaves_nothing_behind(falaj: CommandLine, data: Path) -> None:
-    falaj.done("blob", "put", data, "raw", "--class", "personal")
+    falaj.done("blobs", "put", data, "raw", "--class", "personal")
     (falaj.folder / "p.cedar").write_text(FORBID)
-    falaj.done("policy", "publish", "p", "p.cedar")
+    falaj.done("policies", "publish", "p", "p.cedar")
 
-    ran = falaj("blob", "get", "raw", "out")
+    ran = falaj("blobs", "get", "raw", "out")
 
     assert ran.status == 1
     assert ran.err.startswith("error[policy.denied] ")
@@ -342,8 +349,8 @@ def test_a_refused_download_leaves_nothing_behind(falaj: CommandLine, data: Path
 
 
 def test_lineage_is_drawn_as_a_tree(falaj: CommandLine, data: Path) -> None:
-    falaj.done("blob", "put", data, "raw", "--only", "AE")
-    falaj.done("blob", "put", data, "clean", "--source", "blob:raw")
+    falaj.done("blobs", "put", data, "raw", "--only", "AE")
+    falaj.done("blobs", "put", data, "clean", "--source", "blob:raw")
 
     lines = falaj.done("lineage", "show", "blob:raw").out.splitlines()
     up = falaj.done("lineage", "show", "blob:clean", "--direction", "up", "--depth", "2").out.splitlines()
@@ -351,15 +358,15 @@ def test_lineage_is_drawn_as_a_tree(falaj: CommandLine, data: Path) -> None:
     assert [line.split("  20")[0] for line in lines] == [
         "blob:raw  zone local  only AE",
         "├─ came from",
-        "│  └─ blob.upload",
+        "│  └─ blobs.upload",
         "└─ went into",
-        "   └─ blob.upload",
+        "   └─ blobs.upload",
         "      └─ blob:clean  zone local  only AE",
     ]
     assert [line.split("  20")[0] for line in up] == [
         "blob:clean  zone local  only AE",
         "└─ came from",
-        "   └─ blob.upload",
+        "   └─ blobs.upload",
         "      └─ blob:raw  zone local  only AE",
     ]
 
@@ -408,10 +415,10 @@ def node(name: str, depth: int, *next_to: str) -> LineageNode:
 def test_an_export_verifies_offline(
     falaj: CommandLine, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    falaj("workspace", "show", "nowhere")
+    falaj("workspaces", "show", "nowhere")
     key = falaj.json("audit", "key")["ed25519"]
     exported = falaj.done("audit", "export", "log.jsonl")
-    proof = falaj.done("audit", "prove", "1").out
+    proof = falaj.done("audit", "inclusion-proof", "1").out
     (falaj.folder / "proof.json").write_text(proof)
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     monkeypatch.setenv("FALAJ_HOME", str(elsewhere / "home"))
@@ -430,7 +437,7 @@ def test_a_changed_export_is_found_out(falaj: CommandLine) -> None:
     key = falaj.json("audit", "key")["ed25519"]
     falaj.done("audit", "export", "log.jsonl")
     log = falaj.folder / "log.jsonl"
-    log.write_text(log.read_text().replace('"platform.found"', '"platform.lost"'))
+    log.write_text(log.read_text().replace('"platform.bootstrap"', '"platform.lost"'))
 
     ran = falaj("audit", "verify", "log.jsonl", "--public-key", key)
 
@@ -478,9 +485,9 @@ def test_an_export_needs_the_public_key(falaj: CommandLine) -> None:
 def test_a_policy_is_checked_published_and_withdrawn(falaj: CommandLine) -> None:
     (falaj.folder / "p.cedar").write_text(FORBID)
 
-    checked = falaj.done("policy", "check", "p.cedar")
-    published = falaj.done("policy", "publish", "p", "p.cedar")
-    shown = falaj.done("policy", "show", "p")
+    checked = falaj.done("policies", "check", "p.cedar")
+    published = falaj.done("policies", "publish", "p", "p.cedar")
+    shown = falaj.done("policies", "show", "p")
     withdrawn = falaj.done(*published.out.split("falaj ")[1].split())
 
     assert checked.out == "p.cedar can be published: 1 rule\n"
@@ -503,7 +510,7 @@ def test_a_policy_is_checked_published_and_withdrawn(falaj: CommandLine) -> None
 def test_a_policy_that_is_none_is_refused(falaj: CommandLine, text: bytes, status: int, words: str) -> None:
     (falaj.folder / "p.cedar").write_bytes(text)
 
-    ran = falaj("policy", "check", "p.cedar")
+    ran = falaj("policies", "check", "p.cedar")
 
     assert ran.status == status
     assert words in ran.err
@@ -517,7 +524,7 @@ def test_examples_pass_without_a_home(
     (falaj.folder / "p.cedar").write_text(FORBID)
     (falaj.folder / "examples.toml").write_text(EXAMPLES)
 
-    ran = falaj.done("policy", "test", "examples.toml")
+    ran = falaj.done("policies", "test", "examples.toml")
 
     assert ran.out == "2 examples passed, 0 failed\n"
     assert not home.exists()
@@ -527,12 +534,12 @@ def test_examples_that_fail_are_shown_with_the_rule(falaj: CommandLine) -> None:
     (falaj.folder / "p.cedar").write_text(FORBID)
     (falaj.folder / "examples.toml").write_text(EXAMPLES.replace('"deny"', '"allow"'))
 
-    ran = falaj("policy", "test", "examples.toml")
+    ran = falaj("policies", "test", "examples.toml")
 
     assert ran.status == 1
     assert ran.out.splitlines()[1].split()[:4] == ["2", "allow", "deny", "p.cedar#no-personal"]
     assert ran.out.splitlines()[-1] == "1 example passed, 1 failed"
-    assert [each["passed"] for each in falaj("policy", "test", "examples.toml", "--json").json] == [
+    assert [each["passed"] for each in falaj("policies", "test", "examples.toml", "--json").json] == [
         True,
         False,
     ]
@@ -544,14 +551,14 @@ policies = ["*.cedar"]
 [[example]]
 who = "sara"
 roles = {risk = ["developer"]}
-action = "blob.upload"
+action = "blobs.upload"
 resource = {workspace = "risk"}
 expect = "allow"
 
 [[example]]
 who = "sara"
 roles = {risk = ["developer"]}
-action = "blob.read"
+action = "blobs.read"
 resource = {workspace = "risk", classes = ["personal"]}
 expect = "deny"
 """
@@ -561,7 +568,7 @@ expect = "deny"
 
 
 def test_the_secret_of_a_token_is_alone_on_stdout(falaj: CommandLine) -> None:
-    ran = falaj.done("token", "issue", "--purpose", "ci", "--action", "blob.read,blob.list")
+    ran = falaj.done("tokens", "issue", "--purpose", "ci", "--action", "blobs.read,blobs.list")
 
     assert ran.out.startswith("fj_token_")
     assert len(ran.out.splitlines()) == 1
@@ -570,31 +577,31 @@ def test_the_secret_of_a_token_is_alone_on_stdout(falaj: CommandLine) -> None:
     assert revoked.out.endswith("is revoked, everywhere\n")
 
 
-@pytest.mark.parametrize(("state", "status"), [(WorkState.DONE, 0), (WorkState.FAILED, 1)])
+@pytest.mark.parametrize(("state", "status"), [(WorkflowState.DONE, 0), (WorkflowState.FAILED, 1)])
 def test_work_is_watched_until_it_ends(
-    falaj: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch, state: WorkState, status: int
+    falaj: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch, state: WorkflowState, status: int
 ) -> None:
-    falaj.done("blob", "put", data, "raw")
-    copy = falaj.done("blob", "copy", "raw", "local", "--name", "copied")
+    falaj.done("blobs", "put", data, "raw")
+    copy = falaj.done("blobs", "copy", "raw", "local", "--name", "copied")
     ident = copy.out.split()[1]
 
-    def changes(self: Works, target: Any) -> Iterator[Work]:
-        first = Work(
+    def changes(self: Works, target: Any) -> Iterator[WorkflowRun]:
+        first = WorkflowRun(
             id=target.id,
             workspace=target.workspace,
-            workflow="blob.copy",
-            state=WorkState.RUNNING,
+            workflow="blobs.copy",
+            state=WorkflowState.RUNNING,
             doing="copying",
             created_at=datetime.now(UTC),
         )
         yield from (first, first.model_copy(update={"state": state, "doing": None}))
 
     monkeypatch.setattr(Works, "_changes", changes)
-    ran = falaj("work", "watch", ident)
+    ran = falaj("workflows", "watch", ident)
 
     assert ran.status == status
-    assert ran.out == f"blob.copy running, step 0: copying\nblob.copy {state}\n"
-    assert len(falaj("work", "watch", ident, "--json").out.splitlines()) == 2
+    assert ran.out == f"blobs.copy running, step 0: copying\nblobs.copy {state}\n"
+    assert len(falaj("workflows", "watch", ident, "--json").out.splitlines()) == 2
 
 
 # ---------------------------------------------------------------------------------------------- values
@@ -613,10 +620,10 @@ def test_what_could_steer_a_terminal_is_spelled_out() -> None:
 
 
 def test_a_name_from_elsewhere_cannot_leave_the_folder(falaj: CommandLine, data: Path) -> None:
-    falaj.done("blob", "put", data, "raw")
+    falaj.done("blobs", "put", data, "raw")
     import falaj as fj
 
     with fj.open(falaj.home) as platform:
-        found = platform.blob.show("raw").model_copy(update={"name": "../../evil"})
+        found = platform.blobs.show("raw").model_copy(update={"name": "../../evil"})
 
     assert blobs._target(None, found) == Path("evil")

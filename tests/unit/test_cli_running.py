@@ -63,7 +63,7 @@ def test_down_after_a_platform_that_was_killed(falaj: CommandLine, stranger: sub
     stranger.wait()
 
     assert falaj.done("down").out == "no platform runs on this home\n"
-    assert falaj.done("user", "whoami").out  # on the home itself, not at the address that is left
+    assert falaj.done("users", "whoami").out  # on the home itself, not at the address that is left
 
 
 def test_down_spares_a_stranger_while_somebody_else_has_the_home_open(
@@ -108,7 +108,7 @@ def test_what_belongs_to_another_user_is_not_opened(
 
     with pytest.raises(ConfigInvalid, match="owned by user"):
         open_home(falaj.home)
-    for command in (["status"], ["down"], ["up", "--port", "0"], ["user", "whoami"]):
+    for command in (["status"], ["down"], ["up", "--port", "0"], ["users", "whoami"]):
         ran = falaj(*command)
         assert ran.status == 2, command
         assert "owned by user" in ran.err

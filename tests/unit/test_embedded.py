@@ -12,7 +12,7 @@ import pytest
 import falaj as fj
 from falaj.assembly import drivers
 from falaj.errors import HomeBusy
-from falaj.records.work import WorkState
+from falaj.records.control.workflows import WorkflowState
 
 
 @pytest.fixture(autouse=True)
@@ -24,21 +24,21 @@ def test_long_work_is_done_without_a_server(tmp_path: Path) -> None:
     with fj.open(tmp_path / "home") as platform:
         platform.put("original", b"bytes")
 
-        *_, last = platform.work.watch(platform.blob.copy("original", "local", name="twin").id)
+        *_, last = platform.workflows.watch(platform.blobs.copy("original", "local", name="twin").id)
 
-        assert last.state is WorkState.DONE
+        assert last.state is WorkflowState.DONE
         assert platform.get("twin") == b"bytes"
 
 
 def test_work_that_was_not_finished_goes_on_at_the_next_opening(tmp_path: Path) -> None:
     with fj.open(tmp_path / "home") as platform:
         platform.put("original", b"bytes")
-        asked = platform.blob.copy("original", "local", name="twin")
+        asked = platform.blobs.copy("original", "local", name="twin")
 
     with fj.open(tmp_path / "home") as platform:
-        *_, last = platform.work.watch(asked.id)
+        *_, last = platform.workflows.watch(asked.id)
 
-        assert last.state is WorkState.DONE
+        assert last.state is WorkflowState.DONE
 
 
 def test_a_controller_that_breaks_off_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +53,9 @@ def test_a_controller_that_breaks_off_is_begun_again(tmp_path: Path, monkeypatch
     with fj.open(tmp_path / "home") as platform:
         platform.put("original", b"bytes")
 
-        *_, last = platform.work.watch(platform.blob.copy("original", "local", name="twin").id)
+        *_, last = platform.workflows.watch(platform.blobs.copy("original", "local", name="twin").id)
 
-        assert last.state is WorkState.DONE
+        assert last.state is WorkflowState.DONE
 
 
 def test_a_lease_that_was_not_renewed_in_time_does_not_end_the_users_process(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ lease.renew = away
 controller.Controller.__init__.__kwdefaults__["pace"] = controller.Pace(lease=controller.timedelta(seconds=0.3))
 with fj.open("home") as platform:
     platform.put("original", b"bytes")
-    copied = platform.blob.copy("original", "local", name="twin")
-    *_, last = platform.work.watch(copied.id)
+    copied = platform.blobs.copy("original", "local", name="twin")
+    *_, last = platform.workflows.watch(copied.id)
     controller.time.sleep(1)  # the lease is over by then
     print(last.state)
 """
@@ -91,12 +91,12 @@ def test_a_home_is_opened_once(tmp_path: Path) -> None:
 
 def test_another_process_may_open_it_after_this_one_was_killed(tmp_path: Path) -> None:
     script = (
-        "import falaj as fj, os; p = fj.open('home'); p.workspace.create('kept'); os.kill(os.getpid(), 9)"
+        "import falaj as fj, os; p = fj.open('home'); p.workspaces.create('kept'); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False)
 
     with fj.open(tmp_path / "home") as platform:
-        assert platform.workspace.show("kept").name == "kept"
+        assert platform.workspaces.show("kept").name == "kept"
         assert platform.audit.key().ed25519
 
 

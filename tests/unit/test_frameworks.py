@@ -16,7 +16,7 @@ from falaj.drivers.processes.frameworks.process import Process
 from falaj.drivers.processes.ranks import environment, free_ports, plan_ranks
 from falaj.drivers.processes.reasons import Ended, explain
 from falaj.ports.launcher import Launch
-from falaj.records.training import Framework, JobSpec
+from falaj.records.training.jobs import Framework, JobSpec
 
 LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "-u", "train.py", "--rows", "3"], processes=2)
 

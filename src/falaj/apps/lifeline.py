@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from falaj.governance.caller import start_thread
+from falaj.governance.operations.caller import start_thread
 
 
 def stop_with_parent(stop: Callable[[], object]) -> None:

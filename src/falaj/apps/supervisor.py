@@ -18,7 +18,7 @@ from typing import Any
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home, find_home, open_home
 from falaj.errors import FalajError, InvalidInput, Unavailable
-from falaj.records.config import Server, Serving
+from falaj.records.config import ServerConfig, ServingConfig
 from falaj.records.places import default_home
 from falaj.records.platform import PlatformStatus
 from falaj.sdk import credentials
@@ -121,8 +121,8 @@ class Child:
 @dataclass
 class Supervisor:
     home: Home
-    server: Server
-    serving: Serving
+    server: ServerConfig
+    serving: ServingConfig
     stopping: bool = False
     children: list[Child] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
@@ -197,9 +197,11 @@ class Supervisor:
         print(f"Falaj runs at {told['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
         if "code" in told:
             print(f"  sign in  {told['url']}/#code={told['code']}")
-            print("           once, within five minutes; another: falaj token link", flush=True)
+            print("           once, within five minutes; another: falaj tokens sign-in-link", flush=True)
         else:
-            print("  sign in  ask an administrator for a link: falaj token link --user YOU", flush=True)
+            print(
+                "  sign in  ask an administrator for a link: falaj tokens sign-in-link --user YOU", flush=True
+            )
 
     def _watch(self) -> None:
         """Start again what has died, more slowly each time, until we are told to stop."""
@@ -262,12 +264,12 @@ class Supervisor:
             child.stop(by=by)
 
 
-def _changed(server: Server, given: dict[str, Any]) -> Server:
+def _changed(server: ServerConfig, given: dict[str, Any]) -> ServerConfig:
     """`server` with what the command line says, checked again as a whole."""
     from pydantic import ValidationError
 
     try:
-        return Server.model_validate(server.model_dump() | given)
+        return ServerConfig.model_validate(server.model_dump() | given)
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InvalidInput.at("--bind/--port", given=given, allowed=message) from None

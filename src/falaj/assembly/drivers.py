@@ -14,7 +14,7 @@ from falaj.ports.online import OnlineStore
 from falaj.ports.queries import Queries
 from falaj.ports.tables import TableStore
 from falaj.ports.workflows import Workflows
-from falaj.records.config import S3, Config, Pkcs11Config, ZoneConfig
+from falaj.records.config import Config, Pkcs11Config, S3Bucket, ZoneConfig
 
 
 def metadata_url(home: Home, config: Config) -> str:
@@ -50,7 +50,7 @@ def open_keys(home: Home, config: Config, *, first_start: bool) -> KeyService:
 def open_blobs(home: Home, name: str, zone: ZoneConfig) -> BlobStore:
     from falaj.drivers.objectstore.blobs import local_blobs, s3_blobs
 
-    if isinstance(zone.blobs, S3):
+    if isinstance(zone.blobs, S3Bucket):
         s3 = zone.blobs
         return s3_blobs(
             s3.bucket,

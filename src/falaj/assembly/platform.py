@@ -13,36 +13,36 @@ from datetime import datetime
 from pathlib import Path
 
 from falaj.assembly import drivers
+from falaj.assembly.compute import LocalCompute
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home
-from falaj.assembly.rooms import Walls, build_rooms
-from falaj.assembly.workbench import LocalWorkbench
+from falaj.assembly.services import ServiceContext, build_services
 from falaj.control.lease import current_fence
 from falaj.control.platform import Rooms, all_operations
 from falaj.control.work import Intents
 from falaj.errors import Damaged
-from falaj.governance import founding, objects
+from falaj.governance import bootstrap, objects
 from falaj.governance.audit.log import AuditLog, read_log_id
-from falaj.governance.audit.room import Audit
-from falaj.governance.caller import Caller, start_thread
-from falaj.governance.directory import BuiltInDirectory, Reception, holds
+from falaj.governance.audit.service import Audit
 from falaj.governance.encryption.keyring import Keyring
-from falaj.governance.gate import Gate
+from falaj.governance.identity.directory import Authenticator, BuiltInDirectory, is_still_valid
+from falaj.governance.operations.caller import Caller, start_thread
+from falaj.governance.operations.gate import Gate
 from falaj.governance.policy.authorizer import Authorizer
 from falaj.governance.policy.engine import PolicyText
-from falaj.governance.residency import Zones
+from falaj.governance.residency.zones import ZoneRegistry
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Database
 from falaj.records.config import Config
+from falaj.records.governance.residency import Zone
 from falaj.records.names import ROOT, PrincipalId
 from falaj.records.record import utc_now
-from falaj.records.residency import Zone
 
 log = logging.getLogger("falaj.assembly")
 
 
 @dataclass(frozen=True)
-class Platform:
+class LocalPlatform:
     """A platform in this process: the rooms, and what holds them up."""
 
     home: Home
@@ -51,17 +51,17 @@ class Platform:
     keys: KeyService
     audit: AuditLog
     gate: Gate
-    rooms: Rooms
-    reception: Reception
+    services: Rooms
+    authenticator: Authenticator
     intents: Intents
-    workbench: LocalWorkbench
-    close_rooms: Callable[[], None]
-    close_books: Callable[[], None]
+    compute: LocalCompute
+    close_services: Callable[[], None]
+    close_audit: Callable[[], None]
 
     def close(self) -> None:
         """Sign the last head and let go of everything."""
-        self.close_books()
-        self.close_rooms()
+        self.close_audit()
+        self.close_services()
         self.keys.close()
         self.database.close()
 
@@ -72,7 +72,7 @@ def assemble(
     config: Config | None = None,
     as_owner: bool = False,
     clock: Callable[[], datetime] = utc_now,
-) -> Platform:
+) -> LocalPlatform:
     """The platform of `home`. `as_owner`: the local user acts where no door has set a caller."""
     config = config or read_config(home.toml)
     with ExitStack() as undo:
@@ -93,14 +93,14 @@ def _assemble(
     *,
     as_owner: bool,
     clock: Callable[[], datetime],
-) -> Platform:
+) -> LocalPlatform:
     keyring = Keyring(database, keys)
     witness = config.audit.witness or home.witness
     gate = _gate(home, config, database, keyring, keys, witness=witness, as_owner=as_owner, clock=clock)
     intents = Intents()
-    workbench = LocalWorkbench(home, config, database, gate.zones.default)
-    rooms, close_rooms = build_rooms(
-        Walls(
+    compute = LocalCompute(home, config, database, gate.zones.default)
+    services, close_services = build_services(
+        ServiceContext(
             home=home,
             config=config,
             gate=gate,
@@ -108,22 +108,22 @@ def _assemble(
             keys=keys,
             intents=intents,
             audit=Audit(gate, gate.audit, keys, witness=witness),
-            workbench=workbench,
+            compute=compute,
         )
     )
-    return Platform(
+    return LocalPlatform(
         home=home,
         config=config,
         database=database,
         keys=keys,
         audit=gate.audit,
         gate=gate,
-        rooms=rooms,
-        reception=Reception([BuiltInDirectory(database, clock)], database),
+        services=services,
+        authenticator=Authenticator([BuiltInDirectory(database, clock)], database),
         intents=intents,
-        workbench=workbench,
-        close_rooms=close_rooms,
-        close_books=_keep_books(gate, every_s=config.audit.sign_every.total_seconds()),
+        compute=compute,
+        close_services=close_services,
+        close_audit=_sign_heads(gate, every_s=config.audit.sign_every.total_seconds()),
     )
 
 
@@ -147,11 +147,11 @@ def _gate(
         database,
         authorizer=Authorizer(all_operations().values(), files=_policy_texts(home, config)),
         audit=audit,
-        zones=Zones(_zones(config)),
+        zones=ZoneRegistry(_zones(config)),
         seal=keyring,
         fence=current_fence,
         owner=local_caller(database) if as_owner else None,
-        holds=holds,
+        holds=is_still_valid,
         clock=clock,
     )
 
@@ -172,7 +172,7 @@ def local_caller(database: Database) -> Caller:
 def _is_first_start(database: Database, home: Home, config: Config) -> bool:
     """Whether nothing was founded yet; Damaged if the witness knows better."""
     with database.read() as tx:
-        if founding.is_founded(tx):
+        if bootstrap.is_bootstrapped(tx):
             return False
     witness = config.audit.witness or home.witness
     if witness.exists() and witness.stat().st_size:
@@ -185,15 +185,15 @@ def _is_first_start(database: Database, home: Home, config: Config) -> bool:
 
 def _found_once(database: Database, keyring: Keyring, now: datetime) -> str:
     with database.write() as tx:
-        if not founding.is_founded(tx):
-            founding.found(tx, keyring, administrator=local_user(), now=now)
+        if not bootstrap.is_bootstrapped(tx):
+            bootstrap.bootstrap(tx, keyring, administrator=local_user(), now=now)
         return read_log_id(tx)
 
 
 def _record_founding_once(database: Database, audit: AuditLog, now: datetime) -> None:
     with database.write() as tx:
         if audit.is_empty(tx):
-            founding.record_founding(tx, audit, administrator=local_user(), now=now)
+            bootstrap.record_bootstrap(tx, audit, administrator=local_user(), now=now)
 
 
 def _zones(config: Config) -> list[Zone]:
@@ -208,7 +208,7 @@ def _policy_texts(home: Home, config: Config) -> list[PolicyText]:
     return [PolicyText(f"file:{path.name}", path.read_text()) for path in drivers.policy_files(home, config)]
 
 
-def _keep_books(gate: Gate, *, every_s: float) -> Callable[[], None]:
+def _sign_heads(gate: Gate, *, every_s: float) -> Callable[[], None]:
     """Write down hot windows that ended and sign heads, in a thread, and once more at the end."""
     stop = threading.Event()
 

@@ -23,7 +23,7 @@ from falaj.control.checkpoint_desk import CheckpointDesk
 from falaj.control.platform import Rooms
 from falaj.control.recalling import recall
 from falaj.errors import FalajError, Fenced, Interrupted, InvalidInput, TooLarge, Unavailable
-from falaj.governance.caller import Caller, start_thread
+from falaj.governance.operations.caller import Caller, start_thread
 from falaj.records.names import ObjectId
 from falaj.records.tracking import BATCH_POINTS, MetricPoint
 from falaj.training.runtime.agent.protocol import (

@@ -20,13 +20,13 @@ from falaj.control.pace import Pace
 from falaj.control.staging import stage
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
 from falaj.governance import objects
-from falaj.governance.caller import Caller
-from falaj.governance.secrets import open_secrets
+from falaj.governance.operations.caller import Caller
+from falaj.governance.secrets.service import open_secrets
 from falaj.ports.launcher import AttemptState, Launch
-from falaj.records.accounting import UsedUp
 from falaj.records.names import ObjectId
+from falaj.records.scheduling.accounting import ResourceUsage
 from falaj.records.tracking import MetricPoint
-from falaj.records.training import JobOutput, JobSpec, Verdict
+from falaj.records.training.jobs import JobOutput, JobSpec, Verdict
 from falaj.training import store
 from falaj.training.logs import attempt_name
 from falaj.training.moving import words_of
@@ -203,14 +203,14 @@ class Attempt:
             verdict = "failed" if verdict == "done" else verdict
             reason = f"{reason + '; ' if reason else ''}what it left could not be kept: {error}"
         with acting(self._office.service, fence=self._office.fence):
-            self._office.rooms.jobs.settle(
+            self._office.rooms.jobs.finish(
                 self.job,
                 attempt=self.number,
                 verdict=verdict,
                 reason=reason and printable(reason)[:2000],
                 exit_code=state.exit_code,
                 outputs=outputs,
-                used=UsedUp(**asdict(state.used)),
+                used=ResourceUsage(**asdict(state.used)),
                 **kept,
             )
         self.clear()
@@ -253,7 +253,7 @@ class Attempt:
         )
         log_blob = upload_log(rooms, self._yard.launcher, self.name, **where)  # type: ignore[arg-type]
         known = packages_of(self._yard.environments, self._spec.environment)
-        packages = rooms.blob.upload(iter([known]), **where)  # type: ignore[arg-type]
+        packages = rooms.blobs.upload(iter([known]), **where)  # type: ignore[arg-type]
         return {"log": log_blob, "environment": packages.id}
 
     # -------------------------------------------------------------------------------------------- its start
@@ -310,7 +310,7 @@ class Attempt:
         if not self._spec.secrets:
             return {}
         with acting(self._owner(), fence=self._office.fence):
-            return open_secrets(self._office.rooms.secret, self._spec.secrets, workspace=self._workspace)
+            return open_secrets(self._office.rooms.secrets, self._spec.secrets, workspace=self._workspace)
 
     def _gpus(self) -> tuple[str, ...]:
         """The UUIDs of the cards or slices that were handed out."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from falaj.errors import Denied
 from falaj.governance import objects
-from falaj.governance.caller import Caller, acting_as, on_terms
-from falaj.governance.directory import holds
-from falaj.governance.tokens import caller_for
+from falaj.governance.identity.directory import is_still_valid
+from falaj.governance.identity.tokens import caller_for
+from falaj.governance.operations.caller import Caller, acting_as, on_terms
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.names import ROOT
 
@@ -27,7 +27,7 @@ def asker(tx: Transaction, row: Mapping[str, Any], *, origin: str) -> Caller:
         actions=None if row["actions"] is None else tuple(row["actions"]),
         token=row["token"],
     )
-    if not holds(tx, caller, None):
+    if not is_still_valid(tx, caller, None):
         raise Denied("whoever asked for this work may no longer act")
     return caller
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from falaj.records.pipelines import Canary, CanaryVerdict
+from falaj.records.control.pipelines import Canary, CanaryVerdict
 from falaj.records.serving import VersionStats
 
 LOOKS = 3

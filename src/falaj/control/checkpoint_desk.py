@@ -15,9 +15,9 @@ from falaj.control.allowance import Allowance
 from falaj.control.behalf import acting
 from falaj.control.platform import Rooms
 from falaj.errors import FalajError
-from falaj.governance.caller import Caller
+from falaj.governance.operations.caller import Caller
 from falaj.records.names import ObjectId
-from falaj.records.training import Checkpoint, CheckpointPart
+from falaj.records.training.jobs import Checkpoint, CheckpointPart
 from falaj.training.runtime.checkpointing.storage.store import MAX_KEPT, MAX_PARTS, SaveId
 from falaj.training.runtime.errors import CheckpointDamaged, CheckpointFailed, InvalidTraining
 
@@ -136,7 +136,7 @@ class CheckpointDesk:
         if not there:
             return 0, iter(())
         with acting(self._owner(), fence=self._fence):
-            return there, self._rooms.blob.read(part.blob, offset=offset, length=there)
+            return there, self._rooms.blobs.read(part.blob, offset=offset, length=there)
 
     def _kept(self) -> tuple[Checkpoint, ...]:
         with acting(self._owner(), fence=self._fence):
@@ -203,14 +203,14 @@ class CheckpointDesk:
     def _upload(self, body: Iterator[bytes], what: str) -> ObjectId:
         watched = self._allowance.watch(body, what=what)
         with acting(self._owner(), fence=self._fence):
-            return self._rooms.blob.upload(watched, workspace=self._workspace, sources=(self._job,)).id
+            return self._rooms.blobs.upload(watched, workspace=self._workspace, sources=(self._job,)).id
 
     def _drop(self, blobs: Iterable[ObjectId | None]) -> None:
         """Let go of what no commit will have; where that is not possible, it expires."""
         for blob in blobs:
             if blob is not None:
                 with suppress(FalajError), acting(self._owner(), fence=self._fence):
-                    self._rooms.blob.delete(blob)
+                    self._rooms.blobs.delete(blob)
                     self._erase((blob,))
 
     def _erase(self, blobs: Iterable[ObjectId]) -> None:

@@ -14,7 +14,7 @@ from falaj.errors import InvalidInput
 from falaj.ports.launcher import Launcher
 from falaj.records.names import ObjectId
 from falaj.records.tracking import ArtifactPath
-from falaj.records.training import JobOutput
+from falaj.records.training.jobs import JobOutput
 
 CHUNK_BYTES = 1 << 20
 MOST_OUTPUTS = 10_000
@@ -31,7 +31,7 @@ def upload_outputs(
     made: list[JobOutput] = []
     for path, handle in output_files(folder):
         with os.fdopen(handle, "rb") as file:
-            blob = rooms.blob.upload(
+            blob = rooms.blobs.upload(
                 iter(lambda: file.read(CHUNK_BYTES), b""), workspace=workspace, sources=sources
             )
         made.append(JobOutput(path=path, blob=blob.id))
@@ -107,4 +107,4 @@ def upload_log(
             offset += len(piece)
             yield piece
 
-    return rooms.blob.upload(pieces(), workspace=workspace, sources=sources).id
+    return rooms.blobs.upload(pieces(), workspace=workspace, sources=sources).id

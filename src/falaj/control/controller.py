@@ -20,13 +20,13 @@ from falaj.control.walk import LONGEST_PAUSE_S
 from falaj.control.workflows import PUTTING_BACK, WORKFLOWS, Workflow
 from falaj.errors import Conflict, Denied, FalajError, Fenced, Unavailable
 from falaj.governance import objects
-from falaj.governance.caller import Caller, acting_as, on_terms, start_thread
-from falaj.governance.directory import holds
-from falaj.governance.gate import Gate
-from falaj.governance.tokens import caller_for
+from falaj.governance.identity.directory import is_still_valid
+from falaj.governance.identity.tokens import caller_for
+from falaj.governance.operations.caller import Caller, acting_as, on_terms, start_thread
+from falaj.governance.operations.gate import Gate
 from falaj.ports.workflows import Ended, Json, Steps, Workflows
+from falaj.records.control.workflows import WorkflowState
 from falaj.records.names import ROOT
-from falaj.records.work import WorkState
 
 log = logging.getLogger("falaj.controller")
 
@@ -167,7 +167,7 @@ class Controller:
             elif row["cancelling"] and not _puts_back(row):
                 self._cancel(engine, row)
             elif row["id"] not in self._started:
-                self._note(row["id"], state=WorkState.RUNNING)
+                self._note(row["id"], state=WorkflowState.RUNNING)
                 engine.start(row["id"], row["workflow"], row["input"])
                 self._started.add(row["id"])
 
@@ -184,14 +184,14 @@ class Controller:
         return self._engine
 
     def _cancel(self, engine: Workflows, row: Any) -> None:
-        if row["id"] in self._started or row["state"] == WorkState.RUNNING:
+        if row["id"] in self._started or row["state"] == WorkflowState.RUNNING:
             engine.cancel(row["id"])
         else:
             self._settle(row["id"], Ended(result=None, error="cancelled", cancelled=True))
 
     def _settle(self, ident: str, ended: Ended) -> None:
-        failed = WorkState.CANCELLED if ended.cancelled else WorkState.FAILED
-        state = WorkState.DONE if ended.error is None else failed
+        failed = WorkflowState.CANCELLED if ended.cancelled else WorkflowState.FAILED
+        state = WorkflowState.DONE if ended.error is None else failed
         with self._gate.database.write() as tx:
             work.end(
                 tx,
@@ -233,8 +233,8 @@ class Controller:
 
     def _sweep(self) -> None:
         with self._as_controller():
-            self._rooms.blob.sweep()
-            self._rooms.platform.tidy()
+            self._rooms.blobs.cleanup()
+            self._rooms.platform.cleanup()
 
     @contextmanager
     def _as_controller(self) -> Iterator[None]:
@@ -252,7 +252,7 @@ def _is_due(at: datetime, every: timedelta, *, now: datetime) -> bool:
 
 def _puts_back(row: Any) -> bool:
     """Whether cancelled work is left to its own steps: the next one fails, and what it had begun is undone."""
-    return row["workflow"] in PUTTING_BACK and row["state"] == WorkState.RUNNING
+    return row["workflow"] in PUTTING_BACK and row["state"] == WorkflowState.RUNNING
 
 
 def pause_s(every_s: float, *, waited_s: float, longest_s: float = LONGEST_PAUSE_S) -> float:
@@ -360,6 +360,6 @@ class _AuthorizedSteps:
                 actions=None if row["actions"] is None else tuple(row["actions"]),
                 token=row["token"],
             )
-            if not holds(tx, caller, None):
+            if not is_still_valid(tx, caller, None):
                 raise Denied("whoever asked for this work may no longer act")
         return caller

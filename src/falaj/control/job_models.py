@@ -10,7 +10,7 @@ from typing import Any
 from falaj.control.platform import Rooms
 from falaj.errors import Conflict, NotFound
 from falaj.records.registry import ModelVersion
-from falaj.records.training import Job, JobState
+from falaj.records.training.jobs import Job, JobState
 
 DESCRIPTION = "model.json"
 """What a job says of the model among its outputs; fj.save_model writes it."""
@@ -39,7 +39,7 @@ def _training_set(rooms: Rooms, job: Job, workspace: str | None) -> str | None:
         home = f"{place}{slash}" or (f"{workspace}/" if workspace else "")
         is_id = name.startswith("dataset_") and not colon
         with suppress(NotFound):
-            return rooms.object.show(name if is_id else f"{home}dataset:{name.removeprefix('dataset:')}").id
+            return rooms.objects.show(name if is_id else f"{home}dataset:{name.removeprefix('dataset:')}").id
     return None
 
 
@@ -48,7 +48,7 @@ def described(rooms: Rooms, job: Job) -> dict[str, Any]:
     outputs = {output.path: output.blob for output in job.outputs}
     if DESCRIPTION not in outputs:
         raise Conflict(f"the job {job.name} left no {DESCRIPTION} behind; fj.save_model writes it")
-    text = _beginning(rooms.blob.read(outputs[DESCRIPTION]))
+    text = _beginning(rooms.blobs.read(outputs[DESCRIPTION]))
     if len(text) > LARGEST_BYTES:
         raise Conflict(f"{DESCRIPTION} of the job {job.name} has more than {LARGEST_BYTES} bytes")
     try:

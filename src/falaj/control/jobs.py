@@ -23,11 +23,11 @@ from falaj.control.platform import Rooms
 from falaj.control.resting import Rests
 from falaj.control.staging import open_to_pass
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
-from falaj.governance.caller import start_thread
-from falaj.governance.gate import Gate
+from falaj.governance.operations.caller import start_thread
+from falaj.governance.operations.gate import Gate
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Decision, Evict, Node, Request, Start
-from falaj.records.training import JobState
+from falaj.records.scheduling.snapshot import Decision, Evict, Node, Request, Start
+from falaj.records.training.jobs import JobState
 from falaj.scheduling import Backlog, decide_from
 from falaj.training import store
 from falaj.training.queue import Look
@@ -192,7 +192,7 @@ class JobKeeper:
     def _make_room(self, job: ObjectId, victims: list[ObjectId]) -> None:
         """Write down who leaves for whom; those that run are told at the next look."""
         log.info("jobs make room", extra={"job": job, "leaving": victims})
-        self._written(job, lambda: self._office.rooms.jobs.make_room(job, leaving=tuple(victims)))
+        self._written(job, lambda: self._office.rooms.jobs.preempt(job, leaving=tuple(victims)))
 
     def _written(self, job: ObjectId, write: Callable[[], object]) -> bool:
         """Whether something about a waiting job was written down. One that cannot be waits a while, and says so."""

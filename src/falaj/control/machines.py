@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from falaj.governance.call import current_call
-from falaj.governance.gate import Gate
-from falaj.governance.operations import Mode, operation
+from falaj.governance.operations.call import current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import Mode, operation
 from falaj.ports.hardware import NodeFacts
-from falaj.records.hardware import Free, Machine
-from falaj.records.scheduling import WHOLE_GPU, Node
-from falaj.records.training import JobSpec
+from falaj.records.scheduling.hardware import FreeResources, Machine
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Node
+from falaj.records.training.jobs import JobSpec
 from falaj.training import store
 
 
@@ -29,7 +29,7 @@ class Machines:
         self.gate = gate
         self._source = source
 
-    @operation("node.list", resource="platform", mode=Mode.READ, allow="anyone")
+    @operation("nodes.list", resource="platform", mode=Mode.READ, allow="anyone")
     def list(self) -> tuple[Machine, ...]:
         """The machines that run jobs: their CPUs, memory, GPUs and networks, and what is free now."""
         tx = current_call().tx
@@ -53,7 +53,7 @@ def described(facts: NodeFacts, node: Node, running: Sequence[Any]) -> Machine:
     )
 
 
-def free_of(node: Node, running: Iterable[Any]) -> Free:
+def free_of(node: Node, running: Iterable[Any]) -> FreeResources:
     """What the jobs in the rows of `running` leave of a node; of a GPU that is gone, nothing can be held."""
     cpus, memory_bytes, held = node.cpus, node.memory_bytes, Counter[str]()
     for row in running:
@@ -64,7 +64,7 @@ def free_of(node: Node, running: Iterable[Any]) -> Free:
                 memory_bytes -= spec.memory_bytes or 0
                 held.update(dict.fromkeys(placed["gpus"], spec.gpu_milli))
     left = tuple(max(0, WHOLE_GPU - held[gpu.id]) for gpu in node.gpus)
-    return Free(
+    return FreeResources(
         cpus=max(0, cpus),
         memory_bytes=max(0, memory_bytes),
         gpus=left.count(WHOLE_GPU),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 
-from falaj.records.scheduling import Node
+from falaj.records.scheduling.snapshot import Node
 from falaj.training.queue import Look, is_due
 
 RECONSIDER_S = 5.0

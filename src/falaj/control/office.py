@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 from falaj.control import lease
 from falaj.control.allowance import Allowance
 from falaj.control.platform import Rooms
-from falaj.governance.caller import Caller
-from falaj.governance.gate import Gate
-from falaj.governance.idempotency import hold_fence
+from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.idempotency import hold_fence
 from falaj.ports.launcher import Launcher
-from falaj.records.hardware import MPS_DIRECTORY
-from falaj.records.scheduling import Node
+from falaj.records.scheduling.hardware import MPS_DIRECTORY
+from falaj.records.scheduling.snapshot import Node
 from falaj.training import store
 from falaj.training.logs import attempt_name
 

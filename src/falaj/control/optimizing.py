@@ -15,12 +15,12 @@ from falaj.control.behalf import controller_itself
 from falaj.control.platform import Rooms
 from falaj.control.walk import Walk
 from falaj.errors import Conflict
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.optimization.settings import Settings
 from falaj.ports.workflows import Json
-from falaj.records.optimization import Budget, Report, Variant, Verdict
+from falaj.records.optimization import AcceptanceBudget, OptimizationReport, OptimizationVerdict, Variant
 from falaj.records.registry import FileFormat, ModelVersion
-from falaj.records.training import Job, JobSpec, JobState
+from falaj.records.training.jobs import Job, JobSpec, JobState
 
 REPORT = "report.json"
 LARGEST_REPORT = 4 << 20
@@ -35,7 +35,7 @@ def optimize(rooms: Rooms, walk: Walk, given: Json) -> Json:
     job = job_ended(rooms, walk, "measure variants", asked["id"], lambda: _ended(rooms, asked["id"]))
     said = walk.run("read the report", lambda: _report(rooms, job))
     made: dict[str, Json] = {}
-    for variant in _accepted(Report.model_validate(said)):
+    for variant in _accepted(OptimizationReport.model_validate(said)):
         name = f"register {variant.recipe}"
         made[variant.recipe] = walk.run(name, lambda each=variant: _register(rooms, given, job, each))  # type: ignore[misc]
     kept = walk.run("record", lambda: _record(rooms, given, job, said, made))
@@ -52,7 +52,7 @@ def _submit(rooms: Rooms, given: Json) -> Json:
         target=given["target"],
         features=tuple(given["features"]),
         recipes=tuple(given["recipes"]),
-        budget=Budget.model_validate(given["budget"]),
+        budget=AcceptanceBudget.model_validate(given["budget"]),
     )
     version = rooms.models.version(given["model"])
     spec = JobSpec(
@@ -80,19 +80,21 @@ def _report(rooms: Rooms, job: Json) -> Json:
     blob = _outputs(job).get(REPORT)
     if blob is None:
         raise Conflict(f"the job {job['id']} left no {REPORT} behind")
-    text = b"".join(rooms.blob.read(blob, length=LARGEST_REPORT))
+    text = b"".join(rooms.blobs.read(blob, length=LARGEST_REPORT))
     try:
-        return _dump(Report.model_validate_json(text))
+        return _dump(OptimizationReport.model_validate_json(text))
     except ValidationError as error:
         raise Conflict(
             f"{REPORT} of the job {job['id']} cannot be read: {error.error_count()} faults"
         ) from None
 
 
-def _accepted(report: Report) -> list[Variant]:
+def _accepted(report: OptimizationReport) -> list[Variant]:
     """Those that become versions, the fastest on a single row last."""
     chosen = [
-        each for each in report.variants if each.verdict is Verdict.ACCEPTED and each.measured is not None
+        each
+        for each in report.variants
+        if each.verdict is OptimizationVerdict.ACCEPTED and each.measured is not None
     ]
     return sorted(chosen, key=lambda each: -each.measured.latency_p50_us if each.measured else 0.0)
 
@@ -136,7 +138,7 @@ def _metrics(variant: Variant) -> dict[str, float]:
 
 def _record(rooms: Rooms, given: Json, job: Json, said: Json, made: dict[str, Json]) -> Json:
     """The controller's own word: whoever asked could else write down what was never measured."""
-    report = Report.model_validate(said)
+    report = OptimizationReport.model_validate(said)
     variants = tuple(
         each.model_copy(update={"version": made[each.recipe]["reference"]}) if each.recipe in made else each
         for each in report.variants
@@ -148,7 +150,7 @@ def _record(rooms: Rooms, given: Json, job: Json, said: Json, made: dict[str, Js
             job=job["id"],
             target=given["target"],
             features=tuple(given["features"]),
-            budget=Budget.model_validate(given["budget"]),
+            budget=AcceptanceBudget.model_validate(given["budget"]),
             report=report.model_copy(update={"variants": variants}),
         )
     return _dump(kept)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 from falaj.control import lease
-from falaj.governance import idempotency, outbox
-from falaj.governance.call import current_call
-from falaj.governance.founding import count_users
-from falaj.governance.gate import Gate
-from falaj.governance.operations import Mode, operation
-from falaj.governance.tokens import forget_links
-from falaj.records.identity import Role
-from falaj.records.platform import MetricsText, PlatformFacts, Tidied
+from falaj.governance.bootstrap import count_users
+from falaj.governance.identity.tokens import forget_links
+from falaj.governance.operations import idempotency, outbox
+from falaj.governance.operations.call import current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import Mode, operation
+from falaj.records.governance.identity import Role
+from falaj.records.platform import CleanupResult, MetricsText, PlatformFacts
 from falaj.version import VERSION
 
 KEYS_KEPT = timedelta(days=7)
@@ -36,11 +36,11 @@ class Overview:
             users=count_users(call.tx),
         )
 
-    @operation("platform.tidy", resource="platform", allow=Role.OPERATOR)
-    def tidy(self) -> Tidied:
+    @operation("platform.cleanup", resource="platform", allow=Role.OPERATOR)
+    def cleanup(self) -> CleanupResult:
         """Drop idempotency keys, events and sign-in links that are old; the controller does it now and then."""
         call = current_call()
-        return Tidied(
+        return CleanupResult(
             keys=idempotency.forget(call.tx, before=call.now - KEYS_KEPT),
             events=outbox.forget(call.tx, before=call.now - EVENTS_KEPT),
             links=forget_links(call.tx, before=call.now),

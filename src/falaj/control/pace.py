@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from falaj.records.tracking import MetricPoint
-from falaj.records.training import Progress
+from falaj.records.training.jobs import JobProgress
 
 WINDOW_S = 30.0
 """The rate is that of the last half minute: a pause for a checkpoint does not make it jump."""
@@ -46,12 +46,12 @@ class Pace:
             if self._total is None and newest > 0:
                 self._move(newest)
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> JobProgress | None:
         """How far it is by now; none before it has said anything."""
         with self._lock:
             if self._step is None:
                 return None
-            return Progress(step=self._step, total=self._total, loss=self._loss, rate=self._rate())
+            return JobProgress(step=self._step, total=self._total, loss=self._loss, rate=self._rate())
 
     def _move(self, step: int) -> None:
         now = self._clock()

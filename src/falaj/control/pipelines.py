@@ -10,26 +10,26 @@ from falaj.control.tables import pipelines, work
 from falaj.control.work import Intents
 from falaj.errors import Conflict, Denied
 from falaj.governance import objects
-from falaj.governance.blob_bytes import BlobBytes
-from falaj.governance.call import Call, current_call
-from falaj.governance.gate import Gate
-from falaj.governance.listing import page_in_target
-from falaj.governance.operations import Mode, operation
+from falaj.governance.blobs.contents import BlobContents
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import Mode, operation
+from falaj.governance.operations.pagination import list_workspace_page
 from falaj.ports.metadata import Transaction
+from falaj.records.control.pipelines import Canary, Cause, Pipeline, PipelineRef, StoredPipeline
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import BlobRef, ObjectId, Reference, RefersTo, WorkspaceRef
-from falaj.records.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.pipelines import Canary, Cause, Pipeline, PipelineRef, StoredPipeline
 from falaj.records.registry import AliasName, ModelVersionRef
-from falaj.records.work import Work, WorkState
 
 EndpointRef = Annotated[Reference, RefersTo("endpoint")]
-UNFINISHED = (WorkState.WAITING, WorkState.RUNNING)
+UNFINISHED = (WorkflowState.WAITING, WorkflowState.RUNNING)
 
 
 class Pipelines:
     """Say how a model is trained anew, start that, and try versions beside the one that serves."""
 
-    def __init__(self, gate: Gate, blobs: BlobBytes, intents: Intents) -> None:
+    def __init__(self, gate: Gate, blobs: BlobContents, intents: Intents) -> None:
         self.gate = gate
         self._blobs = blobs
         self._intents = intents
@@ -66,7 +66,7 @@ class Pipelines:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[StoredPipeline]:
         """The pipelines of a workspace, each with its last start."""
-        return page_in_target(self.gate, "pipeline", pipeline_record, after=after, limit=limit)
+        return list_workspace_page(self.gate, "pipeline", pipeline_record, after=after, limit=limit)
 
     @operation("pipelines.show", resource="pipeline", mode=Mode.READ)
     def show(self, pipeline: PipelineRef) -> StoredPipeline:
@@ -74,13 +74,15 @@ class Pipelines:
         return pipeline_record(current_call().tx, current_call().target)
 
     @operation("pipelines.start", resource="pipeline")
-    def start(self, pipeline: PipelineRef, *, cause: Cause = "person") -> Work:
+    def start(self, pipeline: PipelineRef, *, cause: Cause = "person") -> WorkflowRun:
         """Train anew: training set, job, version, canary, then promotion or the way back."""
         call = current_call()
         row = _row(call.tx, call.target.id)
         busy = _unfinished(call.tx, row["work"])
         if busy:
-            raise Conflict(f"pipeline {call.target.name} is at work already: falaj work watch {row['work']}")
+            raise Conflict(
+                f"pipeline {call.target.name} is at work already: falaj workflows watch {row['work']}"
+            )
         home = objects.by_id(call.tx, call.target.workspace)
         given = {
             "pipeline": row["definition"],
@@ -101,7 +103,7 @@ class Pipelines:
         model: ModelVersionRef,
         alias: AliasName | None = None,
         plan: Canary = Canary(),  # noqa: B008 - frozen
-    ) -> Work:
+    ) -> WorkflowRun:
         """Try a version beside the one that serves; then all requests go to it (and `alias` points at it), or none."""
         call = current_call()
         given = {

@@ -11,17 +11,17 @@ from falaj.control.overview import Overview
 from falaj.control.pipelines import Pipelines
 from falaj.control.work import Works
 from falaj.features.room import Features
-from falaj.governance.audit.room import Audit
-from falaj.governance.blobs import Blobs
-from falaj.governance.catalogue import Objects, ZoneList
-from falaj.governance.encryption.room import Keys
-from falaj.governance.lineage import Lineage
-from falaj.governance.operations import Operation, operations_of
-from falaj.governance.policies import Policies
-from falaj.governance.secrets import Secrets
-from falaj.governance.tokens import Tokens
-from falaj.governance.users import Groups, Users
-from falaj.governance.workspaces import Workspaces
+from falaj.governance.audit.service import Audit
+from falaj.governance.blobs.service import Blobs
+from falaj.governance.catalog.service import Objects, Zones
+from falaj.governance.encryption.service import Keys
+from falaj.governance.identity.tokens import Tokens
+from falaj.governance.identity.users import Groups, Users
+from falaj.governance.identity.workspaces import Workspaces
+from falaj.governance.lineage.service import Lineage
+from falaj.governance.operations.operation import Operation, operations_of
+from falaj.governance.policy.service import Policies
+from falaj.governance.secrets.service import Secrets
 from falaj.monitoring.room import Monitoring
 from falaj.optimization.room import Optimizations
 from falaj.registry.models import Models
@@ -36,24 +36,24 @@ from falaj.training.jobs import Jobs
 class Rooms:
     """The rooms; a field's name is the first half of its operations' names."""
 
-    workspace: Workspaces
-    user: Users
-    group: Groups
-    token: Tokens
-    policy: Policies
-    object: Objects
-    zone: ZoneList
+    workspaces: Workspaces
+    users: Users
+    groups: Groups
+    tokens: Tokens
+    policies: Policies
+    objects: Objects
+    zones: Zones
     keys: Keys
-    secret: Secrets
-    blob: Blobs
+    secrets: Secrets
+    blobs: Blobs
     lineage: Lineage
     audit: Audit
-    work: Works
+    workflows: Works
     platform: Overview
     runs: Runs
-    node: Machines
+    nodes: Machines
     jobs: Jobs
-    queue: Queues
+    queues: Queues
     usage: Usage
     features: Features
     models: Models

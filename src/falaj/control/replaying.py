@@ -14,9 +14,9 @@ from falaj.control.behalf import controller_itself
 from falaj.control.platform import Rooms
 from falaj.control.walk import Walk
 from falaj.errors import Unavailable
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.ports.workflows import Json
-from falaj.records.simulation import Comparison, Question
+from falaj.records.scheduling.simulation import WhatIfComparison, WhatIfQuestion
 from falaj.scheduling.simulator.process import ReplayProcess
 
 log = logging.getLogger("falaj.controller")
@@ -28,14 +28,14 @@ SAY_EVERY_S = 0.5
 
 def replay(rooms: Rooms, walk: Walk, given: Json) -> Json:
     """Replay what was asked for; the result says of how many jobs, the comparison is for operators only."""
-    with closing(Replay(rooms, walk, Question.model_validate(given))) as running:
+    with closing(Replay(rooms, walk, WhatIfQuestion.model_validate(given))) as running:
         return walk.wait("replay", running.look, every_s=LOOK_EVERY_S, longest_s=LONGEST_PAUSE_S)
 
 
 class Replay:
     """One that is going on. Closed, its process is gone."""
 
-    def __init__(self, rooms: Rooms, walk: Walk, question: Question) -> None:
+    def __init__(self, rooms: Rooms, walk: Walk, question: WhatIfQuestion) -> None:
         self._rooms, self._walk, self._question = rooms, walk, question
         self._process: ReplayProcess | None = None
         self._said: tuple[int, int] | None = None
@@ -66,7 +66,7 @@ class Replay:
 
     def _begin(self) -> ReplayProcess:
         asked = self._question
-        past = self._rooms.queue.past(since=asked.since, until=asked.until, as_of=asked.asked_at)
+        past = self._rooms.queues.history(since=asked.since, until=asked.until, as_of=asked.asked_at)
         return ReplayProcess(asked, past)
 
     def _say(self, progress: tuple[int, int] | None) -> None:
@@ -76,10 +76,10 @@ class Replay:
             which = "without the changes" if 2 * done < of else "with the changes"
             self._walk.say(f"replay {which}", done=done, of=of)
 
-    def _keep(self, found: Comparison) -> Json:
+    def _keep(self, found: WhatIfComparison) -> Json:
         """The controller's own word: whoever asked could else write down what was never replayed."""
-        queue, work = self._rooms.queue, self._walk.workflow
+        queues, work = self._rooms.queues, self._walk.workflow
         self._walk.say("keep what was found", done=2 * found.jobs, of=2 * found.jobs)
-        with acting_as(controller_itself(queue.gate.database)):
-            kept: Json = queue.keep_what_if(work, comparison=found).model_dump(mode="json")
+        with acting_as(controller_itself(queues.gate.database)):
+            kept: Json = queues.save_what_if(work, comparison=found).model_dump(mode="json")
         return kept

@@ -17,11 +17,11 @@ from falaj.control.platform import Rooms
 from falaj.control.walk import Walk
 from falaj.errors import Conflict, FalajError
 from falaj.ports.workflows import Json
-from falaj.records.pipelines import Canary, Optimizing, Pipeline
+from falaj.records.control.pipelines import Canary, Pipeline, PipelineOptimization
+from falaj.records.control.workflows import WorkflowState
 from falaj.records.record import utc_now
 from falaj.records.serving import EndpointStats, Route, VersionStats
-from falaj.records.training import Job, JobState
-from falaj.records.work import WorkState
+from falaj.records.training.jobs import Job, JobState
 
 Weights = dict[str, int]
 """Shares of requests by version."""
@@ -109,7 +109,7 @@ def _register(rooms: Rooms, plan: Pipeline, workspace: str, said: Json, *, job: 
     return dump(registered(rooms, made, said, plan.model, training_set=data, workspace=workspace))
 
 
-def _optimized(rooms: Rooms, walk: Walk, asked: Optimizing, version: Json, data: str) -> Json:
+def _optimized(rooms: Rooms, walk: Walk, asked: PipelineOptimization, version: Json, data: str) -> Json:
     """The accepted variant that is registered last, or the version itself if none was."""
 
     def start() -> Json:
@@ -120,10 +120,10 @@ def _optimized(rooms: Rooms, walk: Walk, asked: Optimizing, version: Json, data:
         )
 
     def ended() -> Json | None:
-        found = rooms.work.show(work["id"])
+        found = rooms.workflows.show(work["id"])
         if not found.state.ended:
             return None
-        if found.state is not WorkState.DONE:
+        if found.state is not WorkflowState.DONE:
             return {"versions": []}  # a variant that cannot be made is no reason to keep the old model
         return found.result or {"versions": []}
 
@@ -141,7 +141,7 @@ def _rebase(rooms: Rooms, walk: Walk, plan: Pipeline, workspace: str, data: str)
         return {"monitors": [each.id for each in found if each.endpoint == endpoint]}
 
     def rebase(monitor: str) -> Json:
-        return dump(rooms.monitoring.rebase(monitor, reference=data))
+        return dump(rooms.monitoring.set_reference(monitor, reference=data))
 
     for monitor in walk.run("look for monitors", watching)["monitors"]:
         walk.run(f"rebase {monitor}", partial(rebase, monitor))

@@ -14,8 +14,8 @@ from falaj.control.platform import Rooms
 from falaj.errors import InvalidInput
 from falaj.governance import objects
 from falaj.ports.metadata import Database
-from falaj.records.objects import StoredObject
-from falaj.records.training import JobSpec
+from falaj.records.governance.objects import StoredObject
+from falaj.records.training.jobs import JobSpec
 from falaj.training.packing import unpack_code
 
 GoOn = Callable[[], None]
@@ -32,7 +32,7 @@ def stage(rooms: Rooms, database: Database, row: Mapping[str, Any], directory: P
             (draft / name).mkdir(mode=0o700)
         spec = JobSpec.model_validate(row["spec"])
         if row["code"] is not None:
-            unpack_code(_Pieces(rooms.blob.read(row["code"])), draft / "code")
+            unpack_code(_Pieces(rooms.blobs.read(row["code"])), draft / "code")
             _require_script(spec, draft / "code")
         for name, found in _inputs(database, row).items():
             go_on()
@@ -73,7 +73,7 @@ def put_input(rooms: Rooms, found: StoredObject, folder: Path, name: str) -> Non
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write_bytes(rooms.models.read(found.id, file.path), target)
     else:
-        _write_bytes(rooms.blob.read(found.id), folder / f"{name}{Path(found.name).suffix}")
+        _write_bytes(rooms.blobs.read(found.id), folder / f"{name}{Path(found.name).suffix}")
 
 
 def _inputs(database: Database, row: Mapping[str, Any]) -> dict[str, StoredObject]:

@@ -9,13 +9,13 @@ from falaj.control import pipelines
 from falaj.control.platform import Rooms
 from falaj.errors import Denied, FalajError, Fenced, Unavailable
 from falaj.governance import objects
-from falaj.governance.caller import acting_as, on_terms
-from falaj.governance.gate import Gate
-from falaj.governance.tokens import caller_for
+from falaj.governance.identity.tokens import caller_for
+from falaj.governance.operations.caller import acting_as, on_terms
+from falaj.governance.operations.gate import Gate
 from falaj.monitoring import store as monitoring
 from falaj.ports.metadata import Transaction
+from falaj.records.control.pipelines import Cause, StoredPipeline
 from falaj.records.names import ObjectId
-from falaj.records.pipelines import Cause, StoredPipeline
 
 log = logging.getLogger("falaj.triggers")
 

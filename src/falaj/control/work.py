@@ -14,22 +14,24 @@ from falaj.control import lease
 from falaj.control.tables import work
 from falaj.errors import Conflict
 from falaj.governance import objects
-from falaj.governance.call import Call, current_call
-from falaj.governance.gate import Gate
-from falaj.governance.idempotency import hold_fence
-from falaj.governance.listing import page_in_target
-from falaj.governance.operations import Mode, operation
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.idempotency import hold_fence
+from falaj.governance.operations.operation import Mode, operation
+from falaj.governance.operations.pagination import list_workspace_page
 from falaj.ports.metadata import Transaction
-from falaj.records.names import WorkRef, WorkspaceRef
-from falaj.records.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.work import Work, WorkState
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.names import WorkflowRef, WorkspaceRef
 
 WATCH_EVERY_S = 0.1
 ALIVE_EVERY_S = 2.0
 """So often a watcher hears something: one that is gone is noticed by then."""
 
 _row = select(work).where(work.c.id == bindparam("id"))
-_unfinished = select(work).where(work.c.state.in_([WorkState.WAITING, WorkState.RUNNING])).order_by(work.c.id)
+_unfinished = (
+    select(work).where(work.c.state.in_([WorkflowState.WAITING, WorkflowState.RUNNING])).order_by(work.c.id)
+)
 
 
 class Works:
@@ -38,25 +40,25 @@ class Works:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
-    @operation("work.show", resource="work", mode=Mode.READ)
-    def show(self, work: WorkRef) -> Work:
+    @operation("workflows.show", resource="work", mode=Mode.READ)
+    def show(self, work: WorkflowRef) -> WorkflowRun:
         """How far it is, or how it ended."""
         return work_record(current_call().tx, current_call().target)
 
-    @operation("work.list", resource="workspace", mode=Mode.READ)
+    @operation("workflows.list", resource="workspace", mode=Mode.READ)
     def list(
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
-    ) -> Page[Work]:
+    ) -> Page[WorkflowRun]:
         """The work of a workspace, oldest first."""
-        return page_in_target(self.gate, "work", work_record, after=after, limit=limit)
+        return list_workspace_page(self.gate, "work", work_record, after=after, limit=limit)
 
-    @operation("work.watch", resource="work", mode=Mode.READ)
-    def watch(self, work: WorkRef) -> Iterator[Work]:
+    @operation("workflows.watch", resource="work", mode=Mode.READ)
+    def watch(self, work: WorkflowRef) -> Iterator[WorkflowRun]:
         """Every change until it ends, and a sign of life now and then; the last record says how it ended."""
         return self._changes(current_call().target)
 
-    @operation("work.cancel", resource="work")
-    def cancel(self, work: WorkRef) -> Work:
+    @operation("workflows.cancel", resource="work")
+    def cancel(self, work: WorkflowRef) -> WorkflowRun:
         """Stop it before its next step; what its steps have done stays."""
         call = current_call()
         found = work_record(call.tx, call.target)
@@ -65,7 +67,7 @@ class Works:
         _set(call.tx, found.id, cancelling=True)
         return found
 
-    def _changes(self, target: StoredObject) -> Iterator[Work]:
+    def _changes(self, target: StoredObject) -> Iterator[WorkflowRun]:
         last, said_at = None, 0.0
         while last is None or not last.state.ended:
             with self.gate.database.read() as tx:
@@ -87,7 +89,7 @@ class Intents:
     def __init__(self) -> None:
         self.wanted = threading.Event()
 
-    def request(self, call: Call, workflow: str, given: dict[str, Any]) -> Work:
+    def request(self, call: Call, workflow: str, given: dict[str, Any]) -> WorkflowRun:
         home = (
             objects.by_id(call.tx, call.target.workspace) if call.target.kind != "workspace" else call.target
         )
@@ -100,7 +102,7 @@ class Intents:
             "scope": call.caller.workspace,
             "actions": call.caller.actions,
             "token": call.caller.token,
-            "state": WorkState.WAITING,
+            "state": WorkflowState.WAITING,
             "step": 0,
             "cancelling": False,
         }
@@ -124,17 +126,19 @@ def note(tx: Transaction, ident: str, *, fence: int, **values: Any) -> None:
     _set(tx, ident, **values)
 
 
-def end(tx: Transaction, ident: str, *, fence: int, state: WorkState, now: datetime, **values: Any) -> None:
+def end(
+    tx: Transaction, ident: str, *, fence: int, state: WorkflowState, now: datetime, **values: Any
+) -> None:
     note(tx, ident, fence=fence, state=state, ended_at=now, doing=None, **values)
 
 
-def work_record(tx: Transaction, found: StoredObject) -> Work:
+def work_record(tx: Transaction, found: StoredObject) -> WorkflowRun:
     row = by_id(tx, found.id)
-    return Work(
+    return WorkflowRun(
         id=found.id,
         workspace=found.workspace,
         workflow=row["workflow"],
-        state=WorkState(row["state"]),
+        state=WorkflowState(row["state"]),
         step=row["step"],
         steps=row["steps"],
         doing=row["doing"],

@@ -19,28 +19,28 @@ def copy_blob(rooms: Rooms, steps: Walk, given: Json) -> Json:
     """Copy a blob into another zone, under a name."""
 
     def upload() -> Json:
-        data = rooms.blob.read(given["blob"])
-        staged = rooms.blob.upload(
+        data = rooms.blobs.read(given["blob"])
+        staged = rooms.blobs.upload(
             data, workspace=given["workspace"], zone=given["zone"], sources=(given["blob"],)
         )
         return {"blob": staged.id}
 
     def commit() -> Json:
-        return _dump(rooms.blob.commit(staged["blob"], name=given["name"]))
+        return _dump(rooms.blobs.commit(staged["blob"], name=given["name"]))
 
     staged = steps.run("upload", upload)
     return steps.run("commit", commit)
 
 
 WORKFLOWS: dict[str, Workflow] = {
-    "blob.copy": copy_blob,
+    "blobs.copy": copy_blob,
     "optimization.start": optimize,
     "pipelines.retrain": retrain,
     "pipelines.canary": canary,
-    "queue.what_if": replay,
+    "queues.what_if": replay,
 }
 
-PUTTING_BACK = frozenset({"optimization.start", "pipelines.retrain", "pipelines.canary", "queue.what_if"})
+PUTTING_BACK = frozenset({"optimization.start", "pipelines.retrain", "pipelines.canary", "queues.what_if"})
 """Those that put back what they have begun when they are cancelled, or end it."""
 
 

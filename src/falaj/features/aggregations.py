@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from falaj.features.joins import ARRIVAL, quoted
-from falaj.records.features import Aggregation, Function, StoredView
+from falaj.records.features import AggregateFunction, Aggregation, StoredView
 
-SQL_NAMES = {Function.MEAN: "avg", Function.STD: "stddev_samp"}
+SQL_NAMES = {AggregateFunction.MEAN: "avg", AggregateFunction.STD: "stddev_samp"}
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -45,7 +45,7 @@ def newest_windows(view: StoredView, rows: str) -> str:
 def _feature(each: Aggregation, keys: str, event: str) -> str:
     function = SQL_NAMES.get(each.function, each.function.value)
     value = f"{function}({quoted(each.column)}) OVER ({_window(keys, event, each.window)})"
-    kind = "BIGINT" if each.function is Function.COUNT else "DOUBLE"
+    kind = "BIGINT" if each.function is AggregateFunction.COUNT else "DOUBLE"
     return f"CAST({value} AS {kind}) AS {quoted(each.name)}"
 
 

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 from falaj.errors import Conflict, InvalidInput, ResidencyDenied
 from falaj.features import store
 from falaj.governance import objects
-from falaj.governance.call import Call
+from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
-from falaj.records.features import Applied, Change, Entity, Feature, FeatureView, Planned, StoredView
-from falaj.records.objects import StoredObject
-from falaj.records.residency import Zone
+from falaj.records.features import (
+    ApplyResult,
+    ChangeKind,
+    Entity,
+    Feature,
+    FeatureView,
+    PlannedChange,
+    StoredView,
+)
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.residency import Zone
 
 
 def plan(
     tx: Transaction, workspace: StoredObject, entities: Sequence[Entity], views: Sequence[FeatureView]
-) -> tuple[Planned, ...]:
+) -> tuple[PlannedChange, ...]:
     """What would become of each definition. Conflict where one that is there does not allow it."""
     known = {entity.name: entity for entity in entities}
     _require_once("entities", [entity.name for entity in entities])
@@ -27,39 +35,41 @@ def plan(
     )
 
 
-def apply(call: Call, entities: Sequence[Entity], views: Sequence[FeatureView], zone: Zone) -> Applied:
+def apply(call: Call, entities: Sequence[Entity], views: Sequence[FeatureView], zone: Zone) -> ApplyResult:
     """Bring about what the plan says. An entity that is there may not change: views were built on it."""
     changes = plan(call.tx, call.target, entities, views)
     kinds = {(each.kind, each.name): each.change for each in changes}
     for entity in entities:
-        if kinds["entity", entity.name] is Change.NEW:
+        if kinds["entity", entity.name] is ChangeKind.NEW:
             store.add_entity(call, call.create("entity", entity.name, workspace=call.target), entity)
     now = tuple(_applied(call, view, kinds["view", view.name], zone) for view in views)
-    new = tuple(entity.name for entity in entities if kinds["entity", entity.name] is Change.NEW)
-    return Applied(entities=new, views=now, changes=changes)
+    new = tuple(entity.name for entity in entities if kinds["entity", entity.name] is ChangeKind.NEW)
+    return ApplyResult(entities=new, views=now, changes=changes)
 
 
-def _planned_entity(tx: Transaction, workspace: StoredObject, given: Entity) -> Planned:
+def _planned_entity(tx: Transaction, workspace: StoredObject, given: Entity) -> PlannedChange:
     found = objects.by_name(tx, workspace=workspace.id, kind="entity", name=given.name)
     if found is not None and store.entity(tx, found) != given:
         raise Conflict(f"entity {given.name} is there with another key; give the new one another name")
-    return Planned(kind="entity", name=given.name, change=Change.NEW if found is None else Change.UNCHANGED)
+    return PlannedChange(
+        kind="entity", name=given.name, change=ChangeKind.NEW if found is None else ChangeKind.UNCHANGED
+    )
 
 
 def _planned_view(
     tx: Transaction, workspace: StoredObject, given: FeatureView, keys: tuple[Feature, ...]
-) -> Planned:
+) -> PlannedChange:
     found = objects.by_name(tx, workspace=workspace.id, kind="view", name=given.name)
     before = None if found is None else store.view(tx, found)
     if before is None:
-        return Planned(kind="view", name=given.name, change=Change.NEW, version=1)
+        return PlannedChange(kind="view", name=given.name, change=ChangeKind.NEW, version=1)
     if before.definition.own_label != given.own_label:
-        raise Conflict(f"view {given.name}: a new version keeps its label; object.label changes it")
+        raise Conflict(f"view {given.name}: a new version keeps its label; objects.label changes it")
     differences = _differences(before, given, keys)
-    return Planned(
+    return PlannedChange(
         kind="view",
         name=given.name,
-        change=Change.CHANGED if differences else Change.UNCHANGED,
+        change=ChangeKind.CHANGED if differences else ChangeKind.UNCHANGED,
         version=before.version + bool(differences),
         differences=differences,
     )
@@ -71,7 +81,7 @@ def _differences(before: StoredView, given: FeatureView, keys: tuple[Feature, ..
     return tuple(fields) + (("keys",) if before.keys != keys else ())
 
 
-def _applied(call: Call, given: FeatureView, change: Change, zone: Zone) -> StoredView:
+def _applied(call: Call, given: FeatureView, change: ChangeKind, zone: Zone) -> StoredView:
     """The view as it is now: the same version if nothing changed, else a new one."""
     keys = _keys(call.tx, call.target, given, {})
     found = objects.by_name(call.tx, workspace=call.target.id, kind="view", name=given.name)
@@ -81,7 +91,7 @@ def _applied(call: Call, given: FeatureView, change: Change, zone: Zone) -> Stor
             raise ResidencyDenied(f"{words} ({zone.jurisdiction})")
         found = call.create("view", given.name, workspace=call.target, zone=zone.name, own=given.own_label)
         store.add_view(call, found.id, 1, given, keys)
-    elif change is Change.CHANGED:
+    elif change is ChangeKind.CHANGED:
         store.add_view(call, found.id, store.newest(call.tx, found).version + 1, given, keys)
     return store.newest(call.tx, found)
 

@@ -15,7 +15,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as parquet
 
 from falaj.errors import Fault, InvalidInput, shorten
-from falaj.governance.operations import ArrowStream
+from falaj.governance.operations.operation import ArrowStream
 from falaj.ports.online import ArrowBatch
 from falaj.ports.queries import ArrowInput, ArrowTable
 from falaj.ports.tables import ArrowDataset

@@ -13,10 +13,10 @@ from falaj.features.joins import EVENT, newest_rows, quoted
 from falaj.features.layout import Layout
 from falaj.features.views import Backing, joined, newest_feature_rows
 from falaj.governance import objects
-from falaj.governance.call import Call
 from falaj.governance.encryption.values import SealedValues
+from falaj.governance.operations.call import Call
 from falaj.ports.online import ArrowBatch, EntityKey, OnlineStore, ViewName
-from falaj.records.features import Materialized, OnlineRow, OnlineRows, StoredView, Value
+from falaj.records.features import MaterializeResult, OnlineRow, OnlineRows, StoredView, Value
 
 FRESH_S = 1.0
 """How long a reader may go on with the version of a view that it knows."""
@@ -44,7 +44,7 @@ class Online:
         self._sealed = sealed
         self._plans: dict[str, _Plan] = {}
 
-    def fill(self, call: Call) -> Materialized:
+    def fill(self, call: Call) -> MaterializeResult:
         """Bring the newest row of every key of the call's view online."""
         with self._backing.gate.database.read() as tx:
             view = store.newest(tx, call.target)
@@ -52,9 +52,9 @@ class Online:
         plan = _plan(view)
         written = sum(self._write(plan, batch) for batch in rows.to_batches(max_chunksize=BATCH_ROWS))
 
-        def publish() -> Materialized:
+        def publish() -> MaterializeResult:
             store.publish_online(call, view)
-            return Materialized(
+            return MaterializeResult(
                 view=view.id,
                 version=view.version,
                 table_version=view.table_version or 0,

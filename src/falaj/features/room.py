@@ -10,34 +10,34 @@ from pydantic import Field
 from falaj.features import definitions, store, training_sets, views
 from falaj.features.online import Online
 from falaj.features.views import Backing
-from falaj.governance.call import current_call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.values import SealedValues
-from falaj.governance.gate import Gate
-from falaj.governance.listing import page
-from falaj.governance.operations import ArrowStream, Mode, operation
+from falaj.governance.operations.call import current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ArrowStream, Mode, operation
+from falaj.governance.operations.pagination import list_page
 from falaj.ports.online import OnlineStore
 from falaj.ports.queries import Queries
 from falaj.ports.tables import TableStore
 from falaj.records.features import (
-    Applied,
+    ApplyResult,
     Column,
     DatasetRef,
     Duration,
     Entity,
     FeatureView,
-    Ingested,
-    Materialized,
+    IngestResult,
+    MaterializeResult,
     Moment,
     OnlineRows,
-    Planned,
+    PlannedChange,
     StoredView,
     TrainingSet,
     ViewRef,
 )
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize
 from falaj.records.names import AnyRef, BlobRef, Name, WorkspaceRef, ZoneName
-from falaj.records.objects import Cursor, Page, PageSize
 
 Version = Annotated[int, Field(ge=1)]
 Key = Annotated[str, Field(max_length=4096)]
@@ -69,7 +69,7 @@ class Features:
         views: tuple[FeatureView, ...] = (),
         workspace: WorkspaceRef | None = None,
         zone: ZoneName | None = None,
-    ) -> Applied:
+    ) -> ApplyResult:
         """Bring entities and views to these definitions; a changed view gets a new version, the old one stays.
 
         New views keep their rows in `zone`. What is not named here is left as it is.
@@ -84,13 +84,13 @@ class Features:
         entities: tuple[Entity, ...] = (),
         views: tuple[FeatureView, ...] = (),
         workspace: WorkspaceRef | None = None,
-    ) -> tuple[Planned, ...]:
+    ) -> tuple[PlannedChange, ...]:
         """What features.apply would do with these definitions, without doing it."""
         call = current_call()
         return definitions.plan(call.tx, call.target, entities, views)
 
     @operation("features.ingest", resource="view", mode=Mode.LATE)
-    def ingest(self, view: ViewRef, *, data: BlobRef) -> Ingested:
+    def ingest(self, view: ViewRef, *, data: BlobRef) -> IngestResult:
         """Add the rows of an uploaded blob (Parquet, CSV or Arrow) to the newest version of a view."""
         call = current_call()
         return views.ingest(self._backing, call, call.object("data"))
@@ -101,7 +101,7 @@ class Features:
     ) -> Page[StoredView]:
         """The views of a workspace, each in its newest version."""
         call = current_call()
-        return page(
+        return list_page(
             self.gate,
             ["view"],
             lambda found: store.newest(call.tx, found),
@@ -152,7 +152,7 @@ class Features:
     ) -> Page[TrainingSet]:
         """The training sets of a workspace."""
         call = current_call()
-        return page(
+        return list_page(
             self.gate,
             ["dataset"],
             lambda found: store.training_set(call.tx, found),
@@ -167,7 +167,7 @@ class Features:
         return training_sets.stream(self._backing, current_call().target)
 
     @operation("features.materialize", resource="view", mode=Mode.LATE)
-    def materialize(self, view: ViewRef) -> Materialized:
+    def materialize(self, view: ViewRef) -> MaterializeResult:
         """Bring the newest row of every key of a view online, for features.read."""
         return self._online.fill(current_call())
 

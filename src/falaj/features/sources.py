@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from sqlalchemy import select
 
 from falaj.errors import Denied, TooLarge
-from falaj.governance.call import Call
 from falaj.governance.encryption.blobs import EncryptedBlobs
-from falaj.governance.gate import Gate
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
 from falaj.governance.tables import blobs
 from falaj.ports.metadata import Transaction
 from falaj.ports.queries import ArrowTable
-from falaj.records.objects import StoredObject
+from falaj.records.governance.objects import StoredObject
 
 LARGEST_BYTES = 2 << 30
 """A source is read into memory whole; more rows come as several uploads."""
@@ -31,7 +31,7 @@ def uploaded_rows(
     from falaj.features import frames
 
     with gate.database.read() as tx:
-        require(gate, tx, call, "blob.read", blob)
+        require(gate, tx, call, "blobs.read", blob)
         row = tx.execute(select(blobs.c.key, blobs.c.size_bytes).where(blobs.c.id == blob.id)).one()
     if row.size_bytes > LARGEST_BYTES:
         raise TooLarge(f"blob {blob.name} has {row.size_bytes} bytes; a source may have {LARGEST_BYTES}")

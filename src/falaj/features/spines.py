@@ -9,8 +9,8 @@ from falaj.errors import Fault, InvalidInput
 from falaj.features.joins import ARRIVAL, quoted
 from falaj.features.sources import uploaded_rows
 from falaj.features.views import Backing, require_scan, stored_rows
-from falaj.governance.blob_bytes import BlobBytes
-from falaj.governance.call import Call
+from falaj.governance.blobs.contents import BlobContents
+from falaj.governance.operations.call import Call
 from falaj.ports.metadata import from_micros, to_micros
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import ColumnType, Feature, PinnedView, StoredView, pin_of
@@ -54,7 +54,7 @@ def keep_spine(backing: Backing, call: Call) -> None:
     """An upload that a training set was made of stays, although nobody named it."""
     given = call.object("spine")
     if given.kind == "blob":
-        blobs = BlobBytes(backing.gate.database, backing.blobs)
+        blobs = BlobContents(backing.gate.database, backing.blobs)
         blobs.keep(call.tx, blobs.facts(call.tx, given.id), now=call.now)
 
 

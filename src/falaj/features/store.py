@@ -8,11 +8,11 @@ from sqlalchemy import insert, select, update
 
 from falaj.errors import Conflict, NotFound
 from falaj.features.tables import entities, training_sets, views
-from falaj.governance.call import Call
+from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
 from falaj.ports.tables import TableKey
 from falaj.records.features import Entity, Feature, FeatureView, PinnedView, StoredView, TrainingSet
-from falaj.records.objects import StoredObject
+from falaj.records.governance.objects import StoredObject
 
 
 def entity(tx: Transaction, found: StoredObject) -> Entity:

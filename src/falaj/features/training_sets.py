@@ -10,12 +10,12 @@ from falaj.features.joining import join
 from falaj.features.joins import ROW
 from falaj.features.spines import Spine, keep_spine, spine_of
 from falaj.features.views import Backing, feature_rows, joined, require_scan
-from falaj.governance.call import Call
-from falaj.governance.operations import ArrowStream
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.operation import ArrowStream
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import StoredView, TrainingSet, pin_of
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import new_id
-from falaj.records.objects import StoredObject
 
 
 def build(backing: Backing, call: Call, *, name: str) -> TrainingSet:

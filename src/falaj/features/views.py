@@ -11,16 +11,16 @@ from falaj.features import store
 from falaj.features.aggregations import aggregated_rows, newest_windows
 from falaj.features.joins import ARRIVAL, JoinedView
 from falaj.features.sources import require, uploaded_rows
-from falaj.governance import lineage_store
-from falaj.governance.call import Call
 from falaj.governance.encryption.blobs import EncryptedBlobs
-from falaj.governance.gate import Gate
-from falaj.governance.operations import ArrowStream
+from falaj.governance.lineage import graph
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ArrowStream
 from falaj.ports.metadata import Transaction
 from falaj.ports.queries import ArrowInput, ArrowTable, Queries
 from falaj.ports.tables import TableStore
-from falaj.records.features import ColumnType, Feature, Ingested, StoredView
-from falaj.records.objects import StoredObject
+from falaj.records.features import ColumnType, Feature, IngestResult, StoredView
+from falaj.records.governance.objects import StoredObject
 
 TRIES = 5
 """How often an ingestion is tried when others come between."""
@@ -36,7 +36,7 @@ class Backing:
     queries: Queries
 
 
-def ingest(backing: Backing, call: Call, blob: StoredObject) -> Ingested:
+def ingest(backing: Backing, call: Call, blob: StoredObject) -> IngestResult:
     """Transform the rows of `blob` and add them to the view that is the call's target."""
     gate = backing.gate
     with gate.database.read() as tx:
@@ -133,7 +133,7 @@ def _required(view: StoredView) -> tuple[Feature, ...]:
     return view.keys + tuple(Feature(name=name, type=ColumnType.MOMENT) for name in moments if name)
 
 
-def _publish(backing: Backing, call: Call, view: StoredView, rows: ArrowTable) -> Ingested:
+def _publish(backing: Backing, call: Call, view: StoredView, rows: ArrowTable) -> IngestResult:
     from falaj.features import frames
 
     numbered, table = frames.numbered(rows, ARRIVAL, start=view.rows), store.view_table(view)
@@ -144,12 +144,12 @@ def _publish(backing: Backing, call: Call, view: StoredView, rows: ArrowTable) -
         written = tables.append(table, numbered, onto=view.table_version)
     total = view.rows + rows.num_rows
 
-    def publish() -> Ingested:
+    def publish() -> IngestResult:
         blob = call.object("data")
         _require_zone(backing.gate, call.tx, call, blob)
         store.publish_rows(call, view, table_version=written, rows=total)
-        lineage_store.flow(call, [blob], call.target)
-        return Ingested(
+        graph.flow(call, [blob], call.target)
+        return IngestResult(
             view=view.id, version=view.version, table_version=written, added=rows.num_rows, rows=total
         )
 

@@ -12,7 +12,7 @@ from falaj.records.record import Record
 Preference = Literal["auto", "bubblewrap", "uid", "same-uid"]
 Protection = Literal["files", "jobs", "platform", "writes", "network", "children"]
 
-WORDS: dict[Protection, str] = {
+DESCRIPTIONS: dict[Protection, str] = {
     "files": "the platform's keys, database and other files",
     "jobs": "the files and processes of other jobs",
     "platform": "the platform's processes: memory, environment and signals",
@@ -148,7 +148,7 @@ def decision_row(decision: Isolation, facts: MachineFacts) -> Finding:
     words = f"{decision.mechanism}: {decision.reason}"
     if not decision.exposes:
         return Finding(check="isolation", status="ok", words=words)
-    exposed = "; ".join(WORDS[kind] for kind in decision.exposes)
+    exposed = "; ".join(DESCRIPTIONS[kind] for kind in decision.exposes)
     better = bubblewrap_fault(facts)
     return Finding(
         check="isolation",

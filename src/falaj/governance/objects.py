@@ -14,9 +14,9 @@ from sqlalchemy.exc import IntegrityError
 from falaj.errors import AlreadyExists, InvalidInput, NotFound
 from falaj.governance.tables import objects
 from falaj.ports.metadata import Transaction, from_micros
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.residency import UNRESTRICTED, Label
 from falaj.records.names import ROOT, ObjectId
-from falaj.records.objects import StoredObject
-from falaj.records.residency import UNRESTRICTED, Label
 
 _ID = re.compile(r"^[a-z]+_[0-9a-z]{26}$")
 _PART = re.compile(r"^([a-z]+_[0-9a-z]{26})-[0-9][0-9.]*$")

@@ -7,15 +7,17 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from falaj.errors import Conflict, Damaged
-from falaj.governance import lineage_store, objects, outbox
-from falaj.governance.call import Call
+from falaj.governance import objects
+from falaj.governance.lineage import graph
+from falaj.governance.operations import outbox
+from falaj.governance.operations.call import Call
 from falaj.monitoring import store
 from falaj.monitoring.tables import alerts
 from falaj.ports.metadata import Transaction
-from falaj.records.monitoring import ModelDrift, Verdict
-from falaj.records.monitors import Alert, AlertState
+from falaj.records.governance.objects import StoredObject
+from falaj.records.monitoring.monitors import Alert, AlertState
+from falaj.records.monitoring.sketches import DriftVerdict, ModelDrift
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
 
 
 def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dict[str, Any]) -> ObjectId:
@@ -24,7 +26,7 @@ def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dic
     if home is None:
         raise Damaged(f"monitor {monitor.name} has lost its workspace")
     new = call.create("alert", workspace=home, zone=monitor.zone)
-    lineage_store.flow(call, [monitor], new)
+    graph.flow(call, [monitor], new)
     columns = [report.name for report in drift.drifted]
     row = {
         "id": new.id,
@@ -56,7 +58,7 @@ def go_on(tx: Transaction, ident: str, drift: ModelDrift) -> None:
 def end_if_over(tx: Transaction, ident: str, drift: ModelDrift) -> bool:
     """End an open alert if its version was clean in this window, or answers nothing any more while another is clean."""
     row = _row(tx, ident)
-    if drift.verdict is not Verdict.NONE:
+    if drift.verdict is not DriftVerdict.NONE:
         return False
     own = row["version"] == drift.model
     if not own and not store.is_silent(tx, row["endpoint"], row["version"], since=drift.since):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from falaj.governance.encryption.values import SealedValues
-from falaj.governance.gate import Gate
-from falaj.governance.operations import ArrowStream
-from falaj.records.objects import StoredObject
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ArrowStream
+from falaj.records.governance.objects import StoredObject
 
 ReadTrainingSet = Callable[[StoredObject], ArrowStream]
 """The rows of a training set that the caller was admitted to."""

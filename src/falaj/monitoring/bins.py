@@ -12,7 +12,7 @@ import numpy as np
 
 from falaj.monitoring.columns import category_hash
 from falaj.monitoring.points import Floats, Points
-from falaj.records.monitoring import CATEGORY_LIMIT, FeatureSketch
+from falaj.records.monitoring.sketches import CATEGORY_LIMIT, FeatureSketch
 
 BINS = 10
 ENOUGH = 40

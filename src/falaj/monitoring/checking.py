@@ -13,11 +13,11 @@ from falaj.monitoring.looks import look_at
 from falaj.monitoring.vault import Vault
 from falaj.monitoring.windows import Slot
 from falaj.ports.metadata import Database
-from falaj.records.monitoring import ModelDrift, Verdict
-from falaj.records.monitors import MonitorReport
-from falaj.records.objects import StoredObject
+from falaj.records.governance.objects import StoredObject
+from falaj.records.monitoring.monitors import MonitorReport
+from falaj.records.monitoring.sketches import DriftVerdict, ModelDrift
 
-_ORDER = {Verdict.DRIFT: 0, Verdict.NONE: 1, Verdict.TOO_FEW: 2}
+_ORDER = {DriftVerdict.DRIFT: 0, DriftVerdict.NONE: 1, DriftVerdict.TOO_FEW: 2}
 
 
 def check(
@@ -59,7 +59,7 @@ def _look(
 
 def _or_last(look: ModelDrift | None, position: dict[str, Any]) -> ModelDrift | None:
     """The last complete window where too little came since it."""
-    if position["report"] is None or (look is not None and look.verdict is not Verdict.TOO_FEW):
+    if position["report"] is None or (look is not None and look.verdict is not DriftVerdict.TOO_FEW):
         return look
     return ModelDrift.model_validate(position["report"])
 
@@ -71,7 +71,7 @@ def _report(found: StoredObject, row: dict[str, Any], looks: list[ModelDrift]) -
         monitor=found.id,
         name=found.name,
         endpoint=row["endpoint"],
-        verdict=looks[0].verdict if looks else Verdict.TOO_FEW,
+        verdict=looks[0].verdict if looks else DriftVerdict.TOO_FEW,
         looks=tuple(looks),
         words=words,
     )

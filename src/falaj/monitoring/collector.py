@@ -19,8 +19,8 @@ import numpy.typing as npt
 from falaj.errors import InvalidInput
 from falaj.monitoring.columns import kind_of
 from falaj.monitoring.sketches import Sketcher, new_sketcher
-from falaj.records.monitoring import Role
-from falaj.records.monitors import WindowRecord
+from falaj.records.monitoring.monitors import WindowRecord
+from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.record import utc_now
 
 log = logging.getLogger("falaj.monitoring")
@@ -32,7 +32,7 @@ COLUMNS_LIMIT = 1000
 SHORTEST = timedelta(microseconds=1)
 
 Array = npt.NDArray[Any]
-Group = tuple[Role, str, Any, tuple[int, ...]]
+Group = tuple[ColumnRole, str, Any, tuple[int, ...]]
 """Arrays that can be joined: of one role, name, type and width. The columns of a matrix are `name[0]`, `name[1]`, …"""
 
 
@@ -49,8 +49,8 @@ class _Version:
 
     since: datetime
     values: int = 0
-    aside: list[tuple[Role, Mapping[str, Array]]] = field(default_factory=list)
-    sketchers: dict[tuple[Role, str], Sketcher] = field(default_factory=dict)
+    aside: list[tuple[ColumnRole, Mapping[str, Array]]] = field(default_factory=list)
+    sketchers: dict[tuple[ColumnRole, str], Sketcher] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
 
 
@@ -65,7 +65,12 @@ class Collector:
         self._sketching = threading.Lock()
 
     def note(
-        self, endpoint: str, version: str, columns: Mapping[str, Array], *, role: Role = Role.FEATURE
+        self,
+        endpoint: str,
+        version: str,
+        columns: Mapping[str, Array],
+        *,
+        role: ColumnRole = ColumnRole.FEATURE,
     ) -> None:
         """Put the columns of a batch aside: one value per row, or a matrix with a row per row.
 
@@ -128,7 +133,7 @@ def _cut(version: str, known: _Version, until: datetime) -> WindowRecord:
     )
 
 
-def _grouped(aside: list[tuple[Role, Mapping[str, Array]]]) -> dict[Group, list[Array]]:
+def _grouped(aside: list[tuple[ColumnRole, Mapping[str, Array]]]) -> dict[Group, list[Array]]:
     groups: dict[Group, list[Array]] = {}
     for role, columns in aside:
         for name, values in columns.items():
@@ -145,7 +150,7 @@ def _columns(name: str, values: Array, width: tuple[int, ...]) -> Iterator[tuple
             yield f"{name}[{number}]", column
 
 
-def _update(known: _Version, role: Role, name: str, values: Array) -> None:
+def _update(known: _Version, role: ColumnRole, name: str, values: Array) -> None:
     key = (role, name)
     try:
         sketcher = known.sketchers.get(key)

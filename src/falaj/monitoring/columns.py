@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from falaj.errors import InvalidInput
-from falaj.records.monitoring import CATEGORY_LENGTH, Kind
+from falaj.records.monitoring.sketches import CATEGORY_LENGTH, ColumnKind
 
 Values: TypeAlias = npt.NDArray[Any] | pa.Array | pa.ChunkedArray
 Floats = npt.NDArray[np.float64]
@@ -19,15 +19,15 @@ Floats = npt.NDArray[np.float64]
 _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
-def kind_of(values: Values) -> Kind:
+def kind_of(values: Values) -> ColumnKind:
     """Booleans and text are categories; all else is numeric, or refused as such when it is read."""
     try:
         kind = _arrow(values).type
     except _UNREADABLE:
-        return Kind.NUMERIC
+        return ColumnKind.NUMERIC
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return Kind.CATEGORICAL if _is_text(kind) or pa.types.is_boolean(kind) else Kind.NUMERIC
+    return ColumnKind.CATEGORICAL if _is_text(kind) or pa.types.is_boolean(kind) else ColumnKind.NUMERIC
 
 
 def numbers(values: Values, *, name: str) -> Floats:

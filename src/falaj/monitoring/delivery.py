@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from falaj.errors import FalajError, InvalidInput, NotFound
-from falaj.governance.caller import once, start_thread
+from falaj.governance.operations.caller import once, start_thread
 from falaj.monitoring.collector import Collector, ServedWindow
 from falaj.monitoring.looks import merged
-from falaj.records.monitoring import FeatureSketch
-from falaj.records.monitors import WindowRecord
+from falaj.records.monitoring.monitors import WindowRecord
+from falaj.records.monitoring.sketches import FeatureSketch
 from falaj.records.names import new_id
 
 log = logging.getLogger("falaj.monitoring")

@@ -17,7 +17,7 @@ from falaj.errors import InvalidInput
 from falaj.monitoring.bins import ENOUGH, Bins, bin_categories, bin_numbers
 from falaj.monitoring.points import TAIL, Points, read_points
 from falaj.monitoring.tails import chi_square_critical, chi_square_tail
-from falaj.records.monitoring import FeatureSketch, Kind, Statistic
+from falaj.records.monitoring.sketches import ColumnKind, FeatureSketch, Statistic
 
 MINIMUM_ROWS = 2 * ENOUGH
 """Two bins, the fewest that can be compared, with `ENOUGH` expected rows each."""
@@ -113,7 +113,9 @@ def compare(reference: FeatureSketch, window: FeatureSketch) -> Comparison:
         if sketch.rows < MINIMUM_ROWS:
             problem = f"the {side} has {sketch.rows} rows; {MINIMUM_ROWS} are needed"
             return Comparison(reference, window, too_few=problem)
-    tests = (_numeric_tests if reference.kind is Kind.NUMERIC else _categorical_tests)(reference, window)
+    tests = (_numeric_tests if reference.kind is ColumnKind.NUMERIC else _categorical_tests)(
+        reference, window
+    )
     if not tests and _groups(reference) == _groups(window) and len(_groups(window)) == 1:
         tests = (ChiSquareTest(Statistic.PSI, 0.0, 1 / reference.rows + 1 / window.rows, dof=1),)
     problem = "" if tests else "fewer than two groups have enough rows to be compared"
@@ -123,7 +125,11 @@ def compare(reference: FeatureSketch, window: FeatureSketch) -> Comparison:
 def _groups(sketch: FeatureSketch) -> set[str | None]:
     """What the rows can be told apart by, nulls as None; one group on both sides cannot have drifted."""
     values = (
-        set(sketch.categories) if sketch.kind is Kind.CATEGORICAL else {"values"} if sketch.count else set()
+        set(sketch.categories)
+        if sketch.kind is ColumnKind.CATEGORICAL
+        else {"values"}
+        if sketch.count
+        else set()
     )
     return values | ({None} if sketch.nulls else set())
 

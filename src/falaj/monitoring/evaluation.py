@@ -9,18 +9,18 @@ from typing import Any
 
 from falaj.errors import Damaged, KeyUnavailable
 from falaj.governance import objects
-from falaj.governance.call import Call
 from falaj.governance.encryption.values import SealedValues
-from falaj.governance.gate import Gate
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
 from falaj.monitoring import alerts, store
 from falaj.monitoring.looks import Background, learn, look_at, merged
 from falaj.monitoring.vault import Vault
 from falaj.monitoring.windows import Slot, complete_windows
 from falaj.ports.metadata import Transaction
-from falaj.records.monitoring import FalseAlarmBudget, ModelDrift, ReferenceSketch, WindowSketch
-from falaj.records.monitors import Evaluated, MonitorWindow
+from falaj.records.governance.objects import StoredObject
+from falaj.records.monitoring.monitors import EvaluationSummary, MonitorWindow
+from falaj.records.monitoring.sketches import FalseAlarmBudget, ModelDrift, ReferenceSketch, WindowSketch
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
 
 log = logging.getLogger("falaj.monitoring")
 
@@ -47,11 +47,11 @@ class Progress:
     sealed_own: bytes | None
 
 
-def evaluate(gate: Gate, call: Call, sealed: SealedValues, due: list[dict[str, Any]]) -> Evaluated:
+def evaluate(gate: Gate, call: Call, sealed: SealedValues, due: list[dict[str, Any]]) -> EvaluationSummary:
     """Judge the due positions, and publish all that came of it in one commit."""
     progress = [_judge(gate, call, sealed, row) for row in due]
 
-    def publish() -> Evaluated:
+    def publish() -> EvaluationSummary:
         windows = 0
         raised: list[ObjectId] = []
         ended: list[ObjectId] = []
@@ -63,7 +63,7 @@ def evaluate(gate: Gate, call: Call, sealed: SealedValues, due: list[dict[str, A
                     ended += news.ended
                 windows += len(each.judged)
                 _write_down(call, each)
-        return Evaluated(windows=windows, raised=tuple(raised), ended=tuple(ended))
+        return EvaluationSummary(windows=windows, raised=tuple(raised), ended=tuple(ended))
 
     return gate.commit(call, publish)
 
@@ -123,25 +123,25 @@ def _still_holds(tx: Transaction, each: Progress) -> bool:
     return store.has_slots(tx, row["endpoint"], version, [judged.last_seq for judged in each.judged])
 
 
-def _follow(call: Call, each: Progress, judged: Judged) -> Evaluated:
+def _follow(call: Call, each: Progress, judged: Judged) -> EvaluationSummary:
     """Raise, continue or end the alert of the monitor."""
     monitor = _monitor(call.tx, each.row["monitor"])
     is_open, drift = store.open_alert(call.tx, monitor.id), judged.drift
     if is_open is not None:
         if alerts.end_if_over(call.tx, is_open, drift):
-            return Evaluated(ended=(ObjectId(is_open),))
+            return EvaluationSummary(ended=(ObjectId(is_open),))
         if drift.drifted:
             alerts.go_on(call.tx, is_open, drift)
-        return Evaluated()
+        return EvaluationSummary()
     if not drift.drifted:
-        return Evaluated()
+        return EvaluationSummary()
     earlier = sum(other.rows for other in each.judged if other.last_seq <= judged.last_seq)
     facts = {
         "endpoint": each.row["endpoint"],
         "rows": judged.rows,
         "rows_seen": each.row["rows"] + earlier,
     }
-    return Evaluated(raised=(alerts.raise_alert(call, monitor, drift, facts),))
+    return EvaluationSummary(raised=(alerts.raise_alert(call, monitor, drift, facts),))
 
 
 def _write_down(call: Call, each: Progress) -> None:

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from functools import partial
 
 from falaj.errors import Damaged, InvalidInput
-from falaj.governance.call import Call
 from falaj.governance.encryption.values import SealedValues
-from falaj.governance.gate import Gate
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
 from falaj.monitoring import store
 from falaj.monitoring.looks import merged
 from falaj.monitoring.points import read_points
 from falaj.monitoring.vault import Vault
 from falaj.monitoring.windows import Slot, pair_to_merge
-from falaj.records.monitoring import Kind, WindowSketch
-from falaj.records.monitors import MonitorWindow, Recorded, WindowRecord
-from falaj.records.objects import StoredObject
+from falaj.records.governance.objects import StoredObject
+from falaj.records.monitoring.monitors import MonitorWindow, WindowReceipt, WindowRecord
+from falaj.records.monitoring.sketches import ColumnKind, WindowSketch
 
 Watching = list[tuple[str, MonitorWindow]]
 
 
-def take_in(gate: Gate, call: Call, sealed: SealedValues, windows: Sequence[WindowRecord]) -> Recorded:
+def take_in(gate: Gate, call: Call, sealed: SealedValues, windows: Sequence[WindowRecord]) -> WindowReceipt:
     """Store the windows of the endpoint that the call acts on, if a monitor watches it."""
     for number, window in enumerate(windows):
         _check(window, f"windows.{number}")
@@ -32,7 +32,7 @@ def take_in(gate: Gate, call: Call, sealed: SealedValues, windows: Sequence[Wind
         _require_placed(gate, call)
     last = store.hold_endpoint(call.tx, endpoint.id, take=len(windows)) if watching else None
     if last is None:
-        return Recorded(endpoint=endpoint.id, stored=0, monitors=0)
+        return WindowReceipt(endpoint=endpoint.id, stored=0, monitors=0)
     first = last - len(windows) + 1
     for seq, window in enumerate(windows, first):
         slot = Slot(seq, window.since, window.until, window.rows, _sealed(vault, window, endpoint, seq))
@@ -41,7 +41,7 @@ def take_in(gate: Gate, call: Call, sealed: SealedValues, windows: Sequence[Wind
         _make_known(call, watching, version, before=first - 1)
         for _ in range(added):
             compact(call, vault, version, watching)
-    return Recorded(endpoint=endpoint.id, stored=len(windows), monitors=len(watching))
+    return WindowReceipt(endpoint=endpoint.id, stored=len(windows), monitors=len(watching))
 
 
 def compact(call: Call, vault: Vault, version: str, watching: Watching) -> None:
@@ -89,7 +89,7 @@ def _require_placed(gate: Gate, call: Call) -> None:
 def _check(window: WindowRecord, where: str) -> None:
     """Nothing is stored that cannot be read again."""
     for sketch in window.features:
-        if sketch.kind is Kind.NUMERIC:
+        if sketch.kind is ColumnKind.NUMERIC:
             try:
                 read_points(sketch)
             except Damaged as problem:

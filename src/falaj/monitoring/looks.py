@@ -13,15 +13,15 @@ from falaj.monitoring.bins import BINS, ENOUGH
 from falaj.monitoring.points import read_points
 from falaj.monitoring.sketches import merge, merge_windows
 from falaj.monitoring.verdicts import judge
-from falaj.records.monitoring import (
+from falaj.records.monitoring.sketches import (
+    ColumnKind,
+    ColumnRole,
     DriftReport,
+    DriftVerdict,
     FalseAlarmBudget,
     FeatureSketch,
-    Kind,
     ModelDrift,
     ReferenceSketch,
-    Role,
-    Verdict,
     WindowSketch,
 )
 
@@ -29,7 +29,7 @@ OWN_ROWS = BINS * ENOUGH
 """Rows that a reference of a version's own has at least: enough for every bin."""
 BOOLEANS = ("false", "true")
 
-Key = tuple[Role, str]
+Key = tuple[ColumnRole, str]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Background:
         return {(sketch.role, sketch.name): sketch for sketch in self.own.features}
 
     def watches(self, sketch: FeatureSketch) -> bool:
-        return self.chosen is None or sketch.role is Role.PREDICTION or sketch.name in self.chosen
+        return self.chosen is None or sketch.role is ColumnRole.PREDICTION or sketch.name in self.chosen
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _as_kind(sketch: FeatureSketch, before: FeatureSketch) -> FeatureSketch | No
     """`sketch` as its reference is; models often see booleans as 0 and 1."""
     if sketch.kind is before.kind:
         return sketch
-    if before.kind is not Kind.CATEGORICAL or not set(before.categories) <= set(BOOLEANS):
+    if before.kind is not ColumnKind.CATEGORICAL or not set(before.categories) <= set(BOOLEANS):
         return None
     points = read_points(sketch)
     if not set(points.values.tolist()) <= {0.0, 1.0}:
@@ -153,7 +153,7 @@ def _as_kind(sketch: FeatureSketch, before: FeatureSketch) -> FeatureSketch | No
     counts = {"false": falses, "true": points.count - falses}
     return FeatureSketch(
         name=sketch.name,
-        kind=Kind.CATEGORICAL,
+        kind=ColumnKind.CATEGORICAL,
         role=sketch.role,
         count=points.count,
         nulls=sketch.nulls,
@@ -163,7 +163,7 @@ def _as_kind(sketch: FeatureSketch, before: FeatureSketch) -> FeatureSketch | No
 
 def _said(report: DriftReport, own: dict[Key, int]) -> DriftReport:
     rows = own.get((report.role, report.name))
-    if rows is None or report.verdict is Verdict.TOO_FEW:
+    if rows is None or report.verdict is DriftVerdict.TOO_FEW:
         return report
     beside = f"beside its own first {rows} rows, because the training set does not hold it"
     return report.model_copy(update={"words": f"{report.words} ({beside})"})
@@ -174,7 +174,7 @@ def _not_judged(sketch: FeatureSketch, problem: str) -> DriftReport:
         name=sketch.name,
         role=sketch.role,
         kind=sketch.kind,
-        verdict=Verdict.TOO_FEW,
+        verdict=DriftVerdict.TOO_FEW,
         window_rows=sketch.rows,
         reference_rows=0,
         words=f"{sketch.name} is not judged: {problem}",

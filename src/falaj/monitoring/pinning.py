@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from falaj.errors import InvalidInput
-from falaj.governance.operations import ArrowStream
+from falaj.governance.operations.operation import ArrowStream
 from falaj.monitoring.columns import kind_of
 from falaj.monitoring.sketches import sketch_reference
-from falaj.records.monitoring import ReferenceSketch
+from falaj.records.monitoring.sketches import ReferenceSketch
 
 
 def pin(stream: ArrowStream, *, training_set: str, columns: Sequence[str] | None) -> ReferenceSketch:

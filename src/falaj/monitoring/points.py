@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import Damaged
-from falaj.records.monitoring import FeatureSketch
+from falaj.records.monitoring.sketches import FeatureSketch
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,33 +8,33 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from falaj.errors import InvalidInput
-from falaj.governance.call import current_call
 from falaj.governance.encryption.values import SealedValues
-from falaj.governance.gate import Gate
-from falaj.governance.listing import page_in_target
-from falaj.governance.operations import Mode, operation
+from falaj.governance.operations.call import current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import Mode, operation
+from falaj.governance.operations.pagination import list_workspace_page
 from falaj.monitoring import alerts as alert_store
 from falaj.monitoring import store
 from falaj.monitoring.bench import Bench, ReadTrainingSet
 from falaj.records.features import DatasetRef
-from falaj.records.identity import Role
-from falaj.records.monitoring import Column, FalseAlarmBudget
-from falaj.records.monitors import (
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.monitoring.monitors import (
     DEFAULT_ROWS,
     Alert,
     AlertRef,
-    Evaluated,
+    EvaluationSummary,
     Monitor,
     MonitorRef,
+    MonitorRemoval,
     MonitorReport,
     MonitorWindow,
-    Recorded,
-    Removed,
     WatchedEndpoint,
+    WindowReceipt,
     WindowRecord,
 )
+from falaj.records.monitoring.sketches import Column, FalseAlarmBudget
 from falaj.records.names import Name, WorkspaceRef
-from falaj.records.objects import Cursor, Page, PageSize, StoredObject
 
 DUE_AT_ONCE = 20
 """Positions that one evaluation takes on; the next one takes the rest."""
@@ -74,15 +74,15 @@ class Monitoring:
         window, budget = window or MonitorWindow(rows=DEFAULT_ROWS), budget or FalseAlarmBudget()
         return watching.watch(self._bench, current_call(), columns, window, budget, name=name)
 
-    @operation("monitoring.rebase", resource="monitor", mode=Mode.LATE)
-    def rebase(self, monitor: MonitorRef, *, reference: DatasetRef) -> Monitor:
+    @operation("monitoring.set_reference", resource="monitor", mode=Mode.LATE)
+    def set_reference(self, monitor: MonitorRef, *, reference: DatasetRef) -> Monitor:
         """Compare with another training set from now on, as after a retraining; an open alert ends."""
         from falaj.monitoring import watching
 
         return watching.rebase(self._bench, current_call())
 
     @operation("monitoring.record", resource="endpoint", allow=Role.OPERATOR)
-    def record(self, endpoint: WatchedEndpoint, *, windows: Windows) -> Recorded:
+    def record(self, endpoint: WatchedEndpoint, *, windows: Windows) -> WindowReceipt:
         """Take in windows that a server of the endpoint has sketched; they are kept only if a monitor watches it."""
         from falaj.monitoring.intake import take_in
 
@@ -101,7 +101,7 @@ class Monitoring:
         return check(self.gate.database, self._sealed, target, since=since, until=until)
 
     @operation("monitoring.evaluate", resource="platform", mode=Mode.LATE, allow=Role.OPERATOR)
-    def evaluate(self) -> Evaluated:
+    def evaluate(self) -> EvaluationSummary:
         """Judge every window that is complete, and raise or end alerts; the controller does it on its tick.
 
         Where nothing is due it is one query, and leaves no trace.
@@ -110,7 +110,7 @@ class Monitoring:
         with self.gate.database.read() as tx:
             due = store.due_positions(tx, now=call.now, limit=DUE_AT_ONCE)
         if not due:
-            return Evaluated()
+            return EvaluationSummary()
         from falaj.monitoring.evaluation import evaluate
 
         return evaluate(self.gate, call, self._sealed, due)
@@ -120,7 +120,7 @@ class Monitoring:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Monitor]:
         """The monitors of a workspace, and how far they are."""
-        return page_in_target(self.gate, "monitor", store.monitor_record, after=after, limit=limit)
+        return list_workspace_page(self.gate, "monitor", store.monitor_record, after=after, limit=limit)
 
     @operation("monitoring.show", resource="monitor", mode=Mode.READ)
     def show(self, monitor: MonitorRef) -> Monitor:
@@ -128,12 +128,12 @@ class Monitoring:
         return store.monitor_record(current_call().tx, current_call().target)
 
     @operation("monitoring.remove", resource="monitor", confirm=True)
-    def remove(self, monitor: MonitorRef) -> Removed:
+    def remove(self, monitor: MonitorRef) -> MonitorRemoval:
         """Stop watching; what was pinned and handed in is deleted, alerts stay."""
         call = current_call()
         alert_store.end_open(call, call.target.id)
         store.remove_monitor(call.tx, call.target.id, at=call.now)
-        return Removed(monitor=call.target.id)
+        return MonitorRemoval(monitor=call.target.id)
 
     @operation("monitoring.alerts", resource="workspace", mode=Mode.READ)
     def alerts(

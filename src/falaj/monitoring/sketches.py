@@ -13,12 +13,12 @@ from pydantic import ValidationError
 from falaj.errors import Damaged, InvalidInput
 from falaj.monitoring.columns import Values, category_counts, category_hash, kind_of, numbers, shortened
 from falaj.monitoring.points import K, read_points
-from falaj.records.monitoring import (
+from falaj.records.monitoring.sketches import (
     CATEGORY_LIMIT,
+    ColumnKind,
+    ColumnRole,
     FeatureSketch,
-    Kind,
     ReferenceSketch,
-    Role,
     SketchSet,
     WindowSketch,
 )
@@ -30,7 +30,7 @@ Set = TypeVar("Set", bound=SketchSet)
 class NumericSketcher:
     """Takes in one numeric column. Not for two threads at once."""
 
-    def __init__(self, name: str, *, role: Role = Role.FEATURE) -> None:
+    def __init__(self, name: str, *, role: ColumnRole = ColumnRole.FEATURE) -> None:
         self.name, self.role = name, role
         self._rows = 0
         self._kll = kll_doubles_sketch(K)
@@ -49,7 +49,7 @@ class NumericSketcher:
         count = self._kll.n  # KLL leaves NaN out without a word: what is missing here were nulls
         return FeatureSketch(
             name=self.name,
-            kind=Kind.NUMERIC,
+            kind=ColumnKind.NUMERIC,
             role=self.role,
             count=count,
             nulls=self._rows - count,
@@ -66,7 +66,7 @@ class CategorySketcher:
     from the start, so its count is exact, and merging gives the same result in any order.
     """
 
-    def __init__(self, name: str, *, role: Role = Role.FEATURE) -> None:
+    def __init__(self, name: str, *, role: ColumnRole = ColumnRole.FEATURE) -> None:
         self.name, self.role = name, role
         self._counts: dict[str, int] = {}
         self._other = 0
@@ -85,7 +85,7 @@ class CategorySketcher:
     def sketch(self) -> FeatureSketch:
         return FeatureSketch(
             name=self.name,
-            kind=Kind.CATEGORICAL,
+            kind=ColumnKind.CATEGORICAL,
             role=self.role,
             count=sum(self._counts.values()) + self._other,
             nulls=self._nulls,
@@ -104,21 +104,25 @@ class CategorySketcher:
 Sketcher = NumericSketcher | CategorySketcher
 
 
-def new_sketcher(name: str, kind: Kind, *, role: Role = Role.FEATURE) -> Sketcher:
-    return (NumericSketcher if kind is Kind.NUMERIC else CategorySketcher)(name, role=role)
+def new_sketcher(name: str, kind: ColumnKind, *, role: ColumnRole = ColumnRole.FEATURE) -> Sketcher:
+    return (NumericSketcher if kind is ColumnKind.NUMERIC else CategorySketcher)(name, role=role)
 
 
 class WindowSketcher:
     """The sketches of one model version on one server; `cut` hands a window out and begins the next."""
 
     def __init__(
-        self, model: str, *, features: Mapping[str, Kind], predictions: Mapping[str, Kind] | None = None
+        self,
+        model: str,
+        *,
+        features: Mapping[str, ColumnKind],
+        predictions: Mapping[str, ColumnKind] | None = None,
     ) -> None:
         self.model = model
-        self._kinds = {Role.FEATURE: dict(features), Role.PREDICTION: dict(predictions or {})}
+        self._kinds = {ColumnRole.FEATURE: dict(features), ColumnRole.PREDICTION: dict(predictions or {})}
         self._sketchers = self._fresh()
 
-    def update(self, columns: Columns, *, role: Role = Role.FEATURE) -> None:
+    def update(self, columns: Columns, *, role: ColumnRole = ColumnRole.FEATURE) -> None:
         """Take in a batch. Columns that are not watched are passed over; a watched one may be absent."""
         for name, values in columns_of(columns).items():
             sketcher = self._sketchers.get((role, name))
@@ -131,7 +135,7 @@ class WindowSketcher:
         self._sketchers = self._fresh()
         return window
 
-    def _fresh(self) -> dict[tuple[Role, str], Sketcher]:
+    def _fresh(self) -> dict[tuple[ColumnRole, str], Sketcher]:
         return {
             (role, name): new_sketcher(name, kind, role=role)
             for role, kinds in self._kinds.items()
@@ -140,7 +144,7 @@ class WindowSketcher:
 
 
 def sketch_column(
-    name: str, batches: Iterable[Values], *, kind: Kind, role: Role = Role.FEATURE
+    name: str, batches: Iterable[Values], *, kind: ColumnKind, role: ColumnRole = ColumnRole.FEATURE
 ) -> FeatureSketch:
     sketcher = new_sketcher(name, kind, role=role)
     for values in batches:
@@ -149,7 +153,7 @@ def sketch_column(
 
 
 def sketch_reference(
-    training_set: str, batches: Iterable[Columns], *, kinds: Mapping[str, Kind] | None = None
+    training_set: str, batches: Iterable[Columns], *, kinds: Mapping[str, ColumnKind] | None = None
 ) -> ReferenceSketch:
     """The training set's columns, batch by batch; where `kinds` says nothing, the first batch decides."""
     sketchers: dict[str, Sketcher] = {}
@@ -189,7 +193,7 @@ def merge_windows(windows: Sequence[WindowSketch]) -> WindowSketch:
     if len(models) != 1:
         given = ", ".join(models) or "no window"
         raise InvalidInput.at("windows", given=given, allowed="windows of one model version")
-    parts: dict[tuple[Role, str], list[FeatureSketch]] = {}
+    parts: dict[tuple[ColumnRole, str], list[FeatureSketch]] = {}
     for window in windows:
         for sketch in window.features:
             parts.setdefault((sketch.role, sketch.name), []).append(sketch)
@@ -215,7 +219,7 @@ def decode(data: bytes, kind: type[Set]) -> Set:
         where = ".".join(map(str, first["loc"])) or "the document"
         raise Damaged(f"these bytes are no {kind.__name__}: {where}: {first['msg']}") from None
     for sketch in sketches.features:
-        if sketch.kind is Kind.NUMERIC:
+        if sketch.kind is ColumnKind.NUMERIC:
             read_points(sketch)
     return sketches
 

@@ -12,10 +12,10 @@ from falaj.governance import objects
 from falaj.monitoring.tables import alerts, monitors, positions, slots
 from falaj.monitoring.windows import Slot, due_at
 from falaj.ports.metadata import Transaction
-from falaj.records.monitoring import FalseAlarmBudget, Verdict
-from falaj.records.monitors import Monitor, MonitorWindow, VersionProgress
+from falaj.records.governance.objects import StoredObject
+from falaj.records.monitoring.monitors import Monitor, MonitorWindow, VersionProgress
+from falaj.records.monitoring.sketches import DriftVerdict, FalseAlarmBudget
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
 
 _HOLD = "UPDATE monitoring_endpoints SET seq = seq + ? WHERE endpoint = ? RETURNING seq"
 _BEGIN = "INSERT INTO monitoring_endpoints (endpoint, seq) VALUES (?, 0) ON CONFLICT DO NOTHING"
@@ -250,7 +250,7 @@ def _progress(row: dict[str, Any]) -> VersionProgress:
         rows=row["rows"],
         waiting_rows=row["waiting_rows"],
         waiting_since=row["waiting_since"],
-        verdict=None if row["verdict"] is None else Verdict(row["verdict"]),
+        verdict=None if row["verdict"] is None else DriftVerdict(row["verdict"]),
         judged_until=row["judged_until"],
         own_reference=tuple(row["own_columns"]),
     )

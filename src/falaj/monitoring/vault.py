@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from falaj.governance.encryption.values import SealedValues
 from falaj.monitoring.sketches import decode, encode
-from falaj.records.monitoring import ReferenceSketch, SketchSet, WindowSketch
+from falaj.records.monitoring.sketches import ReferenceSketch, SketchSet, WindowSketch
 
 SIZE_LIMIT = 512 * 2**20
 """What a sealed value may unpack to: far beyond what a window can hold."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from falaj.monitoring.drift import TESTS_PER_COLUMN, Comparison, Test, compare
-from falaj.records.monitoring import (
+from falaj.records.monitoring.sketches import (
     DriftReport,
+    DriftVerdict,
     Evidence,
     FalseAlarmBudget,
     FeatureSketch,
     ModelDrift,
     ReferenceSketch,
     Statistic,
-    Verdict,
     WindowSketch,
 )
 
@@ -27,7 +27,7 @@ beyond chance. Its two distributions share 92 % of their mass, and a single row 
 from. A convention for all data alike, not a figure that was fitted to any."""
 
 _NAMES = {Statistic.PSI: "PSI", Statistic.KS: "KS", Statistic.CHI_SQUARE: "χ²"}
-_ORDER = {Verdict.DRIFT: 0, Verdict.NONE: 1, Verdict.TOO_FEW: 2}
+_ORDER = {DriftVerdict.DRIFT: 0, DriftVerdict.NONE: 1, DriftVerdict.TOO_FEW: 2}
 
 
 def judge(
@@ -72,7 +72,7 @@ def _report(comparison: Comparison, *, level: float, open_to_alarm: bool) -> Dri
     evidence = tuple(_evidence(test, each) for test in comparison.tests)
     significant = [test.effect for test in comparison.tests if test.p_value <= each] if open_to_alarm else []
     effect = max(significant, default=0.0) or max(item.effect for item in evidence)
-    verdict = Verdict.DRIFT if max(significant, default=0.0) >= EFFECT_FLOOR else Verdict.NONE
+    verdict = DriftVerdict.DRIFT if max(significant, default=0.0) >= EFFECT_FLOOR else DriftVerdict.NONE
     return DriftReport(
         name=comparison.window.name,
         role=comparison.window.role,
@@ -98,11 +98,11 @@ def _evidence(test: Test, level: float) -> Evidence:
     )
 
 
-def _finding(name: str, verdict: Verdict, evidence: Sequence[Evidence], *, significant: bool) -> str:
+def _finding(name: str, verdict: DriftVerdict, evidence: Sequence[Evidence], *, significant: bool) -> str:
     figures = ", ".join(
         f"{_NAMES[item.statistic]} {item.value:.3g} (threshold {item.threshold:.3g})" for item in evidence
     )
-    if verdict is Verdict.DRIFT:
+    if verdict is DriftVerdict.DRIFT:
         says = f"{name} drifts"
     elif significant:
         says = f"{name} differs by less than a small effect, which is no alarm"
@@ -130,26 +130,26 @@ def _one_sided(sketch: FeatureSketch, problem: str) -> DriftReport:
         name=sketch.name,
         role=sketch.role,
         kind=sketch.kind,
-        verdict=Verdict.TOO_FEW,
+        verdict=DriftVerdict.TOO_FEW,
         window_rows=0,
         reference_rows=0,
         words=f"{sketch.name} is not judged: {problem}",
     )
 
 
-def _overall(reports: Sequence[DriftReport]) -> Verdict:
+def _overall(reports: Sequence[DriftReport]) -> DriftVerdict:
     found = {report.verdict for report in reports}
-    if Verdict.DRIFT in found:
-        return Verdict.DRIFT
-    return Verdict.NONE if Verdict.NONE in found else Verdict.TOO_FEW
+    if DriftVerdict.DRIFT in found:
+        return DriftVerdict.DRIFT
+    return DriftVerdict.NONE if DriftVerdict.NONE in found else DriftVerdict.TOO_FEW
 
 
-def _summary(model: str, verdict: Verdict, reports: Sequence[DriftReport]) -> str:
-    judged = [report for report in reports if report.verdict is not Verdict.TOO_FEW]
-    if verdict is Verdict.TOO_FEW:
+def _summary(model: str, verdict: DriftVerdict, reports: Sequence[DriftReport]) -> str:
+    judged = [report for report in reports if report.verdict is not DriftVerdict.TOO_FEW]
+    if verdict is DriftVerdict.TOO_FEW:
         return f"{model}: too few rows to judge any of {len(reports)} columns"
-    if verdict is Verdict.NONE:
+    if verdict is DriftVerdict.NONE:
         return f"{model}: no drift in {len(judged)} columns"
-    drifted = [report.name for report in judged if report.verdict is Verdict.DRIFT]
+    drifted = [report.name for report in judged if report.verdict is DriftVerdict.DRIFT]
     shown = ", ".join(drifted[:5]) + (f" and {len(drifted) - 5} more" if len(drifted) > 5 else "")
     return f"{model}: {len(drifted)} of {len(judged)} columns drift: {shown}"

@@ -6,19 +6,20 @@ from functools import partial
 from typing import Any
 
 from falaj.errors import Damaged, Denied, InvalidInput
-from falaj.governance import lineage_store, objects
-from falaj.governance.call import Call
+from falaj.governance import objects
 from falaj.governance.encryption.keyring import require_living_key
-from falaj.governance.gate import Gate
+from falaj.governance.lineage import graph
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
 from falaj.monitoring import alerts, store
 from falaj.monitoring.bench import Bench
 from falaj.monitoring.pinning import pin
 from falaj.monitoring.vault import Vault
 from falaj.ports.metadata import Transaction
-from falaj.records.monitoring import FalseAlarmBudget
-from falaj.records.monitors import Monitor, MonitorWindow
+from falaj.records.governance.objects import StoredObject
+from falaj.records.monitoring.monitors import Monitor, MonitorWindow
+from falaj.records.monitoring.sketches import FalseAlarmBudget
 from falaj.records.names import ObjectId, new_id
-from falaj.records.objects import StoredObject
 
 
 def watch(
@@ -61,7 +62,7 @@ def rebase(bench: Bench, call: Call) -> Monitor:
         require_living_key(call.tx, endpoint.workspace)
         alerts.end_open(call, ident)
         store.pin_again(call.tx, ident, pinned)
-        lineage_store.flow(call, [call.object("reference")], call.target)
+        graph.flow(call, [call.object("reference")], call.target)
         return store.monitor_record(call.tx, objects.by_id(call.tx, ident) or call.target)
 
     return bench.gate.commit(call, publish)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from falaj.records.monitors import MonitorWindow
+from falaj.records.monitoring.monitors import MonitorWindow
 
 SLOTS_KEPT = 128
 """Of one version of an endpoint. Beyond it old neighbours are merged: history gets coarser with its age."""

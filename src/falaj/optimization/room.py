@@ -9,21 +9,28 @@ from pydantic import Field
 
 from falaj.errors import Denied, Fault, InvalidInput
 from falaj.governance import objects
-from falaj.governance.blobs import Intents
-from falaj.governance.call import Call, current_call
-from falaj.governance.gate import Gate
-from falaj.governance.listing import page_in_target
-from falaj.governance.operations import Mode, operation
+from falaj.governance.blobs.service import WorkflowRequests
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import Mode, operation
+from falaj.governance.operations.pagination import list_workspace_page
 from falaj.optimization import store
 from falaj.ports.metadata import Transaction
+from falaj.records.control.workflows import WorkflowRun
 from falaj.records.features import Column, DatasetRef
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import ROOT, WorkspaceRef
-from falaj.records.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.optimization import Budget, FeatureColumns, Optimization, OptimizationRef, Recipe, Report
+from falaj.records.optimization import (
+    AcceptanceBudget,
+    FeatureColumns,
+    Optimization,
+    OptimizationRef,
+    OptimizationReport,
+    Recipe,
+)
 from falaj.records.registry import FileFormat, ModelVersion, ModelVersionRef
-from falaj.records.training import JobRef
-from falaj.records.work import Work
+from falaj.records.training.jobs import JobRef
 
 WORKFLOW = "optimization.start"
 FORMATS = (FileFormat.ONNX, FileFormat.XGBOOST, FileFormat.TORCH_EXPORT)
@@ -38,7 +45,9 @@ ReadColumns = Callable[[Transaction, StoredObject], tuple[str, ...]]
 class Optimizations:
     """Find faster variants of a model version that predict as well."""
 
-    def __init__(self, gate: Gate, intents: Intents, *, version: ReadVersion, columns: ReadColumns) -> None:
+    def __init__(
+        self, gate: Gate, intents: WorkflowRequests, *, version: ReadVersion, columns: ReadColumns
+    ) -> None:
         self.gate = gate
         self._intents = intents
         self._version = version
@@ -53,8 +62,8 @@ class Optimizations:
         target: Column,
         features: FeatureColumns = (),
         recipes: Recipes = ("onnx", "int8"),
-        budget: Budget | None = None,
-    ) -> Work:
+        budget: AcceptanceBudget | None = None,
+    ) -> WorkflowRun:
         """Make variants of a version, and measure each against it on the host; those accepted become new versions.
 
         They are judged on `data`, by how `target` is predicted from `features`: the columns that the model takes, in
@@ -74,7 +83,7 @@ class Optimizations:
             "target": target,
             "features": columns,
             "recipes": recipes,
-            "budget": (budget or Budget()).model_dump(mode="json"),
+            "budget": (budget or AcceptanceBudget()).model_dump(mode="json"),
         }
         return self._intents.request(call, WORKFLOW, given)
 
@@ -88,7 +97,9 @@ class Optimizations:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Optimization]:
         """The optimizations of a workspace that ended, oldest first."""
-        return page_in_target(self.gate, "optimization", store.optimization_record, after=after, limit=limit)
+        return list_workspace_page(
+            self.gate, "optimization", store.optimization_record, after=after, limit=limit
+        )
 
     @operation("optimization.record", resource="model_version", allow=Role.OPERATOR)
     def record(
@@ -99,8 +110,8 @@ class Optimizations:
         job: JobRef,
         target: Column,
         features: FeatureColumns,
-        budget: Budget,
-        report: Report,
+        budget: AcceptanceBudget,
+        report: OptimizationReport,
     ) -> Optimization:
         """Keep what the job of an optimization found; the controller does this for whoever started it."""
         call = current_call()

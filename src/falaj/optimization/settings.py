@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from falaj.errors import Fault, InvalidInput
 from falaj.records.features import Column
-from falaj.records.optimization import Budget, FeatureColumns, Recipe
+from falaj.records.optimization import AcceptanceBudget, FeatureColumns, Recipe
 from falaj.records.record import Record
 
 
@@ -19,7 +19,7 @@ class Settings(Record):
     target: Column
     features: FeatureColumns = ()
     recipes: tuple[Recipe, ...] = ("onnx", "int8")
-    budget: Budget = Budget()
+    budget: AcceptanceBudget = AcceptanceBudget()
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
 
     def arguments(self) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ from typing import Any
 from sqlalchemy import insert, select
 
 from falaj.governance import objects
-from falaj.governance.call import Call
+from falaj.governance.operations.call import Call
 from falaj.optimization.tables import optimizations
 from falaj.ports.metadata import Transaction
-from falaj.records.objects import StoredObject
-from falaj.records.optimization import Budget, Optimization, Report
+from falaj.records.governance.objects import StoredObject
+from falaj.records.optimization import AcceptanceBudget, Optimization, OptimizationReport
 
 
 def add(call: Call, new: StoredObject, facts: dict[str, Any]) -> Optimization:
@@ -28,9 +28,9 @@ def optimization_record(tx: Transaction, found: StoredObject) -> Optimization:
         data=_name(tx, row["data"]),
         target=row["target"],
         features=tuple(row["features"]),
-        budget=Budget.model_validate(row["budget"]),
+        budget=AcceptanceBudget.model_validate(row["budget"]),
         job=row["job"],
-        report=Report.model_validate(row["report"]),
+        report=OptimizationReport.model_validate(row["report"]),
         created_at=found.created_at,
     )
 

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from falaj.records.optimization import Budget, Interval, Verdict
+from falaj.records.optimization import AcceptanceBudget, Interval, OptimizationVerdict
 
 METRICS = {"log_loss": "log loss", "rmse": "RMSE"}
 
 
 def decide(
-    speedup: Mapping[str, Interval], worse: Interval, *, budget: Budget, metric: str
-) -> tuple[Verdict, str]:
+    speedup: Mapping[str, Interval], worse: Interval, *, budget: AcceptanceBudget, metric: str
+) -> tuple[OptimizationVerdict, str]:
     """Accepted only if it is surely not worse than the budget, surely faster somewhere, and nowhere surely slower.
 
     Surely: the whole interval says so. Slower counts from the factor that was asked for as a gain.
     """
     loss = METRICS[metric]
     if worse.high > budget.worse:
-        return Verdict.REFUSED, (
+        return OptimizationVerdict.REFUSED, (
             f"its {loss} may be {worse.high:.2%} above the original's "
             f"(measured {_share(worse.middle)}); the budget is {budget.worse:.2%}"
         )
     slower = [_shown(name, each) for name, each in speedup.items() if each.high < 1 / budget.speedup]
     if slower:
-        return Verdict.REFUSED, f"it is slower than the original: {', '.join(slower)}"
+        return OptimizationVerdict.REFUSED, f"it is slower than the original: {', '.join(slower)}"
     faster = [_shown(name, each) for name, each in speedup.items() if each.low >= budget.speedup]
     if not faster:
         name, best = max(speedup.items(), key=lambda item: item[1].low)
-        return Verdict.REFUSED, (
+        return OptimizationVerdict.REFUSED, (
             f"it is not {budget.speedup:g} times as fast as the original beyond doubt; at best {_shown(name, best)}"
         )
     loses = f"{loss} {_share(worse.middle)}, at most {_share(worse.high)}"
-    return Verdict.ACCEPTED, f"faster: {', '.join(faster)}; {loses}"
+    return OptimizationVerdict.ACCEPTED, f"faster: {', '.join(faster)}; {loses}"
 
 
 def _share(value: float) -> str:

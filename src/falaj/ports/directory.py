@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from falaj.records.identity import PrincipalKind
+from falaj.records.governance.identity import PrincipalKind
 from falaj.records.names import ObjectId
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from falaj.records.hardware import Card, RdmaPort
-from falaj.records.scheduling import Gpu
+from falaj.records.scheduling.hardware import GpuCard, RdmaPort
+from falaj.records.scheduling.snapshot import Gpu
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class NodeFacts:
     sockets: int | None = None
     numa_nodes: int | None = None
     gpus: tuple[Gpu, ...] = ()
-    cards: tuple[Card, ...] = ()
+    cards: tuple[GpuCard, ...] = ()
     driver: str = ""
     gpu_fault: str = ""
     rdma: tuple[RdmaPort, ...] = ()

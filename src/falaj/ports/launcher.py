@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:  # not loaded with it: records take pydantic, for which every start of an attempt would wait
-    from falaj.records.training import Framework
+    from falaj.records.training.jobs import Framework
 
 WHOLE_GPU = 1000
 """As in `records.scheduling`."""

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from falaj.records.durations import read_duration
-from falaj.records.hardware import MPS_DIRECTORY
-from falaj.records.names import Jurisdiction, Name, Spelled
+from falaj.records.names import Jurisdiction, Name, TextRule
 from falaj.records.record import Record
+from falaj.records.scheduling.hardware import MPS_DIRECTORY
 from falaj.records.sizes import RULE, read_size
 
-Secret = Annotated[str, Spelled("(env|file):.+", "a secret is named by env:NAME or file:PATH", limit=1000)]
+Secret = Annotated[str, TextRule("(env|file):.+", "a secret is named by env:NAME or file:PATH", limit=1000)]
 """Where a secret is to be had: env:NAME or file:PATH. Secrets themselves do not stand in falaj.toml."""
 
 
@@ -36,7 +36,7 @@ class Tls(Record):
     key: Path
 
 
-class Server(Record):
+class ServerConfig(Record):
     bind: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 7480
     tls: Tls | None = None
@@ -44,7 +44,7 @@ class Server(Record):
     threads: Annotated[int, Field(ge=1, le=256)] = 32
 
     @model_validator(mode="after")
-    def _tls_beyond_loopback(self) -> Server:
+    def _tls_beyond_loopback(self) -> ServerConfig:
         if self.tls is None and not is_loopback(self.bind):
             raise ValueError(
                 f"listening on {self.bind} without TLS is refused; set server.tls, or bind to 127.0.0.1"
@@ -52,7 +52,7 @@ class Server(Record):
         return self
 
 
-class Serving(Record):
+class ServingConfig(Record):
     """Where the model server answers, and how often it writes down what it answered. TLS unless given is the API's.
 
     With `predictions = "forget"` answers are counted, but neither logged nor watched for drift, and cannot be labelled.
@@ -67,25 +67,25 @@ class Serving(Record):
     predictions: Literal["log", "forget"] = "log"
 
 
-class Metadata(Record):
+class MetadataConfig(Record):
     """SQLite in the home, or a PostgreSQL whose URL is a secret because it may hold a password."""
 
     driver: Literal["sqlite", "postgres"] = "sqlite"
     url: Secret | None = None
 
     @model_validator(mode="after")
-    def _url_for_postgres(self) -> Metadata:
+    def _url_for_postgres(self) -> MetadataConfig:
         if (self.driver == "postgres") != (self.url is not None):
             raise ValueError('driver "postgres" needs a url ("env:NAME" or "file:PATH"), "sqlite" takes none')
         return self
 
 
-class Files(Record):
+class LocalFiles(Record):
     driver: Literal["files"] = "files"
     path: Path | None = None
 
 
-class S3(Record):
+class S3Bucket(Record):
     driver: Literal["s3"]
     bucket: str
     region: str = "us-east-1"
@@ -105,7 +105,7 @@ class ZoneConfig(Record):
 
     jurisdiction: Jurisdiction
     default: bool = False
-    blobs: Annotated[Files | S3, Field(discriminator="driver"), _driver("files")] = Files()
+    blobs: Annotated[LocalFiles | S3Bucket, Field(discriminator="driver"), _driver("files")] = LocalFiles()
 
 
 class KeyFileConfig(Record):
@@ -166,7 +166,7 @@ class JobsConfig(Record):
 class Prices(Record):
     """What an hour, or energy, costs. A GPU whose model is not named costs `gpu_hour`."""
 
-    currency: Annotated[str, Spelled("[A-Z]{3}", "a currency is three capital letters, like AED", limit=3)]
+    currency: Annotated[str, TextRule("[A-Z]{3}", "a currency is three capital letters, like AED", limit=3)]
     cpu_hour: Price = 0.0
     gpu_hour: Price = 0.0
     gpu_models: dict[str, Price] = {}
@@ -198,9 +198,9 @@ class NodeConfig(Record):
 class Config(Record):
     """The whole of falaj.toml."""
 
-    server: Server = Server()
-    serving: Serving = Serving()
-    metadata: Metadata = Metadata()
+    server: ServerConfig = ServerConfig()
+    serving: ServingConfig = ServingConfig()
+    metadata: MetadataConfig = MetadataConfig()
     zones: Annotated[dict[Name, ZoneConfig], Field(min_length=1)] = {"local": ZoneConfig(jurisdiction="AE")}
     keys: Annotated[KeyFileConfig | Pkcs11Config, Field(discriminator="driver"), _driver("keyfile")] = (
         KeyFileConfig()

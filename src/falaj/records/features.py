@@ -8,16 +8,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from falaj.records.names import DataClass, Jurisdiction, Name, ObjectId, Reference, RefersTo, Spelled
+from falaj.records.governance.residency import Label
+from falaj.records.names import DataClass, Jurisdiction, Name, ObjectId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
-from falaj.records.residency import Label
 
 ViewRef = Annotated[Reference, RefersTo("view")]
 DatasetRef = Annotated[Reference, RefersTo("dataset")]
 
 Column = Annotated[
     str,
-    Spelled(
+    TextRule(
         r"(?!__)[A-Za-z_][A-Za-z0-9_]*", "a column is A-Z, a-z, 0-9 and '_', not beginning '__'", limit=128
     ),
 ]
@@ -65,7 +65,7 @@ class Entity(Record):
         return given
 
 
-class Function(StrEnum):
+class AggregateFunction(StrEnum):
     COUNT = "count"
     SUM = "sum"
     MEAN = "mean"
@@ -79,12 +79,12 @@ class Aggregation(Record):
 
     name: Column
     column: Column
-    function: Function
+    function: AggregateFunction
     window: Duration
 
     @property
     def feature(self) -> Feature:
-        counts = self.function is Function.COUNT
+        counts = self.function is AggregateFunction.COUNT
         return Feature(name=self.name, type=ColumnType.INTEGER if counts else ColumnType.FLOAT)
 
 
@@ -130,7 +130,7 @@ class FeatureView(Record):
         words = [
             f"{each.name} ({each.function} of {each.column})"
             for each in self.aggregations
-            if each.function is not Function.COUNT and each.column not in numbers
+            if each.function is not AggregateFunction.COUNT and each.column not in numbers
         ]
         if words:
             raise ValueError(f"only count takes what is neither integer nor float: {', '.join(words)}")
@@ -153,31 +153,31 @@ class StoredView(Record):
     created_at: datetime
 
 
-class Change(StrEnum):
+class ChangeKind(StrEnum):
     NEW = "new"
     CHANGED = "changed"
     UNCHANGED = "unchanged"
 
 
-class Planned(Record):
+class PlannedChange(Record):
     """What applying a definition comes to. `differences` are the fields that are new in this version of a view."""
 
     kind: Literal["entity", "view"]
     name: str
-    change: Change
+    change: ChangeKind
     version: int | None = None
     differences: tuple[str, ...] = ()
 
 
-class Applied(Record):
+class ApplyResult(Record):
     """What applying definitions came to: the entities that are new, the views as they are now, and each change."""
 
     entities: tuple[str, ...]
     views: tuple[StoredView, ...]
-    changes: tuple[Planned, ...] = ()
+    changes: tuple[PlannedChange, ...] = ()
 
 
-class Ingested(Record):
+class IngestResult(Record):
     view: ObjectId
     version: int
     table_version: int
@@ -221,7 +221,7 @@ class TrainingSet(Record):
     created_at: datetime
 
 
-class Materialized(Record):
+class MaterializeResult(Record):
     view: ObjectId
     version: int
     table_version: int

@@ -31,7 +31,7 @@ def new_id(prefix: str) -> ObjectId:
     return ObjectId(f"{prefix}_" + "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5)))
 
 
-class Spelled:
+class TextRule:
     """Marks a text of at most `limit` characters that matches `pattern` as a whole; the error says it in `words`."""
 
     def __init__(self, pattern: str, words: str, *, limit: int) -> None:
@@ -56,15 +56,18 @@ class Spelled:
         return text
 
 
-Name = Annotated[str, Spelled(rf"(?!.*\.\.){_WORD}", f"a name is {NAME_RULE}", limit=128)]
-Jurisdiction = Annotated[str, Spelled("[A-Z]{2}", "a jurisdiction is two capital letters, like AE", limit=2)]
-DataClass = Annotated[str, Spelled("[a-z][a-z0-9-]*", "a class is a-z, 0-9 and '-', like personal", limit=64)]
+Name = Annotated[str, TextRule(rf"(?!.*\.\.){_WORD}", f"a name is {NAME_RULE}", limit=128)]
+Jurisdiction = Annotated[str, TextRule("[A-Z]{2}", "a jurisdiction is two capital letters, like AE", limit=2)]
+DataClass = Annotated[
+    str, TextRule("[a-z][a-z0-9-]*", "a class is a-z, 0-9 and '-', like personal", limit=64)
+]
 ActionPattern = Annotated[
-    str, Spelled(r"\*|[a-z]+\.(\*|[a-z_]+)", "an action is room.verb, room.* or *, like blob.read", limit=96)
+    str,
+    TextRule(r"\*|[a-z]+\.(\*|[a-z_]+)", "an action is room.verb, room.* or *, like blobs.read", limit=96),
 ]
 Reference = Annotated[
     str,
-    Spelled(
+    TextRule(
         rf"(?!.*\.\.)({_WORD}/)?([a-z_]+:)?{_WORD}(@[a-z0-9.]{{1,64}})?",
         f"a reference is an id, a name or workspace/name; a name is {NAME_RULE}",
         limit=320,
@@ -98,7 +101,7 @@ GroupRef = Annotated[Reference, RefersTo("group")]
 TokenRef = Annotated[Reference, RefersTo("token")]
 PolicyRef = Annotated[Reference, RefersTo("policy")]
 BlobRef = Annotated[Reference, RefersTo("blob")]
-WorkRef = Annotated[Reference, RefersTo("work")]
+WorkflowRef = Annotated[Reference, RefersTo("work")]
 QueueRef = Annotated[Reference, RefersTo("queue")]
 AnyRef = Annotated[Reference, RefersTo(None)]
 ZoneName = Annotated[Name, PlacedIn()]

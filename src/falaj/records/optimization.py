@@ -26,12 +26,12 @@ Recipe = Literal["onnx", "int8", "fp16"]
 """How a variant is made: exported to ONNX with a fused graph, with int8 weights, or in half precision."""
 
 
-class Verdict(StrEnum):
+class OptimizationVerdict(StrEnum):
     ACCEPTED = "accepted"
     REFUSED = "refused"
 
 
-class Budget(Record):
+class AcceptanceBudget(Record):
     """A variant must be `speedup` times as fast, and at most this share `worse` in log loss or RMSE."""
 
     speedup: Annotated[float, Field(ge=1, le=1000)] = 1.1
@@ -69,7 +69,7 @@ class Variant(Record):
     """
 
     recipe: Recipe
-    verdict: Verdict
+    verdict: OptimizationVerdict
     reason: Words
     measured: Measurement | None = None
     speedup: Speedups = {}
@@ -80,7 +80,7 @@ class Variant(Record):
     version: Reference | None = None
 
 
-class Report(Record):
+class OptimizationReport(Record):
     """What the job found: the original and its variants, measured side by side on `host`."""
 
     metric: Literal["log_loss", "rmse"]
@@ -100,7 +100,7 @@ class Optimization(Record):
     data: str
     target: str
     features: tuple[str, ...]
-    budget: Budget
+    budget: AcceptanceBudget
     job: ObjectId
-    report: Report
+    report: OptimizationReport
     created_at: datetime

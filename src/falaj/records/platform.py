@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from falaj.records.governance.residency import Zone
 from falaj.records.record import Record
-from falaj.records.residency import Zone
 
 
 class PlatformFacts(Record):
@@ -15,7 +15,7 @@ class PlatformFacts(Record):
     users: int
 
 
-class Tidied(Record):
+class CleanupResult(Record):
     """How many idempotency keys, events and sign-in links were dropped."""
 
     keys: int

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from falaj.records.names import Name, ObjectId, PrincipalId, Reference, RefersTo, Spelled
+from falaj.records.governance.residency import Label
+from falaj.records.names import Name, ObjectId, PrincipalId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
-from falaj.records.residency import Label
 
 ModelRef = Annotated[Reference, RefersTo("model")]
 ModelVersionRef = Annotated[Reference, RefersTo("model_version")]
@@ -18,7 +18,7 @@ ModelVersionRef = Annotated[Reference, RefersTo("model_version")]
 
 AliasName = Annotated[
     str,
-    Spelled(
+    TextRule(
         r"[a-z][a-z0-9]*(\.[a-z0-9]+)*",
         "an alias is a-z, 0-9 and '.', starting with a letter, like champion",
         limit=64,
@@ -26,7 +26,7 @@ AliasName = Annotated[
 ]
 FilePath = Annotated[
     str,
-    Spelled(
+    TextRule(
         r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*",
         "a path is names of letters, digits, '.', '_' and '-', joined by '/', like weights/model.onnx",
         limit=512,
@@ -172,7 +172,7 @@ class Model(Record):
     created_at: datetime
 
 
-class Move(StrEnum):
+class AliasMove(StrEnum):
     """Why an alias moved."""
 
     PROMOTE = "promote"
@@ -186,7 +186,7 @@ class AliasChange(Record):
     alias: str
     version: str
     previous: str | None
-    move: Move
+    move: AliasMove
     by: str
     at: datetime
 

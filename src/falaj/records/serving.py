@@ -11,9 +11,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from falaj.records.names import Name, ObjectId, Reference, RefersTo, Spelled
+from falaj.records.governance.residency import Label
+from falaj.records.names import Name, ObjectId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
-from falaj.records.residency import Label
 
 EndpointRef = Annotated[Reference, RefersTo("endpoint")]
 PredictionRef = Annotated[Reference, RefersTo("predictions")]
@@ -62,10 +62,10 @@ class ServedModel(Record):
     outputs: tuple[Tensor, ...]
 
 
-Sha256 = Annotated[str, Spelled("[0-9a-f]{64}", "a SHA-256 is 64 hexadecimal digits", limit=64)]
+Sha256 = Annotated[str, TextRule("[0-9a-f]{64}", "a SHA-256 is 64 hexadecimal digits", limit=64)]
 
 
-class ModelFile(Record):
+class ServedFile(Record):
     """Where the bytes of a model version are to be had: a registered version, or a file that must hash to `sha256`.
 
     `features` are what the columns of its input are called, in their order; none where nobody said.
@@ -81,7 +81,7 @@ class ModelFile(Record):
 
 VersionName = Annotated[
     str,
-    Spelled(
+    TextRule(
         r"([a-z0-9][a-z0-9._-]*@)?[a-z0-9]([a-z0-9._-]*[a-z0-9])?",
         "a version is its number, or like churn@14",
         limit=200,
@@ -142,7 +142,7 @@ class Endpoint(Record):
 class Deployment(Record):
     """All that one model server serves."""
 
-    models: tuple[ModelFile, ...] = ()
+    models: tuple[ServedFile, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
 
     @model_validator(mode="after")
@@ -159,7 +159,7 @@ class Deployment(Record):
         return self
 
 
-class Scoring(StrEnum):
+class ScoringRule(StrEnum):
     """How far a prediction was from what came true; less is better in both."""
 
     LOG_LOSS = "log_loss"
@@ -188,7 +188,7 @@ class DeployedEndpoint(Record):
     routes: tuple[ServedRoute, ...]
     previous: tuple[Route, ...] = ()
     lookup: Lookup | None = None
-    scoring: Scoring | None = None
+    scoring: ScoringRule | None = None
     zone: str = ""
     label: Label
     url: str | None = None
@@ -216,7 +216,7 @@ class LoadProblem(Record):
     problem: Annotated[str, Field(max_length=4000)] | None = None
 
 
-class Reported(Record):
+class ReportReceipt(Record):
     versions: int
 
 
@@ -237,7 +237,7 @@ class VersionStats(Record):
 class EndpointStats(Record):
     endpoint: str
     since: datetime | None
-    scoring: Scoring | None
+    scoring: ScoringRule | None
     versions: tuple[VersionStats, ...]
 
 
@@ -268,14 +268,14 @@ class PredictionRecord(Record):
     score: float | None = None
 
 
-class Outcome(Record):
+class GroundTruth(Record):
     """What came true for a prediction: a number, or 0 or 1 for a class."""
 
     id: PredictionRef
     value: Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Scored(Record):
+class FeedbackResult(Record):
     """How many labels were taken; `unknown` are predictions that are not logged, or not yet: send them again later."""
 
     stored: int
@@ -299,7 +299,7 @@ class InferOutput(Record):
     data: list[Any]
 
 
-class Inferred(Record):
+class InferenceResult(Record):
     """What a version answered; `prediction` is what its label is given by."""
 
     model_name: str

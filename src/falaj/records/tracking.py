@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, Field, FiniteFloat, GetCoreSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema, core_schema
 
-from falaj.records.names import ObjectId, Reference, RefersTo, Spelled
+from falaj.records.governance.residency import UNRESTRICTED, Label
+from falaj.records.names import ObjectId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
-from falaj.records.residency import UNRESTRICTED, Label
 
 BATCH_POINTS = 10_000
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -35,14 +35,14 @@ Params = Annotated[dict[Key, ParamValue], Field(max_length=1000)]
 Tags = Annotated[dict[Key, TagValue], Field(max_length=1000)]
 Step = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 BatchId = Annotated[
-    str, Spelled("[A-Za-z0-9_.:-]+", "a batch is A-Z, a-z, 0-9, '_', '.', ':' and '-'", limit=100)
+    str, TextRule("[A-Za-z0-9_.:-]+", "a batch is A-Z, a-z, 0-9, '_', '.', ':' and '-'", limit=100)
 ]
 ArtifactPath = Annotated[
-    str, Spelled(f"{_PART}(?:/{_PART})*", "a path is relative, like plots/roc.png, without '..'", limit=500)
+    str, TextRule(f"{_PART}(?:/{_PART})*", "a path is relative, like plots/roc.png, without '..'", limit=500)
 ]
 Condition = Annotated[
     str,
-    Spelled(
+    TextRule(
         rf"metrics\.{_KEY}+?\s*(?:<=|>=|!=|=|<|>)\s*{_NUMBER}|(?:params|tags)\.{_KEY}+?\s*(?:!=|=)\s*{_TEXT}*",
         "a condition is like 'metrics.loss < 0.5', 'params.optimizer = adam' or 'tags.team != risk'",
         limit=6300,
@@ -99,7 +99,7 @@ class MetricPoint(Record):
 Points = Annotated[tuple[MetricPoint, ...], Field(min_length=1, max_length=BATCH_POINTS)]
 
 
-class Logged(Record):
+class LogResult(Record):
     """How much of what was sent is new; the rest was there already, with the same value."""
 
     run: ObjectId

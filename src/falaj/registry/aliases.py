@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from falaj.errors import Conflict, Denied, Fault, NotFound
 from falaj.governance import objects
-from falaj.governance.call import Call
+from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId, new_id
-from falaj.records.objects import StoredObject
-from falaj.records.registry import Alias, Approval, ModelVersion, Move, Promotion
+from falaj.records.registry import Alias, AliasMove, Approval, ModelVersion, Promotion
 from falaj.registry import store
 
 
@@ -26,7 +26,7 @@ def promote(call: Call, version: ModelVersion, alias: str) -> Promotion:
     approved = store.approvals_of(call.tx, version.id, alias)
     if protected and not approved:
         raise _unapproved(call.tx, version, alias)
-    return _move(call, version.model, version.name, alias, version.id, Move.PROMOTE, approved)
+    return _move(call, version.model, version.name, alias, version.id, AliasMove.PROMOTE, approved)
 
 
 def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> Approval:
@@ -61,11 +61,11 @@ def earlier_target(tx: Transaction, model: StoredObject, alias: str) -> ObjectId
     return standing[-2]
 
 
-def targets(moves: list[tuple[Move, ObjectId]]) -> list[ObjectId]:
+def targets(moves: list[tuple[AliasMove, ObjectId]]) -> list[ObjectId]:
     """The versions behind an alias, the present one last: a promotion adds one, a rollback takes the last away."""
     standing: list[ObjectId] = []
     for move, version in moves:
-        if move is Move.ROLLBACK:
+        if move is AliasMove.ROLLBACK:
             standing.pop()
         else:
             standing.append(version)
@@ -77,7 +77,7 @@ def roll_back(call: Call, model: StoredObject, alias: str, *, to: ObjectId) -> P
     present = store.version_at(call.tx, model.id, alias, at=None)
     if present is not None:
         store.withdraw_approvals(call.tx, present, alias, at=call.now)
-    return _move(call, model.id, model.name, alias, to, Move.ROLLBACK, [])
+    return _move(call, model.id, model.name, alias, to, AliasMove.ROLLBACK, [])
 
 
 def protect(call: Call, model: ObjectId, alias: str) -> Alias:
@@ -115,7 +115,7 @@ def _move(
     name: str,
     alias: str,
     version: ObjectId,
-    move: Move,
+    move: AliasMove,
     approved: list[Approval],
 ) -> Promotion:
     change = store.add_change(

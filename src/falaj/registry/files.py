@@ -10,7 +10,7 @@ from typing import Protocol
 
 from falaj.errors import Damaged
 from falaj.ports.metadata import Transaction
-from falaj.records.blobs import Blob
+from falaj.records.governance.blobs import Blob
 from falaj.records.names import ObjectId
 from falaj.records.registry import ModelFile
 from falaj.registry.formats import recognize

@@ -9,15 +9,15 @@ from pydantic import AwareDatetime, Field
 
 from falaj.errors import Conflict, Damaged, FalajError, NotFound
 from falaj.governance import objects
-from falaj.governance.call import Call, current_call
-from falaj.governance.gate import Gate
-from falaj.governance.listing import page_in_target
-from falaj.governance.operations import ByteStream, Mode, operation
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ByteStream, Mode, operation
+from falaj.governance.operations.pagination import list_workspace_page
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Transaction
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import AnyRef, BlobRef, Name, ObjectId, WorkspaceRef, new_id
-from falaj.records.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.registry import (
     Alias,
     AliasChange,
@@ -111,7 +111,7 @@ class Models:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Model]:
         """The models of a workspace, and where their aliases point."""
-        return page_in_target(self.gate, "model", _model_record, after=after, limit=limit)
+        return list_workspace_page(self.gate, "model", _model_record, after=after, limit=limit)
 
     @operation("models.show", resource="model", mode=Mode.READ)
     def show(self, model: ModelRef) -> Model:

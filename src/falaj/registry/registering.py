@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from falaj.errors import Denied, FalajError, Fault, InvalidInput
-from falaj.governance.call import Call
-from falaj.governance.gate import Gate
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
 from falaj.ports.metadata import Transaction
-from falaj.records.blobs import Blob
+from falaj.records.governance.blobs import Blob
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import PrincipalId, new_id
-from falaj.records.objects import StoredObject
 from falaj.records.registry import ModelFile
 from falaj.registry.files import BlobSource, inspect
 
@@ -21,8 +21,8 @@ def require_placed(gate: Gate, call: Call, tx: Transaction, source: BlobSource) 
     found = call.referred["files"]
     for each in found:
         # Whoever may read the version reads its files, so registering them takes the right to read them.
-        if not gate.authorizer.decide(tx, call.caller, "blob.read", each).allowed:
-            raise Denied(f"{call.caller.name} may not blob.read on {each.address}")
+        if not gate.authorizer.decide(tx, call.caller, "blobs.read", each).allowed:
+            raise Denied(f"{call.caller.name} may not blobs.read on {each.address}")
     strangers = [each.name for each in found if each.workspace != call.target.id]
     if strangers:
         raise InvalidInput.at(

@@ -11,9 +11,9 @@ from sqlalchemy import RowMapping, Select, insert, select, update
 from falaj.governance import objects
 from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
-from falaj.records.registry import AliasChange, Approval, Move
+from falaj.records.registry import AliasChange, AliasMove, Approval
 from falaj.registry.tables import alias_changes, aliases, approvals, models, versions
 
 _ENSURE_ALIAS = (
@@ -95,10 +95,10 @@ def alias_rows(tx: Transaction, model: ObjectId) -> Sequence[RowMapping]:
     )
 
 
-def moves(tx: Transaction, model: ObjectId, alias: str) -> list[tuple[Move, ObjectId]]:
+def moves(tx: Transaction, model: ObjectId, alias: str) -> list[tuple[AliasMove, ObjectId]]:
     """Every move of an alias and the version it went to, oldest first."""
     query = select(alias_changes.c.move, alias_changes.c.version).where(*_of(model, alias))
-    return [(Move(move), version) for move, version in tx.execute(query.order_by(alias_changes.c.seq))]
+    return [(AliasMove(move), version) for move, version in tx.execute(query.order_by(alias_changes.c.seq))]
 
 
 def version_at(tx: Transaction, model: ObjectId, alias: str, *, at: datetime | None) -> ObjectId | None:
@@ -116,7 +116,7 @@ def add_change(
     alias: str,
     *,
     version: ObjectId,
-    move: Move,
+    move: AliasMove,
     by: str,
     at: datetime,
 ) -> AliasChange:
@@ -152,7 +152,7 @@ def change_record(tx: Transaction, row: dict[str, Any]) -> AliasChange:
         alias=row["alias"],
         version=_name(tx, row["version"]),
         previous=None if row["previous"] is None else _name(tx, row["previous"]),
-        move=Move(row["move"]),
+        move=AliasMove(row["move"]),
         by=_name(tx, row["by"]),
         at=row["at"],
     )

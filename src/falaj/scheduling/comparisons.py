@@ -8,12 +8,12 @@ from falaj.errors import NotFound
 from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.encryption.values import SealedValues
 from falaj.ports.metadata import Database, Transaction
-from falaj.records.objects import StoredObject
-from falaj.records.simulation import Comparison
+from falaj.records.governance.objects import StoredObject
+from falaj.records.scheduling.simulation import WhatIfComparison
 from falaj.scheduling.tables import comparisons
 
 
-def seal(sealed: SealedValues, work: StoredObject, comparison: Comparison) -> bytes:
+def seal(sealed: SealedValues, work: StoredObject, comparison: WhatIfComparison) -> bytes:
     """Not in a transaction: the keys are read in one of their own."""
     return sealed.seal(work.workspace, comparison.model_dump_json().encode(), context=work.id.encode())
 
@@ -25,16 +25,16 @@ def keep(tx: Transaction, work: StoredObject, sealed: bytes) -> None:
         tx.execute(insert(comparisons), {"work": work.id, "sealed": sealed})
 
 
-def read(database: Database, sealed: SealedValues, work: StoredObject) -> Comparison:
+def read(database: Database, sealed: SealedValues, work: StoredObject) -> WhatIfComparison:
     with database.read() as tx:
         row = _row(tx, work)
     if row is None:
         raise NotFound(
             f"there is no comparison for work {work.id}: it has not ended well, or was no what-if; "
-            f"falaj work show {work.id}"
+            f"falaj workflows show {work.id}"
         )
     value = sealed.unseal(work.workspace, row, context=work.id.encode())
-    return Comparison.model_validate_json(value)
+    return WhatIfComparison.model_validate_json(value)
 
 
 def _row(tx: Transaction, work: StoredObject) -> bytes | None:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 from falaj.ports.hardware import NodeFacts
-from falaj.records.hardware import RdmaPort
-from falaj.records.residency import Zone
-from falaj.records.scheduling import Node
+from falaj.records.governance.residency import Zone
+from falaj.records.scheduling.hardware import RdmaPort
+from falaj.records.scheduling.snapshot import Node
 
 
 def node_from(facts: NodeFacts, *, zone: Zone, pool: str = "default", labels: Iterable[str] = ()) -> Node:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from falaj.errors import Conflict, Fault, InvalidInput
-from falaj.records.scheduling import Queue, Quota
+from falaj.records.scheduling.snapshot import Queue, Quota
 
 T = TypeVar("T")
 

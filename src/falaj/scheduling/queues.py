@@ -10,13 +10,17 @@ from pydantic import AwareDatetime, Field
 
 from falaj.errors import Conflict, InvalidInput
 from falaj.governance import objects
-from falaj.governance.blobs import Intents
-from falaj.governance.call import Call, current_call
+from falaj.governance.blobs.service import WorkflowRequests
 from falaj.governance.encryption.values import SealedValues
-from falaj.governance.gate import Gate
-from falaj.governance.operations import Mode, operation
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import Mode, operation
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import (
+from falaj.records.control.workflows import WorkflowRun
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize
+from falaj.records.names import ROOT, Name, ObjectId, QueueRef, WorkflowRef, WorkspaceRef
+from falaj.records.scheduling.accounting import (
     BudgetChange,
     BudgetState,
     PastAttempt,
@@ -27,12 +31,14 @@ from falaj.records.accounting import (
     Spending,
     Weight,
 )
-from falaj.records.identity import Role
-from falaj.records.names import ROOT, Name, ObjectId, QueueRef, WorkRef, WorkspaceRef
-from falaj.records.objects import Cursor, Page, PageSize
-from falaj.records.scheduling import Queue, Quota
-from falaj.records.simulation import NO_TIME, Changes, Comparison, LengthOfTime, Replayed
-from falaj.records.work import Work
+from falaj.records.scheduling.simulation import (
+    NO_TIME,
+    Changes,
+    LengthOfTime,
+    WhatIfComparison,
+    WhatIfReceipt,
+)
+from falaj.records.scheduling.snapshot import Queue, Quota
 from falaj.scheduling import comparisons, store
 from falaj.scheduling.accounting import budgets as budget_sums
 from falaj.scheduling.accounting.accounts import DEFAULT, QueueAccounts
@@ -43,7 +49,7 @@ from falaj.scheduling.neighbours import JobFigures
 from falaj.scheduling.queue_tree import require_sound, require_unused
 from falaj.scheduling.simulator.past import question_for
 
-WHAT_IF = "queue.what_if"
+WHAT_IF = "queues.what_if"
 
 Version = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -54,7 +60,7 @@ class Queues:
     def __init__(
         self,
         gate: Gate,
-        intents: Intents,
+        intents: WorkflowRequests,
         *,
         accounts: QueueAccounts,
         jobs: JobFigures,
@@ -69,7 +75,7 @@ class Queues:
         self._jobs = jobs
         self._wanted = wanted
 
-    @operation("queue.set", resource="platform", allow=Role.OPERATOR)
+    @operation("queues.set", resource="platform", allow=Role.OPERATOR)
     def set(
         self,
         name: Name,
@@ -106,7 +112,7 @@ class Queues:
         self._changed(call.tx)
         return QueueChange(queue=self._settings(call.tx, store.all_queues(call.tx)[name]), before=before)
 
-    @operation("queue.remove", resource="queue", allow=Role.OPERATOR, confirm=True)
+    @operation("queues.remove", resource="queue", allow=Role.OPERATOR, confirm=True)
     def remove(self, queue: QueueRef) -> QueueChange:
         """Remove a queue that has neither jobs nor queues below it."""
         call = current_call()
@@ -124,14 +130,14 @@ class Queues:
         self._changed(call.tx)
         return QueueChange(queue=None, before=self._settings(call.tx, known[name]))
 
-    @operation("queue.list", resource="platform", mode=Mode.READ, allow="anyone")
+    @operation("queues.list", resource="platform", mode=Mode.READ, allow="anyone")
     def list(self, *, after: Cursor = "", limit: PageSize = 100) -> Page[QueueState]:
         """The queues by name and how each stands; for everyone who is in a workspace."""
         found = [each for each in self._standings(current_call()) if each.name > after]
         shown = tuple(found[:limit])
         return Page(items=shown, next=shown[-1].name if len(found) > limit else None)
 
-    @operation("queue.show", resource="queue", mode=Mode.READ, allow="anyone")
+    @operation("queues.show", resource="queue", mode=Mode.READ, allow="anyone")
     def show(self, queue: QueueRef) -> QueueState:
         """One queue: quota, limit, what is held, borrowed and waits, its share, and whose it is."""
         call = current_call()
@@ -140,7 +146,7 @@ class Queues:
                 return each
         raise objects.unknown(queue, "queue")
 
-    @operation("queue.set_budget", resource="platform", allow=Role.OPERATOR)
+    @operation("queues.set_budget", resource="platform", allow=Role.OPERATOR)
     def set_budget(
         self,
         workspace: WorkspaceRef,
@@ -178,7 +184,7 @@ class Queues:
         store.put_budget(call.tx, new)
         return BudgetChange(budget=self._budget_states(call, [new])[0], before=before)
 
-    @operation("queue.budgets", resource="platform", mode=Mode.READ, allow="anyone")
+    @operation("queues.budgets", resource="platform", mode=Mode.READ, allow="anyone")
     def budgets(self, *, workspace: WorkspaceRef | None = None) -> tuple[BudgetState, ...]:
         """The budgets of the workspaces that you may see, what was used of each in its period, and what is left."""
         call = current_call()
@@ -188,7 +194,7 @@ class Queues:
         found = [each for each in store.all_budgets(call.tx) if each.workspace in seen]
         return tuple(self._budget_states(call, found))
 
-    @operation("queue.what_if", resource="platform", allow=Role.OPERATOR)
+    @operation("queues.what_if", resource="platform", allow=Role.OPERATOR)
     def what_if(
         self,
         *,
@@ -196,10 +202,10 @@ class Queues:
         since: AwareDatetime | None = None,
         until: AwareDatetime | None = None,
         checkpoint_every: LengthOfTime = NO_TIME,
-    ) -> Work:
+    ) -> WorkflowRun:
         """Replay past jobs, those of the last 7 days unless said, under other quotas, limits, weights or machines.
 
-        Both sides of the comparison, which queue.what_if_result reads, are replayed on a virtual clock. An evicted
+        Both sides of the comparison, which queues.what_if_result reads, are replayed on a virtual clock. An evicted
         job loses what it computed since its last checkpoint; zero: it saves itself when told to go, and loses nothing.
         """
         call = current_call()
@@ -214,25 +220,25 @@ class Queues:
         )
         return self._intents.request(call, WHAT_IF, question.model_dump(mode="json"))
 
-    @operation("queue.what_if_result", resource="work", mode=Mode.FREE, allow=Role.OPERATOR)
-    def what_if_result(self, work: WorkRef) -> Comparison:
+    @operation("queues.what_if_result", resource="work", mode=Mode.FREE, allow=Role.OPERATOR)
+    def what_if_result(self, work: WorkflowRef) -> WhatIfComparison:
         """What a what-if that is done has found: each team's waits, use, preemptions and cost, before and after."""
         return comparisons.read(self.gate.database, self._sealed, current_call().target)
 
-    @operation("queue.keep_what_if", resource="work", mode=Mode.LATE, allow=Role.OPERATOR)
-    def keep_what_if(self, work: WorkRef, *, comparison: Comparison) -> Replayed:
+    @operation("queues.save_what_if", resource="work", mode=Mode.LATE, allow=Role.OPERATOR)
+    def save_what_if(self, work: WorkflowRef, *, comparison: WhatIfComparison) -> WhatIfReceipt:
         """Keep what a replay has found; the controller does this for whoever asked for it."""
         call = current_call()
         sealed = comparisons.seal(self._sealed, call.target, comparison)
 
-        def publish() -> Replayed:
+        def publish() -> WhatIfReceipt:
             comparisons.keep(call.tx, call.target, sealed)
-            return Replayed(work=call.target.id, jobs=comparison.jobs)
+            return WhatIfReceipt(work=call.target.id, jobs=comparison.jobs)
 
         return self.gate.commit(call, publish)
 
-    @operation("queue.past", resource="platform", mode=Mode.FREE, allow=Role.OPERATOR)
-    def past(
+    @operation("queues.history", resource="platform", mode=Mode.FREE, allow=Role.OPERATOR)
+    def history(
         self, *, since: AwareDatetime, until: AwareDatetime, as_of: AwareDatetime | None = None
     ) -> Iterator[PastAttempt]:
         """Every attempt at the jobs that were submitted in a time, oldest first: what a what-if replays.

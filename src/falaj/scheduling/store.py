@@ -11,9 +11,9 @@ from sqlalchemy import bindparam, delete, insert, select, update
 from falaj.governance import objects as object_store
 from falaj.governance.tables import objects
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import Period
 from falaj.records.names import ROOT, ObjectId
-from falaj.records.scheduling import Queue, Quota
+from falaj.records.scheduling.accounting import Period
+from falaj.records.scheduling.snapshot import Queue, Quota
 from falaj.scheduling.tables import budgets, queues
 
 SLICE = 900

@@ -9,14 +9,14 @@ from pydantic import AwareDatetime
 
 from falaj.errors import InvalidInput
 from falaj.governance import objects
-from falaj.governance.call import Call, current_call
-from falaj.governance.caller import Caller
-from falaj.governance.gate import Gate
-from falaj.governance.operations import ByteStream, Mode, operation
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ByteStream, Mode, operation
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import By, UsageLine, UsageReport
+from falaj.records.governance.objects import PageSize
 from falaj.records.names import WorkspaceRef
-from falaj.records.objects import PageSize
+from falaj.records.scheduling.accounting import By, UsageReport, UsageRow
 from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts, focus, reports
 from falaj.scheduling.accounting.accounts import QueueAccounts
@@ -92,7 +92,7 @@ class Usage:
 
     def _lines(
         self, call: Call, by: By, keys: list[str], found: dict[str, reports.Tally]
-    ) -> tuple[UsageLine, ...]:
+    ) -> tuple[UsageRow, ...]:
         tx = call.tx
         if by == "job":
             known = [each for key in keys if (each := objects.ever(tx, key)) is not None]

@@ -47,7 +47,7 @@ def sign_in(url: str, code: str) -> str:
 
     token = redeem(url, code)
     with connect(url, token) as platform:
-        name = platform.user.whoami().principal.name
+        name = platform.users.whoami().principal.name
     save(url, token)
     return name
 

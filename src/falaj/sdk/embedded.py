@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from falaj.assembly import drivers
+from falaj.assembly.compute import job_reconciler
 from falaj.assembly.home import open_home
-from falaj.assembly.platform import Platform as Assembled
+from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble
-from falaj.assembly.workbench import job_keeper
 from falaj.control import work
 from falaj.control.controller import Controller
-from falaj.governance.caller import start_thread
+from falaj.governance.operations.caller import start_thread
 from falaj.sdk.platform import Platform
 from falaj.training import store as jobs
 
@@ -39,7 +39,7 @@ def open_platform(path: str | Path | None = None) -> Platform:
         assembled.close()
         lock.close()
 
-    return Platform(assembled.rooms, where=str(home.path), on_close=close)
+    return Platform(assembled.services, where=str(home.path), on_close=close)
 
 
 class EmbeddedController:
@@ -75,11 +75,11 @@ class EmbeddedController:
         home, config = self._platform.home, self._platform.config
         return Controller(
             self._platform.gate,
-            self._platform.rooms,
+            self._platform.services,
             lambda: drivers.open_workflows(home, config),
             holder="embedded",
             on_lost=step_down,
-            jobs=job_keeper(self._platform),
+            jobs=job_reconciler(self._platform),
             wanted=self._platform.intents.wanted,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from falaj.errors import InvalidInput
-from falaj.records.features import Applied, Entity, FeatureView, Ingested, TrainingSet
+from falaj.records.features import ApplyResult, Entity, FeatureView, IngestResult, TrainingSet
 from falaj.sdk.definitions import read_definitions
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ Rows: TypeAlias = Any
 """A file (Parquet, CSV or Arrow), a pyarrow Table, or a pandas DataFrame."""
 
 
-def apply(platform: Platform, what: str | Path | Definition | Iterable[Definition], **where: Any) -> Applied:
+def apply(
+    platform: Platform, what: str | Path | Definition | Iterable[Definition], **where: Any
+) -> ApplyResult:
     """Bring entities and views to the definitions in a file or folder, or to these records."""
     if isinstance(what, str | Path):
         found = read_definitions(Path(what))
@@ -32,9 +34,9 @@ def apply(platform: Platform, what: str | Path | Definition | Iterable[Definitio
     )
 
 
-def ingest(platform: Platform, view: str, rows: Rows, **where: Any) -> Ingested:
-    """Upload `rows` and add them to `view`; `where` is what blob.upload takes."""
-    staged = platform.blob.upload(pieces(rows), **(place_of(platform, view) | where))
+def ingest(platform: Platform, view: str, rows: Rows, **where: Any) -> IngestResult:
+    """Upload `rows` and add them to `view`; `where` is what blobs.upload takes."""
+    staged = platform.blobs.upload(pieces(rows), **(place_of(platform, view) | where))
     return platform.features.ingest(view, data=staged.id)
 
 
@@ -52,7 +54,7 @@ def training_set(
     reference = spine_reference(spine)
     if reference is None:
         where = {key: options[key] for key in ("workspace", "zone") if options.get(key)}
-        reference = platform.blob.upload(pieces(spine), **where).id
+        reference = platform.blobs.upload(pieces(spine), **where).id
     return platform.features.training_set(
         name, spine=reference, views=tuple(views), since=since, until=until, **options
     )

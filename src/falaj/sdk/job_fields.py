@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from falaj.records import durations, sizes
 from falaj.records.durations import read_duration
-from falaj.records.scheduling import WHOLE_GPU, Affinity
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Affinity
 from falaj.records.sizes import read_size
-from falaj.records.training import JobSpec
+from falaj.records.training.jobs import JobSpec
 
 Path = tuple[str, ...]
 

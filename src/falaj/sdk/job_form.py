@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from falaj.errors import Fault, InvalidInput, shorten
-from falaj.governance.operations import invalid
-from falaj.records.training import JobSpec
+from falaj.governance.operations.operation import invalid
+from falaj.records.training.jobs import JobSpec
 from falaj.sdk.job_fields import ALIASES, FIELDS, FLAGS, MERGED, OF_GPUS, SAME, Unread
 
 Location = tuple[str, ...]

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from falaj.errors import Fault
-from falaj.records.scheduling import WHOLE_GPU, Affinity
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Affinity
 from falaj.records.sizes import spell_size
-from falaj.records.training import JobSpec
+from falaj.records.training.jobs import JobSpec
 from falaj.sdk.job_fields import SAME
 from falaj.sdk.job_form import JobForm, form_of
 from falaj.sdk.yaml_lines import YamlDocument, read_yaml

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from falaj.errors import Fault, InvalidInput, shorten
-from falaj.governance.operations import invalid
+from falaj.governance.operations.operation import invalid
 from falaj.records import durations
+from falaj.records.control.pipelines import Pipeline, StoredPipeline
 from falaj.records.durations import read_duration
-from falaj.records.pipelines import Pipeline, StoredPipeline
 from falaj.sdk.toml_lines import TomlLines
 from falaj.sdk.training import spec_for
 from falaj.training.packing import pack_code
@@ -54,7 +54,7 @@ def apply_pipeline(
         definition = Pipeline.model_validate({**fields, "job": job})
     except ValidationError as error:
         raise invalid("pipeline", error) from None
-    code = platform.blob.upload(chunks(packed.archive), workspace=workspace)
+    code = platform.blobs.upload(chunks(packed.archive), workspace=workspace)
     return platform.pipelines.apply(definition, code=code.id, workspace=workspace)
 
 

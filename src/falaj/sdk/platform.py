@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from falaj.control.platform import Rooms
-from falaj.records.audit import LogCheck
-from falaj.records.blobs import Blob
-from falaj.records.features import Applied, Ingested, TrainingSet
-from falaj.records.pipelines import StoredPipeline
+from falaj.records.control.pipelines import StoredPipeline
+from falaj.records.features import ApplyResult, IngestResult, TrainingSet
+from falaj.records.governance.audit import LogCheck
+from falaj.records.governance.blobs import Blob
 from falaj.records.registry import ModelVersion
-from falaj.records.training import Job
+from falaj.records.training.jobs import Job
 
 CHUNK_BYTES = 1 << 20
 
@@ -27,21 +27,21 @@ class Platform(Rooms):
         self._on_close = on_close
 
     def put(self, name: str, data: bytes | Path | IO[bytes] | Iterable[bytes], **where: Any) -> Blob:
-        """Upload `data` and commit it under `name`: blob.upload and blob.commit in one."""
-        staged = self.blob.upload(chunks(data), **where)
-        return self.blob.commit(staged.id, name=name)
+        """Upload `data` and commit it under `name`: blobs.upload and blobs.commit in one."""
+        staged = self.blobs.upload(chunks(data), **where)
+        return self.blobs.commit(staged.id, name=name)
 
     def get(self, blob: str) -> bytes:
         """All the bytes of a blob."""
-        return b"".join(self.blob.read(blob))
+        return b"".join(self.blobs.read(blob))
 
-    def apply(self, what: Any, **where: Any) -> Applied:
+    def apply(self, what: Any, **where: Any) -> ApplyResult:
         """Bring entities and views to the definitions in a file or folder, or to these records."""
         from falaj.sdk import features
 
         return features.apply(self, what, **where)
 
-    def ingest(self, view: str, rows: Any, **where: Any) -> Ingested:
+    def ingest(self, view: str, rows: Any, **where: Any) -> IngestResult:
         """Upload a file (Parquet, CSV or Arrow) or a table, and add its rows to a view."""
         from falaj.sdk import features
 

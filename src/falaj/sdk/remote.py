@@ -22,8 +22,8 @@ from falaj.errors import (
     Unavailable,
     rebuild,
 )
-from falaj.governance.caller import current_terms
-from falaj.governance.operations import Operation, Shape
+from falaj.governance.operations.caller import current_terms
+from falaj.governance.operations.operation import Operation, ResponseShape
 from falaj.sdk.credentials import token_for
 from falaj.sdk.platform import Platform
 
@@ -65,7 +65,7 @@ class RemoteGate:
         self._client = client
 
     def perform(self, operation: Operation, room: Any, given: BaseModel) -> Any:
-        if operation.shape is Shape.RECORD:
+        if operation.shape is ResponseShape.RECORD:
             response = self._ask(operation, given)
             return operation.output.validate_json(response.content)
         return STREAMS[operation.shape](self, operation, given)
@@ -173,7 +173,11 @@ def _arrow(gate: RemoteGate, operation: Operation, given: BaseModel) -> Any:
     return pa.ipc.open_stream(pa.PythonFile(_Reader(response), "r"))
 
 
-STREAMS: dict[Shape, Any] = {Shape.RECORDS: _records, Shape.BYTES: _bytes, Shape.ARROW: _arrow}
+STREAMS: dict[ResponseShape, Any] = {
+    ResponseShape.RECORDS: _records,
+    ResponseShape.BYTES: _bytes,
+    ResponseShape.ARROW: _arrow,
+}
 
 
 class _Reader:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from falaj.errors import Fault
-from falaj.records.training import Job, JobSpec
+from falaj.records.training.jobs import Job, JobSpec
 from falaj.sdk.job_form import JobForm, form_of, spec_of
 from falaj.training.packing import PackedCode, pack_code
 
@@ -94,7 +94,7 @@ def submit(platform: Platform, spec: JobSpec, packed: PackedCode, *, workspace: 
     """Upload packed code, and submit the job that runs it."""
     from falaj.sdk.platform import chunks
 
-    code = platform.blob.upload(chunks(packed.archive), workspace=workspace)
+    code = platform.blobs.upload(chunks(packed.archive), workspace=workspace)
     return platform.jobs.submit(spec, code=code.id, workspace=workspace)
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pydantic_core import from_json, to_json
 
-from falaj.records.serving import InferInput, InferOutput, Inferred
+from falaj.records.serving import InferenceResult, InferInput, InferOutput
 
 
 class ModelServerDoor(Protocol):
@@ -38,12 +38,12 @@ def ask(
     inputs: Sequence[InferInput],
     request: str,
     version: str | None,
-) -> Inferred:
+) -> InferenceResult:
     """What an endpoint answers, through the model server's inner door."""
     place = endpoint if version is None else f"{endpoint}/versions/{version}"
     body = to_json({"id": request, "inputs": [each.model_dump(mode="json") for each in inputs]})
     told = from_json(server.infer(f"/v2/models/{place}/infer", caller, body))
-    return Inferred(
+    return InferenceResult(
         model_name=told["model_name"],
         model_version=told["model_version"],
         id=told.get("id", ""),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from falaj.errors import InvalidInput, NotFound
-from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ModelFile
+from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ServedFile
 from falaj.serving.lookups import Join, joined
 from falaj.serving.routing import Spread
 from falaj.serving.runtime.engine import Engine
@@ -44,13 +44,13 @@ class Catalogue:
     """
 
     make_lane: Callable[[Engine], Lane]
-    load: Callable[[ModelFile], Engine] = load_file
+    load: Callable[[ServedFile], Engine] = load_file
     served: Mapping[str, Served] = field(default_factory=lambda: MappingProxyType({}))
-    _lanes: dict[ModelFile, Lane] = field(default_factory=dict)
-    _prepared: dict[ModelFile, Lane] = field(default_factory=dict)
+    _lanes: dict[ServedFile, Lane] = field(default_factory=dict)
+    _prepared: dict[ServedFile, Lane] = field(default_factory=dict)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def prepare(self, file: ModelFile, endpoint: Endpoint) -> None:
+    async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
         """Load a model ahead of the deployment that serves it for `endpoint`; the error says why it cannot be."""
         lane = self._lanes.get(file) or self._prepared.get(file)
         if lane is None:
@@ -73,14 +73,14 @@ class Catalogue:
             raise NotFound(f"there is no endpoint '{endpoint}' that you may call")
         return found
 
-    async def _load(self, file: ModelFile) -> Lane:
+    async def _load(self, file: ServedFile) -> Lane:
         return self.make_lane(await asyncio.to_thread(self.load, file))
 
     def _joined(
         self,
         endpoint: Endpoint,
-        files: Mapping[tuple[str, str], ModelFile],
-        lanes: Mapping[ModelFile, Lane],
+        files: Mapping[tuple[str, str], ServedFile],
+        lanes: Mapping[ServedFile, Lane],
     ) -> Served:
         own = {route.version: files[endpoint.model, route.version] for route in endpoint.routes}
         by_version = {version: lanes[file] for version, file in own.items()}
@@ -91,7 +91,7 @@ class Catalogue:
         return Served(endpoint, by_version, Spread(endpoint.routes, turns=turns), found)
 
 
-def _join(endpoint: Endpoint, file: ModelFile, lane: Lane) -> Join | None:
+def _join(endpoint: Endpoint, file: ServedFile, lane: Lane) -> Join | None:
     """How the one input of a version is put together; InvalidInput if its columns are not those of the lookup."""
     if endpoint.lookup is None:
         return None

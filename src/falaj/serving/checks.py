@@ -7,14 +7,14 @@ from functools import partial
 
 from falaj.errors import Denied, Fault, InvalidInput, KeyUnavailable, ResidencyDenied
 from falaj.governance import objects
-from falaj.governance.call import Call
 from falaj.governance.encryption.keyring import has_living_key
-from falaj.governance.gate import Gate
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
 from falaj.ports.metadata import Transaction
 from falaj.records.features import ColumnType
-from falaj.records.objects import StoredObject
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.residency import Zone
 from falaj.records.registry import FileFormat, ModelVersion
-from falaj.records.residency import Zone
 from falaj.records.serving import DeployedEndpoint, Lookup, Route, ServedRoute, ViewLookup
 from falaj.serving.lookups import require_fit
 from falaj.serving.neighbours import OpenVersion, OpenView

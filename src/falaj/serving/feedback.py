@@ -9,9 +9,9 @@ from typing import Any
 
 from falaj.errors import InvalidInput, NotFound
 from falaj.governance import objects
-from falaj.governance.call import Call
-from falaj.governance.gate import Gate
-from falaj.records.serving import Outcome, Scored, Scoring
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
+from falaj.records.serving import FeedbackResult, GroundTruth, ScoringRule
 from falaj.serving import store
 from falaj.serving.batches import Decoded, split_id
 from falaj.serving.logbook import Logbook
@@ -23,13 +23,13 @@ class Found:
     """A label and the prediction that it is for."""
 
     name: str
-    outcome: Outcome
+    outcome: GroundTruth
     version: str
     at: datetime
     predicted: Sequence[float]
 
 
-def score_labels(gate: Gate, call: Call, logbook: Logbook, given: Sequence[Outcome]) -> Scored:
+def score_labels(gate: Gate, call: Call, logbook: Logbook, given: Sequence[GroundTruth]) -> FeedbackResult:
     """Find what was predicted, score it and store the labels; a later label takes the place of an earlier one."""
     wanted = {outcome.id: outcome for outcome in given}
     known, unknown = _found(gate, call, logbook, wanted)
@@ -39,17 +39,17 @@ def score_labels(gate: Gate, call: Call, logbook: Logbook, given: Sequence[Outco
     found = {each.name: _row(call, each, decided) for each in known} if decided is not None else {}
     rows = [*found.values()]
 
-    def publish() -> Scored:
+    def publish() -> FeedbackResult:
         if decided is not None and scoring is None:
             store.set_scoring(call.tx, call.target.id, decided)
         replaced = store.put_labels(call.tx, rows)
-        return Scored(stored=len(rows), replaced=replaced, unknown=tuple(unknown))
+        return FeedbackResult(stored=len(rows), replaced=replaced, unknown=tuple(unknown))
 
     return gate.commit(call, publish)
 
 
 def _found(
-    gate: Gate, call: Call, logbook: Logbook, wanted: Mapping[str, Outcome]
+    gate: Gate, call: Call, logbook: Logbook, wanted: Mapping[str, GroundTruth]
 ) -> tuple[list[Found], list[str]]:
     """The predictions that are logged, and the ids of those that are not (yet)."""
     known: list[Found] = []
@@ -77,7 +77,7 @@ def _found(
     return known, unknown
 
 
-def _in_batch(decoded: Decoded, version: str, outcome: Outcome) -> Found | None:
+def _in_batch(decoded: Decoded, version: str, outcome: GroundTruth) -> Found | None:
     _, number, row = split_id(outcome.id)
     place = decoded.place(number, row)
     if place is None:
@@ -88,15 +88,15 @@ def _in_batch(decoded: Decoded, version: str, outcome: Outcome) -> Found | None:
     return Found(decoded.named(outcome.id), outcome, version, decoded.at(place), predicted)
 
 
-def _scoring(known: Sequence[Found]) -> Scoring | None:
+def _scoring(known: Sequence[Found]) -> ScoringRule | None:
     """What the first labels of an endpoint say: log loss if all could be classes, else squared error."""
     if not known:
         return None
     fits = all(suits(each.predicted, each.outcome.value) for each in known)
-    return Scoring.LOG_LOSS if fits else Scoring.SQUARED_ERROR
+    return ScoringRule.LOG_LOSS if fits else ScoringRule.SQUARED_ERROR
 
 
-def _row(call: Call, found: Found, scoring: Scoring) -> dict[str, Any]:
+def _row(call: Call, found: Found, scoring: ScoringRule) -> dict[str, Any]:
     return {
         "prediction": found.name,
         "endpoint": call.target.id,

@@ -10,15 +10,15 @@ from sqlalchemy import RowMapping
 
 from falaj.errors import KeyUnavailable, NotFound
 from falaj.governance import objects
-from falaj.governance.call import Call
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.digest import RunningDigest
 from falaj.governance.encryption.keyring import has_living_key, require_living_key
-from falaj.governance.gate import Gate
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
 from falaj.ports.blobs import BlobKey
 from falaj.ports.metadata import Transaction
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
 from falaj.records.serving import PredictionBatch, PredictionRecord
 from falaj.serving import store
 from falaj.serving.batches import Decoded, decode, split_id

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from falaj.errors import Unavailable
 from falaj.ports.metadata import Transaction
 from falaj.records.features import OnlineRows, StoredView
-from falaj.records.monitoring import Role
-from falaj.records.objects import StoredObject
+from falaj.records.governance.objects import StoredObject
+from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.registry import ModelVersion
 from falaj.records.serving import ServedModel
 
@@ -98,7 +98,12 @@ class Collector(Protocol):
     """Sums up what goes in and comes out, for drift; called from one background thread."""
 
     def note(
-        self, endpoint: str, version: str, columns: Mapping[str, Array], *, role: Role = Role.FEATURE
+        self,
+        endpoint: str,
+        version: str,
+        columns: Mapping[str, Array],
+        *,
+        role: ColumnRole = ColumnRole.FEATURE,
     ) -> None: ...
 
 

@@ -8,34 +8,35 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from falaj.errors import Conflict, Denied
-from falaj.governance import lineage_store, objects
-from falaj.governance.call import Call, current_call
+from falaj.governance import objects
 from falaj.governance.encryption.blobs import EncryptedBlobs
-from falaj.governance.gate import Gate
-from falaj.governance.listing import page_in_target
-from falaj.governance.operations import ByteStream, Mode, operation
+from falaj.governance.lineage import graph
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ByteStream, Mode, operation
+from falaj.governance.operations.pagination import list_workspace_page
 from falaj.records.features import ViewRef
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import DEFAULT_WORKSPACE, Name, ObjectId, WorkspaceRef, ZoneName
-from falaj.records.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.registry import ModelVersionRef
 from falaj.records.serving import (
     DeployedEndpoint,
     EndpointRef,
     EndpointStats,
+    FeedbackResult,
+    GroundTruth,
+    InferenceResult,
     InferInput,
-    Inferred,
     LoadProblem,
     Lookup,
-    Outcome,
     PredictionBatch,
     PredictionRecord,
     PredictionRef,
-    Reported,
+    ReportReceipt,
     Route,
     Routes,
-    Scored,
-    Scoring,
+    ScoringRule,
     ServedRoute,
     VersionCounts,
 )
@@ -48,7 +49,7 @@ from falaj.serving.neighbours import OpenVersion, OpenView
 MODEL_SERVER = "model-server"
 """The service account that the model server acts as."""
 
-Outcomes = Annotated[tuple[Outcome, ...], Field(min_length=1, max_length=10_000)]
+Outcomes = Annotated[tuple[GroundTruth, ...], Field(min_length=1, max_length=10_000)]
 Inputs = Annotated[tuple[InferInput, ...], Field(min_length=1, max_length=1000)]
 RequestId = Annotated[str, Field(max_length=256)]
 BatchName = Annotated[str, Field(pattern=r"^predictions_[0-9a-z]{26}$")]
@@ -81,7 +82,7 @@ class Endpoints:
         *,
         model: ModelVersionRef,
         lookup: Lookup | None = None,
-        scoring: Scoring | None = None,
+        scoring: ScoringRule | None = None,
         workspace: WorkspaceRef | None = None,
         zone: ZoneName | None = None,
     ) -> DeployedEndpoint:
@@ -121,7 +122,7 @@ class Endpoints:
     ) -> Page[DeployedEndpoint]:
         """The endpoints of a workspace."""
         call = current_call()
-        return page_in_target(
+        return list_workspace_page(
             self.gate, "endpoint", lambda _tx, found: self._record(call, found.id), after=after, limit=limit
         )
 
@@ -155,7 +156,7 @@ class Endpoints:
         inputs: Inputs,
         request: RequestId = "",
         version: Name | None = None,
-    ) -> Inferred:
+    ) -> InferenceResult:
         """Ask an endpoint for predictions. Small requests; programs in a hurry ask its URL, by the same rights."""
         call = current_call()
         return ask(
@@ -163,7 +164,7 @@ class Endpoints:
         )
 
     @operation("endpoints.feedback", resource="endpoint", mode=Mode.LATE)
-    def feedback(self, endpoint: EndpointRef, *, predictions: Outcomes) -> Scored:
+    def feedback(self, endpoint: EndpointRef, *, predictions: Outcomes) -> FeedbackResult:
         """Say what came true for predictions; it is joined with what was predicted, and scored by version."""
         call = current_call()
         return score_labels(self.gate, call, self._logbook, predictions)
@@ -196,14 +197,14 @@ class Endpoints:
         *,
         counts: tuple[VersionCounts, ...] = (),
         problems: tuple[LoadProblem, ...] = (),
-    ) -> Reported:
+    ) -> ReportReceipt:
         """Add to what is known of an endpoint's versions. Only the model server does that."""
         call = current_call()
         _require_server(call)
         store.add_counts(call.tx, call.target.id, counts, now=call.now)
         store.set_problems(call.tx, call.target.id, problems, now=call.now)
         named = {each.version for each in counts} | {each.version for each in problems}
-        return Reported(versions=len(named))
+        return ReportReceipt(versions=len(named))
 
     def _put(
         self,
@@ -213,7 +214,7 @@ class Endpoints:
         found: Sequence[StoredObject],
         *,
         lookup: Lookup | None,
-        scoring: Scoring | None,
+        scoring: ScoringRule | None,
         before: DeployedEndpoint | None,
     ) -> None:
         """Serve `routes` from now on, if that may be; lookup and scoring stay as `before` unless given."""
@@ -238,7 +239,7 @@ class Endpoints:
         scoring = scoring or (before.scoring if before is not None and before.model == model else None)
         store.put_endpoint(call, target.id, model=model, routes=routes, lookup=lookup, scoring=scoring)
         if flowing:
-            lineage_store.flow(call, flowing, target)
+            graph.flow(call, flowing, target)
 
     def _record(self, call: Call, ident: str) -> DeployedEndpoint:
         found = objects.by_id(call.tx, ident)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import log
 
 from falaj.errors import InvalidInput
-from falaj.records.serving import Scoring
+from falaj.records.serving import ScoringRule
 
 BOUNDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -18,9 +18,9 @@ SMALLEST = 1e-7
 """A probability is taken to be at least this, as float32 knows it: one wrong certainty must not weigh infinitely."""
 
 
-def score(scoring: Scoring, predicted: Sequence[float], label: float) -> float:
+def score(scoring: ScoringRule, predicted: Sequence[float], label: float) -> float:
     """The score of one row: `predicted` is a number, or the probabilities of two or more classes."""
-    if scoring is Scoring.SQUARED_ERROR:
+    if scoring is ScoringRule.SQUARED_ERROR:
         return (predicted[0] - label) ** 2
     chance = probability(predicted, label)
     return -log(min(max(chance, SMALLEST), 1.0))

@@ -9,18 +9,18 @@ from typing import Any
 from sqlalchemy import RowMapping, delete, func, insert, select, update
 
 from falaj.governance import objects
-from falaj.governance.call import Call
+from falaj.governance.operations.call import Call
 from falaj.governance.tables import blobs
 from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction
-from falaj.records.objects import StoredObject
+from falaj.records.governance.objects import StoredObject
 from falaj.records.serving import (
     DeployedEndpoint,
     LoadProblem,
     Lookup,
     PredictionBatch,
     Route,
-    Scoring,
+    ScoringRule,
     ServedRoute,
     VersionCounts,
     VersionStats,
@@ -58,7 +58,7 @@ def put_endpoint(
     model: str,
     routes: Sequence[ServedRoute],
     lookup: Lookup | None,
-    scoring: Scoring | None,
+    scoring: ScoringRule | None,
 ) -> None:
     """Make or change an endpoint; what it routed to before is kept as its previous routes."""
     before = endpoint_row(call.tx, ident)
@@ -94,7 +94,7 @@ def endpoint_record(tx: Transaction, found: StoredObject, *, url: str | None = N
         routes=tuple(ServedRoute(**each, problem=wrong.get(each["version"])) for each in row["routes"]),
         previous=tuple(Route.model_validate(each) for each in row["previous"]),
         lookup=None if row["lookup"] is None else Lookup.model_validate(row["lookup"]),
-        scoring=None if row["scoring"] is None else Scoring(row["scoring"]),
+        scoring=None if row["scoring"] is None else ScoringRule(row["scoring"]),
         zone=found.zone or "",
         label=found.label,
         url=url,
@@ -116,7 +116,7 @@ def all_endpoints(tx: Transaction) -> list[DeployedEndpoint]:
     return [endpoint_record(tx, each) for each in found]
 
 
-def set_scoring(tx: Transaction, ident: str, scoring: Scoring) -> None:
+def set_scoring(tx: Transaction, ident: str, scoring: ScoringRule) -> None:
     tx.execute(update(endpoints).where(endpoints.c.id == ident).values(scoring=scoring))
 
 

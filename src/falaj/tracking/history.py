@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from falaj.governance.operations import ArrowStream
+from falaj.governance.operations.operation import ArrowStream
 from falaj.ports.metadata import Database
 from falaj.records.tracking import INT64_MIN
 from falaj.tracking import store

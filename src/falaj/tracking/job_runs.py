@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from falaj.governance.call import Call
+from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
-from falaj.records.blobs import Blob
+from falaj.records.governance.blobs import Blob
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
 from falaj.records.tracking import Artifact, Outcome
 from falaj.tracking import store
 from falaj.tracking.runs import Runs

@@ -10,15 +10,16 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from falaj.errors import Conflict, Fault, KeyReused, NotFound
-from falaj.governance import lineage_store, objects
-from falaj.governance.blobs import blob_record
-from falaj.governance.call import Call, current_call
-from falaj.governance.gate import Gate
-from falaj.governance.operations import ArrowStream, Mode, operation
+from falaj.governance import objects
+from falaj.governance.blobs.service import blob_record
+from falaj.governance.lineage import graph
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ArrowStream, Mode, operation
 from falaj.ports.metadata import Transaction
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import AnyRef, BlobRef, Name, ObjectId, WorkspaceRef, new_id
-from falaj.records.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.tracking import (
     INT64_MIN,
     Artifact,
@@ -27,7 +28,7 @@ from falaj.records.tracking import (
     Condition,
     ExperimentRef,
     Key,
-    Logged,
+    LogResult,
     MetricPoint,
     Outcome,
     Params,
@@ -108,7 +109,7 @@ class Runs:
         return Page(items=shown, next=shown[-1].id if len(seen) > limit else None)
 
     @operation("runs.log_params", resource="run")
-    def log_params(self, run: RunRef, params: Params) -> Logged:
+    def log_params(self, run: RunRef, params: Params) -> LogResult:
         """Add parameters to a run that has not ended; one that it has stays as it is, another value is refused."""
         call = current_call()
         _require_running(call.target.id, store.lock(call.tx, call.target.id))
@@ -119,10 +120,10 @@ class Runs:
             raise Conflict(f"a parameter is never changed: {', '.join(changed)}", faults=faults)
         new = {key: value for key, value in given.items() if key not in known}
         store.put_values(call.tx, params_table, call.target.id, new)
-        return Logged(run=call.target.id, stored=len(new), repeated=len(given) - len(new))
+        return LogResult(run=call.target.id, stored=len(new), repeated=len(given) - len(new))
 
     @operation("runs.log_metrics", resource="run", mode=Mode.HOT, allow=Role.DEVELOPER)
-    def log_metrics(self, run: RunRef, points: Points, *, batch: BatchId | None = None) -> Logged:
+    def log_metrics(self, run: RunRef, points: Points, *, batch: BatchId | None = None) -> LogResult:
         """Add up to 10,000 measurements to a run that has not ended; once it is answered they are on disk.
 
         A point that is there already, the same in key, step, timestamp and value, is not stored twice; another value
@@ -138,7 +139,7 @@ class Runs:
                 return answer
             _require_running(ident, status)
             stored = store.add_points(tx, ident, points, now=call.now)
-            logged = Logged(run=ident, stored=stored, repeated=len(points) - stored)
+            logged = LogResult(run=ident, stored=stored, repeated=len(points) - stored)
             if batch is not None:
                 counts = {"stored": logged.stored, "repeated": logged.repeated}
                 store.add_batch(tx, ident, batch, digest=_digest(points), **counts)
@@ -155,17 +156,17 @@ class Runs:
         return read_history(self.gate.database, ident, from_step=from_step)
 
     @operation("runs.set_tags", resource="run")
-    def set_tags(self, run: RunRef, tags: Tags) -> Logged:
+    def set_tags(self, run: RunRef, tags: Tags) -> LogResult:
         """Set tags of a run, also of one that has ended; a tag that it has gets the new value."""
         call = current_call()
         store.lock(call.tx, call.target.id)
         known = store.values_of(call.tx, tags_table, call.target.id)
         new = {key: value for key, value in tags.items() if known.get(key) != value}
         store.put_values(call.tx, tags_table, call.target.id, new)
-        return Logged(run=call.target.id, stored=len(new), repeated=len(tags) - len(new))
+        return LogResult(run=call.target.id, stored=len(new), repeated=len(tags) - len(new))
 
-    @operation("runs.attach", resource="run")
-    def attach(self, run: RunRef, path: ArtifactPath, blob: BlobRef) -> Artifact:
+    @operation("runs.log_artifact", resource="run")
+    def log_artifact(self, run: RunRef, path: ArtifactPath, blob: BlobRef) -> Artifact:
         """Make a committed blob an artifact of a run that has not ended, under a path.
 
         The blob was uploaded with the run among its `sources`, or the run read it: so lineage and labels hold.
@@ -181,7 +182,7 @@ class Runs:
         bytes_ = blob_record(call.tx, found)
         if not bytes_.committed:
             raise Conflict(
-                f"blob {found.name} is staged, and would be swept; give it a name with blob.commit"
+                f"blob {found.name} is staged, and would be swept; give it a name with blobs.commit"
             )
         new = Artifact(path=path, blob=found.id, size_bytes=bytes_.size_bytes, attached_at=call.now)
         store.add_artifact(call.tx, target.id, new)
@@ -229,8 +230,8 @@ def _require_running(run: str, status: RunStatus | None) -> None:
 
 
 def _require_related(tx: Transaction, run: StoredObject, blob: StoredObject) -> None:
-    comes_from_run = run.id in lineage_store.walk(tx, blob.id, up=True, depth=None)
-    if not comes_from_run and blob.id not in lineage_store.walk(tx, run.id, up=True, depth=None):
+    comes_from_run = run.id in graph.walk(tx, blob.id, up=True, depth=None)
+    if not comes_from_run and blob.id not in graph.walk(tx, run.id, up=True, depth=None):
         fault = Fault(
             where="blob",
             given=blob.address,
@@ -240,14 +241,14 @@ def _require_related(tx: Transaction, run: StoredObject, blob: StoredObject) -> 
         raise Conflict(f"nothing says that {blob.address} has to do with run {run.id}", faults=[fault])
 
 
-def _earlier(tx: Transaction, run: ObjectId, batch: str, points: tuple[MetricPoint, ...]) -> Logged | None:
+def _earlier(tx: Transaction, run: ObjectId, batch: str, points: tuple[MetricPoint, ...]) -> LogResult | None:
     """The answer that the batch got when it was sent before."""
     row = store.batch(tx, run, batch)
     if row is None:
         return None
     if row.digest != _digest(points):
         raise KeyReused(f"batch {batch!r} of run {run} was sent before, with other points")
-    return Logged(run=run, stored=row.stored, repeated=row.repeated)
+    return LogResult(run=run, stored=row.stored, repeated=row.repeated)
 
 
 def _digest(points: tuple[MetricPoint, ...]) -> str:

@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Table, bindparam, delete, exists, insert, 
 from falaj.governance.objects import stored_object
 from falaj.governance.tables import objects
 from falaj.ports.metadata import Transaction, from_micros
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
 from falaj.records.tracking import Artifact, Metric, MetricPoint, Param, Run, RunDetails, RunStatus, Tag
 from falaj.tracking.series import Point, Summary, extended, grouped
 from falaj.tracking.tables import artifacts, batches, params, points, runs, series, tags

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from falaj.errors import Conflict, Fault, InvalidInput
 from falaj.ports.metadata import Transaction
-from falaj.records.scheduling import WHOLE_GPU, Gpu, Node, Queue, Reason, Request, Snapshot
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Gpu, Node, Queue, Reason, Request, Snapshot
 from falaj.records.sizes import spell_size
-from falaj.records.training import JobSpec
+from falaj.records.training.jobs import JobSpec
 from falaj.training import store
 from falaj.training.fitting import refuse_too_large
 from falaj.training.neighbours import Scheduler
@@ -97,7 +97,7 @@ def _of_amounts(spec: JobSpec, nodes: Sequence[Node], *, without_gpus: bool) -> 
         if asked > most:
             in_bytes = what == "memory_bytes"
             given, there = (spell_size(asked), f"{most / 2**30:.4g} GiB") if in_bytes else (asked, most)
-            fix = f"ask for {'less' if most else 'none'}; falaj node list shows the machines"
+            fix = f"ask for {'less' if most else 'none'}; falaj nodes list shows the machines"
             yield _fault(what, str(given), f"at most {there} on one machine here", fix=fix)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from falaj.errors import Conflict
-from falaj.governance.call import Call
-from falaj.records.accounting import UsedUp
+from falaj.governance.operations.call import Call
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Placement, Request
-from falaj.records.training import JobOutput, JobSpec, JobState, Verdict
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import Placement, Request
+from falaj.records.training.jobs import JobOutput, JobSpec, JobState, Verdict
 from falaj.training import store
 from falaj.training.moving import settle_move
 from falaj.training.neighbours import Accounts, BlobSource, TrackedRuns, Workbench
@@ -67,7 +67,7 @@ class Books:
         reason: str | None,
         exit_code: int | None,
         outputs: Sequence[JobOutput],
-        used: UsedUp,
+        used: ResourceUsage,
     ) -> None:
         row = self._running(call, attempt)
         following = after_attempt(row, verdict, reason)

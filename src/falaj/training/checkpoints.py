@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from falaj.errors import Conflict
 from falaj.governance import objects
-from falaj.governance.call import Call
-from falaj.records.training import Checkpoint, CheckpointPart, JobState
+from falaj.governance.operations.call import Call
+from falaj.records.training.jobs import Checkpoint, CheckpointPart, JobState
 from falaj.training import store
 from falaj.training.neighbours import BlobSource
 from falaj.training.runtime.checkpointing.storage.store import Retention

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sqlalchemy import func, select
 
 from falaj.ports.metadata import Transaction
-from falaj.records.training import JobState
+from falaj.records.training.jobs import JobState
 from falaj.training import store
 from falaj.training.tables import jobs
 

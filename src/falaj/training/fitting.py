@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from falaj.errors import Fault, InvalidInput
-from falaj.records.scheduling import WHOLE_GPU, Gpu, Node
-from falaj.records.training import Estimate, JobSpec, TrainingWay
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Gpu, Node
+from falaj.records.training.jobs import JobSpec, MemoryEstimate, TrainingPlan
 
 USABLE = 0.92
 """The rest is for the CUDA context, or the interpreter and its libraries, and for what lies between blocks."""
@@ -53,7 +53,7 @@ def process_memory(spec: JobSpec, nodes: Sequence[Node]) -> float:
     return largest * min(1.0, spec.gpus / spec.processes)
 
 
-def _nearest(estimate: Estimate, spec: JobSpec, own: Sequence[Node], others: Sequence[Node]) -> str:
+def _nearest(estimate: MemoryEstimate, spec: JobSpec, own: Sequence[Node], others: Sequence[Node]) -> str:
     """The first way that one of its `own` machines could hold, if the job asked for as much as there is of it; else
     one of the `others`."""
     for nodes in (own, others):
@@ -69,7 +69,7 @@ def _nearest(estimate: Estimate, spec: JobSpec, own: Sequence[Node], others: Seq
     )
 
 
-def _holds(node: Node, way: TrainingWay, spec: JobSpec) -> bool:
+def _holds(node: Node, way: TrainingPlan, spec: JobSpec) -> bool:
     if not spec.gpus:
         return way.processes * way.peak_bytes <= USABLE * node.memory_bytes
     cards = sorted((gpu.memory_bytes for gpu in node.gpus if _will_do(spec, gpu)), reverse=True)
@@ -79,12 +79,12 @@ def _holds(node: Node, way: TrainingWay, spec: JobSpec) -> bool:
     return _need(way, spec, memory) <= USABLE * memory
 
 
-def _need(way: TrainingWay, spec: JobSpec, memory: float) -> int:
+def _need(way: TrainingPlan, spec: JobSpec, memory: float) -> int:
     data = spec.estimate.data_bytes if spec.estimate and spec.gpus else 0
     return way.peak_bytes + (data if data <= DATA_SHARE * memory else 0)
 
 
-def _options(way: TrainingWay, spec: JobSpec) -> str:
+def _options(way: TrainingPlan, spec: JobSpec) -> str:
     """How the job would have to be submitted for it, beside what its script says."""
     options = [f"--processes {way.processes}"] if way.processes != spec.processes else []
     if spec.gpus and (way.processes != spec.gpus or spec.gpu_milli < WHOLE_GPU):
@@ -94,7 +94,7 @@ def _options(way: TrainingWay, spec: JobSpec) -> str:
     return f": {' '.join(options)}" if options else ""
 
 
-def _words(way: TrainingWay, spec: JobSpec) -> str:
+def _words(way: TrainingPlan, spec: JobSpec) -> str:
     """fsdp 4, bf16, accumulate=8."""
     parts = [way.layout, way.precision]
     parts += [f"accumulate={way.micro_batches}"] if way.micro_batches > 1 else []

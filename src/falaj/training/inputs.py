@@ -7,24 +7,24 @@ from functools import partial
 
 from falaj.errors import Denied, FalajError, Fault, InvalidInput, NotFound
 from falaj.governance import objects
-from falaj.governance.call import Call
-from falaj.governance.caller import Caller
-from falaj.governance.gate import Gate
-from falaj.records.objects import StoredObject
-from falaj.records.scheduling import Node
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.gate import Gate
+from falaj.records.governance.objects import StoredObject
+from falaj.records.scheduling.snapshot import Node
 
 READ_BY = {
     "dataset": "features.load",
     "view": "features.scan",
     "model_version": "models.read",
-    "blob": "blob.read",
+    "blob": "blobs.read",
 }
 """The kinds that can be inputs, and what whoever runs a job must be allowed to do with them."""
 
 SHOWN = "falaj features training-sets, features list, models list and blob list show what there is"
 
 DONE_FOR_OWNER = (
-    *("blob.upload", "blob.read", "jobs.checkpoints"),
+    *("blobs.upload", "blobs.read", "jobs.checkpoints"),
     *("runs.show", "runs.log_params", "runs.log_metrics"),
 )
 """What a running job has done in its owner's name."""

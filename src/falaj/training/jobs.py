@@ -9,25 +9,25 @@ from typing import Annotated
 from pydantic import Field
 
 from falaj.errors import Conflict, InvalidInput
-from falaj.governance.call import Call, current_call
-from falaj.governance.founding import count_users
-from falaj.governance.gate import Gate
-from falaj.governance.operations import ByteStream, Mode, operation
-from falaj.governance.secrets import require_secrets
-from falaj.records.accounting import UsedUp
-from falaj.records.identity import Role
+from falaj.governance.bootstrap import count_users
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ByteStream, Mode, operation
+from falaj.governance.secrets.service import require_secrets
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import BlobRef, Name, ObjectId, WorkspaceRef, new_id
-from falaj.records.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.scheduling import AtLeastOne, Explanation, Node, Request
-from falaj.records.training import (
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import AtLeastOne, Explanation, Node, Request
+from falaj.records.training.jobs import (
     AttemptNumber,
     Checkpoint,
     CheckpointCount,
     Job,
+    JobMove,
     JobRef,
     JobSpec,
     JobState,
-    Moved,
     Outputs,
     PartBlobs,
     Placements,
@@ -229,7 +229,7 @@ class Jobs:
         pool: Name | None = None,
         gpus: Annotated[int, Field(ge=0, le=1024)] | None = None,
         cpus: AtLeastOne | None = None,
-    ) -> Moved:
+    ) -> JobMove:
         """Have a job go on with cpu or gpu, or in a pool: one that runs saves itself, leaves, and waits for that.
 
         It keeps its place in the queue, and it does not count as a failure. What saves no checkpoints begins anew.
@@ -259,8 +259,8 @@ class Jobs:
         self._books.begin(current_call(), attempt, placements, borrows=borrows, decided=decided)
         return self._record()
 
-    @operation("jobs.make_room", resource="job", allow=Role.OPERATOR)
-    def make_room(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
+    @operation("jobs.preempt", resource="job", allow=Role.OPERATOR)
+    def preempt(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
         """Give a waiting job a claim to what others hold, and have those save themselves and leave.
 
         They go back to their queues, and later go on. The controller does this, as the scheduler decides.
@@ -269,8 +269,8 @@ class Jobs:
         self._books.make_room(call, [found.id for found in call.referred["leaving"]])
         return self._record()
 
-    @operation("jobs.settle", resource="job", allow=Role.OPERATOR)
-    def settle(
+    @operation("jobs.finish", resource="job", allow=Role.OPERATOR)
+    def finish(
         self,
         job: JobRef,
         *,
@@ -281,7 +281,7 @@ class Jobs:
         outputs: Outputs = (),
         log: BlobRef | None = None,
         environment: BlobRef | None = None,
-        used: UsedUp | None = None,
+        used: ResourceUsage | None = None,
     ) -> Job:
         """Write down how an attempt ended, and publish what it made; the controller does this."""
         self._books.settle(
@@ -291,7 +291,7 @@ class Jobs:
             reason=reason,
             exit_code=exit_code,
             outputs=outputs,
-            used=used or UsedUp(),
+            used=used or ResourceUsage(),
         )
         return self._record()
 
@@ -339,8 +339,8 @@ class Jobs:
         inputs = resolve_inputs(self.gate, call, spec.inputs)
         call.referred["inputs"] = [*inputs.values()]
         for packed in call.referred["code"]:
-            require(self.gate, call, "blob.read", packed)
-        require(self.gate, call, "blob.upload", home)
+            require(self.gate, call, "blobs.read", packed)
+        require(self.gate, call, "blobs.upload", home)
         require_reach(call.caller)
         require_a_place(self.gate, call, home, nodes)
         return inputs

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from falaj.ports.metadata import Database
 from falaj.records.names import ObjectId
-from falaj.records.training import JobState
+from falaj.records.training.jobs import JobState
 from falaj.training import store
 from falaj.training.neighbours import BlobSource, Workbench
 

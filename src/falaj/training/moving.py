@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from falaj.errors import Conflict, Fault, InvalidInput
-from falaj.governance.call import Call
-from falaj.records.scheduling import WHOLE_GPU, Node, Queue, Reason, Request, Snapshot
-from falaj.records.training import Asked, Job, JobSpec, JobState, Moved
+from falaj.governance.operations.call import Call
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Node, Queue, Reason, Request, Snapshot
+from falaj.records.training.jobs import Job, JobMove, JobSpec, JobState, RequestedResources
 from falaj.training import store
 from falaj.training.admission import NEVER, refuse_impossible
 from falaj.training.fitting import refuse_too_large
@@ -68,7 +68,7 @@ def settle_move(call: Call, row: Any, *, ended: bool) -> None:
         store.change(call.tx, call.target.id, request=_kept(_request(call, spec)))
 
 
-def moved_record(call: Call, job: Job) -> Moved:
+def moved_record(call: Call, job: Job) -> JobMove:
     """What came of a move, in words too."""
     steps = [each.step for each in store.checkpoints_of(call.tx, job.id)]
     runs = job.state is JobState.RUNNING
@@ -78,7 +78,7 @@ def moved_record(call: Call, job: Job) -> Moved:
         then = "goes on from what it saves then, or begins anew if that is nothing" if runs else "begins"
     begins = "it is asked to save itself and leave" if runs else "it waits"
     words = f"{begins}, and {then} with {words_of(job.spec)}"
-    return Moved(job=job, step=max(steps, default=None), words=words)
+    return JobMove(job=job, step=max(steps, default=None), words=words)
 
 
 def moved_spec(spec: JobSpec, move: Move, nodes: Sequence[Node]) -> JobSpec:
@@ -104,10 +104,10 @@ def moved_spec(spec: JobSpec, move: Move, nodes: Sequence[Node]) -> JobSpec:
     return _changed(moved, {"asked": None if as_asked(moved) == first else first})
 
 
-def as_asked(spec: JobSpec) -> Asked:
+def as_asked(spec: JobSpec) -> RequestedResources:
     """What `spec` asks for, of what a move can change."""
-    own = {name: getattr(spec, name) for name in Asked.model_fields if name != "pools"}
-    return Asked(**own, pools=spec.affinity.pools)
+    own = {name: getattr(spec, name) for name in RequestedResources.model_fields if name != "pools"}
+    return RequestedResources(**own, pools=spec.affinity.pools)
 
 
 def as_held(spec: JobSpec, held: Request) -> JobSpec:
@@ -120,7 +120,7 @@ def as_held(spec: JobSpec, held: Request) -> JobSpec:
     return _changed(before, {"asked": None if as_asked(before) == first else first})
 
 
-def words_of(spec: JobSpec | Asked) -> str:
+def words_of(spec: JobSpec | RequestedResources) -> str:
     """What is asked for, in few words."""
     pools = spec.affinity.pools if isinstance(spec, JobSpec) else spec.pools
     cpus = f"{spec.cpus} CPU" + ("s" if spec.cpus > 1 else "")
@@ -129,7 +129,7 @@ def words_of(spec: JobSpec | Asked) -> str:
     return f"{cpus}, {gpus}" + (f", in pool {' or '.join(sorted(pools))}" if pools else "")
 
 
-def _gpu_count(spec: JobSpec, first: Asked, move: Move, nodes: Sequence[Node]) -> int:
+def _gpu_count(spec: JobSpec, first: RequestedResources, move: Move, nodes: Sequence[Node]) -> int:
     if move.gpus is not None:
         return move.gpus
     if move.to == "cpu":
@@ -139,7 +139,7 @@ def _gpu_count(spec: JobSpec, first: Asked, move: Move, nodes: Sequence[Node]) -
     return spec.gpus if any(node.gpus for node in nodes if node.pool == move.to) else 0
 
 
-def _gpus(spec: JobSpec, first: Asked, count: int) -> dict[str, Any]:
+def _gpus(spec: JobSpec, first: RequestedResources, count: int) -> dict[str, Any]:
     """So many GPUs, of the kind that was asked for last."""
     kind = spec if spec.gpus else first
     names = ("gpu_memory_bytes", "gpu_models", "gpu_profile")

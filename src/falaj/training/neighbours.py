@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from falaj.governance.call import Call
+from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import UsedUp
-from falaj.records.blobs import Blob
+from falaj.records.governance.blobs import Blob
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
-from falaj.records.scheduling import (
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import (
     Budget,
     Decision,
     Explanation,
@@ -83,7 +83,14 @@ class Accounts(Protocol):
     ) -> None: ...
 
     def end(
-        self, tx: Transaction, job: ObjectId, *, attempt: int, verdict: str, used: UsedUp, now: datetime
+        self,
+        tx: Transaction,
+        job: ObjectId,
+        *,
+        attempt: int,
+        verdict: str,
+        used: ResourceUsage,
+        now: datetime,
     ) -> None: ...
 
 

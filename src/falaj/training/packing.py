@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast
 
 from falaj.errors import InvalidInput, TooLarge
-from falaj.records.training import DIFF_CHARACTERS, CodeOrigin
+from falaj.records.training.jobs import DIFF_CHARACTERS, CodeOrigin
 
 LARGEST_BYTES = 50 * 1024 * 1024
 LARGEST_HEAD_BYTES = 1024 * 1024

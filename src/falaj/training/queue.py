@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from falaj.ports.metadata import Transaction, from_micros
+from falaj.records.governance.residency import UNRESTRICTED, Label
 from falaj.records.names import ObjectId
-from falaj.records.residency import UNRESTRICTED, Label
-from falaj.records.scheduling import Node, Placement, Request, Resources, Running, Snapshot
-from falaj.records.training import JobSpec, JobState
+from falaj.records.scheduling.snapshot import Node, Placement, Request, Resources, RunningJob, Snapshot
+from falaj.records.training.jobs import JobSpec, JobState
 from falaj.training import store
 from falaj.training.neighbours import Accounts
 from falaj.training.settling import LONGEST_PAUSE_S
@@ -111,9 +111,9 @@ def _request(row: Queued) -> Request:
     ).model_copy(update={"claim": bool(row.claim)})
 
 
-def _running(row: Queued, request: Request) -> Running:
+def _running(row: Queued, request: Request) -> RunningJob:
     limit, started_at = request.time_limit, from_micros(row.started_at or row.created_at)
-    return Running(
+    return RunningJob(
         request=request,
         placements=tuple(Placement.model_validate(each) for each in json.loads(row.placements or "[]")),
         started_at=started_at,

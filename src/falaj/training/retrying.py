@@ -7,11 +7,11 @@ from typing import Any
 
 from falaj.errors import Conflict
 from falaj.governance import objects
-from falaj.governance.call import Call
-from falaj.governance.gate import Gate
-from falaj.governance.secrets import require_secrets
-from falaj.records.objects import StoredObject
-from falaj.records.training import JobSpec, JobState
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.secrets.service import require_secrets
+from falaj.records.governance.objects import StoredObject
+from falaj.records.training.jobs import JobSpec, JobState
 from falaj.training import store
 from falaj.training.admission import refuse_misfit, require_room
 from falaj.training.inputs import require, require_reach, resolve_inputs
@@ -60,8 +60,8 @@ class Retrying:
         if row["code"] is not None and packed is None:
             raise Conflict(f"the code of job {call.target.id} was deleted; submit it anew")
         if packed is not None:
-            require(self.gate, call, "blob.read", packed)
-        require(self.gate, call, "blob.upload", home)
+            require(self.gate, call, "blobs.read", packed)
+        require(self.gate, call, "blobs.upload", home)
         require_reach(call.caller)
 
     def _require_fit(self, call: Call, spec: JobSpec) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from falaj.governance import objects
-from falaj.governance.call import Call
+from falaj.governance.operations.call import Call
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
-from falaj.records.training import JobSpec
+from falaj.records.training.jobs import JobSpec
 from falaj.training.neighbours import TrackedRuns
 from falaj.training.runtime.agent.agents import RESUME_PREFIX
 

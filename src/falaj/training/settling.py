@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from falaj.records.tracking import Outcome
-from falaj.records.training import JobState, Verdict
+from falaj.records.training.jobs import JobState, Verdict
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 300.0

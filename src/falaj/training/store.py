@@ -11,10 +11,18 @@ from sqlalchemy import bindparam, delete, insert, select, update
 from falaj.governance.objects import stored_object
 from falaj.governance.tables import objects
 from falaj.ports.metadata import Transaction
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.objects import StoredObject
-from falaj.records.scheduling import Placement
-from falaj.records.training import Checkpoint, CheckpointPart, Job, JobOutput, JobSpec, JobState, Progress
+from falaj.records.scheduling.snapshot import Placement
+from falaj.records.training.jobs import (
+    Checkpoint,
+    CheckpointPart,
+    Job,
+    JobOutput,
+    JobProgress,
+    JobSpec,
+    JobState,
+)
 from falaj.training.tables import attempts, checkpoints, jobs
 
 _row = select(jobs).where(jobs.c.id == bindparam("id"))
@@ -144,7 +152,7 @@ def job_record(found: StoredObject, row: Any) -> Job:
         run=row["run"],
         node=placed[0]["node"] if placed else None,
         exit_code=row["exit_code"],
-        progress=None if row["progress"] is None else Progress.model_validate(row["progress"]),
+        progress=None if row["progress"] is None else JobProgress.model_validate(row["progress"]),
         cancelling=row["cancelling"],
         leaving=row["leaving"],
         moving=row["leaving"] and row["evicted_for"] is None,

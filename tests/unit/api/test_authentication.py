@@ -14,7 +14,7 @@ import pytest
 from doors import Served
 from falaj.assembly.platform import assemble, local_user
 from falaj.errors import Denied, Interrupted, NotFound, Unauthenticated
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
 from polling import eventually
 
 OPEN_TO_ALL = {"/healthz", "/readyz", "/", "/signin.js", "/signin"}
@@ -24,14 +24,14 @@ FELT_WITHIN_S = 1.0
 @pytest.fixture(scope="module")
 def spent(served: Served) -> dict[str, str]:
     """Credentials that do not hold, by what is wrong with them."""
-    tokens = served.platform.token
+    tokens = served.platform.tokens
     expired = tokens.issue(purpose="expires", expires_in=timedelta(seconds=1))
     served.clock.advance(timedelta(seconds=2))
     revoked = tokens.issue(purpose="revoked")
     tokens.revoke(revoked.token.id)
-    served.platform.user.create("gone")
+    served.platform.users.create("gone")
     gone = tokens.issue(purpose="of a disabled user", user="gone")
-    served.platform.user.disable("gone")
+    served.platform.users.disable("gone")
     ident, _, secret = served.admin.rpartition(".")
     return {
         "expired": f"Bearer {expired.secret}",
@@ -88,7 +88,7 @@ def test_a_token_that_does_not_hold_is_refused_everywhere_in_the_same_words(
 def test_what_is_no_token_is_refused(served: Served, spent: dict[str, str], what: str) -> None:
     headers = {"Authorization": spent[what].encode("latin-1")}
 
-    answer = served.as_nobody.get("/api/v1/user/whoami", headers=headers)
+    answer = served.as_nobody.get("/api/v1/users/whoami", headers=headers)
 
     assert answer.status_code == 401
 
@@ -102,39 +102,39 @@ def test_strangers_learn_only_whether_it_lives(served: Served) -> None:
 
 
 def test_input_is_not_looked_at_before_the_caller_is_known(served: Served) -> None:
-    answer = served.as_nobody.post("/api/v1/workspace/create", content=b"not json" * 1_000_000)
+    answer = served.as_nobody.post("/api/v1/workspaces/create", content=b"not json" * 1_000_000)
 
     assert answer.status_code == 401
 
 
 def test_a_scoped_token_reaches_no_further_than_its_scope(served: Served) -> None:
-    narrow = served.http(served.issue(workspace="risk", actions=("blob.*", "user.whoami")))
+    narrow = served.http(served.issue(workspace="risk", actions=("blobs.*", "users.whoami")))
 
-    assert narrow.get("/api/v1/user/whoami").json()["workspace"] == "risk"
-    assert narrow.get("/api/v1/blob/list").status_code == 200
-    assert narrow.get("/api/v1/blob/list?workspace=default").status_code == 404
-    assert narrow.post("/api/v1/workspace/create", json={"name": "further"}).status_code == 403
+    assert narrow.get("/api/v1/users/whoami").json()["workspace"] == "risk"
+    assert narrow.get("/api/v1/blobs/list").status_code == 200
+    assert narrow.get("/api/v1/blobs/list?workspace=default").status_code == 404
+    assert narrow.post("/api/v1/workspaces/create", json={"name": "further"}).status_code == 403
 
 
 def test_a_scoped_token_cannot_sign_in_to_more_than_its_scope(served: Served) -> None:
-    narrow = served.connect(served.issue(workspace="risk", actions=("token.link", "user.whoami")))
+    narrow = served.connect(served.issue(workspace="risk", actions=("tokens.sign_in_link", "users.whoami")))
 
     with pytest.raises(Denied, match="this token is limited"):
-        narrow.token.link()
+        narrow.tokens.sign_in_link()
 
 
 # ------------------------------------------------------------------------------------------- revocation
 
 
 def refused(client: httpx.Client) -> bool:
-    return client.get("/api/v1/user/whoami").status_code == 401
+    return client.get("/api/v1/users/whoami").status_code == 401
 
 
 def test_a_revoked_token_is_refused_within_a_second(served_on_each: Served) -> None:
-    tokens = served_on_each.platform.token
+    tokens = served_on_each.platform.tokens
     issued = tokens.issue(purpose="to be revoked")
     client = served_on_each.http(issued.secret)
-    assert client.get("/api/v1/user/whoami").status_code == 200  # so that it is remembered
+    assert client.get("/api/v1/users/whoami").status_code == 200  # so that it is remembered
 
     tokens.revoke(issued.token.id)
 
@@ -142,22 +142,22 @@ def test_a_revoked_token_is_refused_within_a_second(served_on_each: Served) -> N
 
 
 def test_a_token_revoked_by_another_process_is_refused_within_a_second(served_on_each: Served) -> None:
-    issued = served_on_each.platform.token.issue(purpose="to be revoked elsewhere")
+    issued = served_on_each.platform.tokens.issue(purpose="to be revoked elsewhere")
     client = served_on_each.http(issued.secret)
-    assert client.get("/api/v1/user/whoami").status_code == 200
+    assert client.get("/api/v1/users/whoami").status_code == 200
     parts = served_on_each.parts
     elsewhere = assemble(parts.home, config=parts.config, as_owner=True)
 
-    elsewhere.rooms.token.revoke(issued.token.id)
+    elsewhere.rooms.tokens.revoke(issued.token.id)
 
     eventually(lambda: refused(client), within=FELT_WITHIN_S)
     elsewhere.close()
 
 
 def test_a_disabled_user_is_refused_within_a_second_and_let_in_again(served_on_each: Served) -> None:
-    users = served_on_each.platform.user
+    users = served_on_each.platform.users
     client = served_on_each.http(served_on_each.developer)
-    assert client.get("/api/v1/user/whoami").status_code == 200
+    assert client.get("/api/v1/users/whoami").status_code == 200
 
     users.disable("dana")
     eventually(lambda: refused(client), within=FELT_WITHIN_S)
@@ -168,24 +168,24 @@ def test_a_disabled_user_is_refused_within_a_second_and_let_in_again(served_on_e
 
 def test_a_role_that_was_taken_away_is_felt_at_once(served_on_each: Served) -> None:
     platform = served_on_each.platform
-    platform.user.create("vera")
-    platform.workspace.grant("risk", "vera", role=Role.VIEWER)
+    platform.users.create("vera")
+    platform.workspaces.grant("risk", "vera", role=Role.VIEWER)
     vera = served_on_each.connect(served_on_each.issue(user="vera"))
-    assert vera.workspace.show("risk").name == "risk"
+    assert vera.workspaces.show("risk").name == "risk"
 
-    platform.workspace.revoke("risk", "vera", role=Role.VIEWER)
+    platform.workspaces.revoke("risk", "vera", role=Role.VIEWER)
 
     with pytest.raises(NotFound):
-        vera.workspace.show("risk")
+        vera.workspaces.show("risk")
 
 
 def test_a_stream_ends_when_its_token_is_revoked(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served.parts.gate, "_recheck_s", 0.0)
     served.platform.put("long", bytes(30_000_000))
-    issued = served.platform.token.issue(purpose="reads")
-    stream = served.connect(issued.secret).blob.read("long")
+    issued = served.platform.tokens.issue(purpose="reads")
+    stream = served.connect(issued.secret).blobs.read("long")
     next(stream)
-    served.platform.token.revoke(issued.token.id)
+    served.platform.tokens.revoke(issued.token.id)
     client = served.http(issued.secret)
     eventually(lambda: refused(client), within=FELT_WITHIN_S)
 
@@ -200,11 +200,11 @@ def test_a_stream_ends_when_its_token_is_revoked(served: Served, monkeypatch: py
 def test_each_request_on_a_connection_runs_as_its_own_caller(served: Served, pipelined: bool) -> None:
     """Also behind an upload, whose body is read while its operation runs as another caller."""
     requests = [
-        request("POST", "/api/v1/blob/upload?workspace=risk", served.developer, bytes(2_000_000)),
-        request("GET", "/api/v1/user/whoami", served.stranger),
-        request("GET", "/api/v1/user/whoami", None),
-        request("GET", "/api/v1/user/whoami", served.admin),
-        request("GET", "/api/v1/user/whoami", served.developer),
+        request("POST", "/api/v1/blobs/upload?workspace=risk", served.developer, bytes(2_000_000)),
+        request("GET", "/api/v1/users/whoami", served.stranger),
+        request("GET", "/api/v1/users/whoami", None),
+        request("GET", "/api/v1/users/whoami", served.admin),
+        request("GET", "/api/v1/users/whoami", served.developer),
     ]
 
     with socket.create_connection((urlsplit(served.url).hostname, urlsplit(served.url).port)) as connection:

@@ -53,7 +53,7 @@ def answering(raw: bytes) -> Iterator[str]:
 
 def name_of(url: str, token: str | None = None) -> str:
     with fj.connect(url, token) as platform:
-        return str(platform.user.whoami().principal.name)
+        return str(platform.users.whoami().principal.name)
 
 
 # ---------------------------------------------------------------------------------------------- credentials
@@ -131,7 +131,7 @@ def test_many_who_save_at_once_lose_nothing() -> None:
 
 
 def test_a_sign_in_code_gives_a_token_that_is_kept(served: Served) -> None:
-    code = served.connect(served.developer).token.link().code
+    code = served.connect(served.developer).tokens.sign_in_link().code
 
     assert credentials.sign_in(served.url, code) == "dana"
 
@@ -214,12 +214,12 @@ def test_a_refused_upload_says_why_however_large_it_is(served: Served) -> None:
     pieces = iter([bytes(1_000_000)] * 20)
 
     with fj.connect(served.url, "fj_forged.token") as platform, pytest.raises(Unauthenticated):
-        platform.blob.upload(pieces)
+        platform.blobs.upload(pieces)
 
 
 def test_more_than_the_door_takes_is_too_large(served: Served) -> None:
     with pytest.raises(TooLarge, match="at most 1048576 bytes"):
-        served.platform.token.issue(purpose="x", actions=("blob.read",) * 100_000)
+        served.platform.tokens.issue(purpose="x", actions=("blobs.read",) * 100_000)
 
 
 def test_a_closed_client_says_so(served: Served) -> None:
@@ -227,11 +227,11 @@ def test_a_closed_client_says_so(served: Served) -> None:
     platform.close()
 
     with pytest.raises((Unavailable, RuntimeError)):
-        platform.user.whoami()
+        platform.users.whoami()
 
 
 def test_neither_the_platform_nor_its_rooms_show_the_token(served: Served) -> None:
-    shown = f"{served.platform!r} {served.platform.workspace!r} {served.platform.workspace.gate!r}"
+    shown = f"{served.platform!r} {served.platform.workspaces!r} {served.platform.workspaces.gate!r}"
 
     assert served.url in shown
     assert served.admin.rpartition(".")[2] not in shown

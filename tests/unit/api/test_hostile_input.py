@@ -11,8 +11,8 @@ import pytest
 from doors import Served
 from falaj.control.platform import all_operations
 
-CREATE = "/api/v1/workspace/create"
-LIST = "/api/v1/workspace/list"
+CREATE = "/api/v1/workspaces/create"
+LIST = "/api/v1/workspaces/list"
 LIMIT = 2**20
 
 WRONG = {
@@ -50,14 +50,14 @@ WRONG = {
     "a number below": (LIST, b'{"limit": 0}', "limit"),
     "an unknown field": (LIST, b'{"limit": 5, "offset": 3}', "offset"),
     "a field twice": (CREATE, b'{"name": "../x", "name": "../y"}', "name"),
-    "an upload's body as a field": ("/api/v1/blob/upload?data=x", b"", "query data"),
-    "a strange role": ("/api/v1/workspace/grant", b'{"workspace":"a","subject":"b","role":"god"}', "role"),
-    "a strange zone": ("/api/v1/blob/upload?zone=../x", b"bytes", "zone"),
-    "a zone that is not there": ("/api/v1/blob/upload?zone=moon", b"bytes", "zone"),
-    "a strange jurisdiction": ("/api/v1/blob/upload?only=AE&only=ae", b"bytes", "only.1"),
-    "NaN seconds": ("/api/v1/token/issue", b'{"purpose": "x", "expires_in": NaN}', "expires_in"),
-    "no time at all": ("/api/v1/token/issue", b'{"purpose": "x", "expires_in": "PT0S"}', "expires_in"),
-    "a control character": ("/api/v1/token/issue", rb'{"purpose": "a\u001b[31m"}', "purpose"),
+    "an upload's body as a field": ("/api/v1/blobs/upload?data=x", b"", "query data"),
+    "a strange role": ("/api/v1/workspaces/grant", b'{"workspace":"a","subject":"b","role":"god"}', "role"),
+    "a strange zone": ("/api/v1/blobs/upload?zone=../x", b"bytes", "zone"),
+    "a zone that is not there": ("/api/v1/blobs/upload?zone=moon", b"bytes", "zone"),
+    "a strange jurisdiction": ("/api/v1/blobs/upload?only=AE&only=ae", b"bytes", "only.1"),
+    "NaN seconds": ("/api/v1/tokens/issue", b'{"purpose": "x", "expires_in": NaN}', "expires_in"),
+    "no time at all": ("/api/v1/tokens/issue", b'{"purpose": "x", "expires_in": "PT0S"}', "expires_in"),
+    "a control character": ("/api/v1/tokens/issue", rb'{"purpose": "a\u001b[31m"}', "purpose"),
 }
 
 
@@ -75,7 +75,7 @@ def test_wrong_input_is_refused_by_its_field(served: Served, what: str) -> None:
 def test_all_faults_come_at_once(served: Served) -> None:
     body = {"workspace": "../a", "subject": 7, "role": "god", "more": True}
 
-    faults = served.as_admin.post("/api/v1/workspace/grant", json=body).json()["faults"]
+    faults = served.as_admin.post("/api/v1/workspaces/grant", json=body).json()["faults"]
 
     assert {fault["where"] for fault in faults} == {"workspace", "subject", "role", "more"}
     assert all(fault["allowed"] and fault["given"] for fault in faults)
@@ -119,10 +119,10 @@ def test_a_fault_shows_only_the_beginning_of_what_was_given(served: Served) -> N
 TEXTS = ["\x00", "a\x00b", "😀", "'; DROP TABLE objects; --", "%", "\\", "\u2028", "\ufeff", "٣", "x" * 200]
 FREE_TEXT = [
     (LIST, "after"),
-    ("/api/v1/token/list", "after"),
+    ("/api/v1/tokens/list", "after"),
     ("/api/v1/audit/list", "caller"),
     ("/api/v1/audit/list", "action"),
-    ("/api/v1/policy/check", "text"),
+    ("/api/v1/policies/check", "text"),
 ]
 
 
@@ -140,7 +140,7 @@ def test_free_text_is_taken_or_refused_but_breaks_nothing(
 
 @pytest.mark.parametrize("age", ["P3000000D", "P999999999D"])
 def test_an_age_without_end_is_taken_or_refused(served: Served, age: str) -> None:
-    answer = served.as_admin.post("/api/v1/blob/sweep", json={"older_than": age})
+    answer = served.as_admin.post("/api/v1/blobs/sweep", json={"older_than": age})
 
     assert answer.status_code in (200, 422)
 
@@ -160,7 +160,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_unread(served: Served) -> N
 
     assert answer.status_code == 413
     assert answer.json()["code"] == "input.too_large"
-    assert answer.json()["faults"][0]["fix"] == "use blob.upload"
+    assert answer.json()["faults"][0]["fix"] == "use blobs.upload"
 
 
 def test_a_body_in_chunks_is_refused_when_it_gets_too_large(served: Served) -> None:
@@ -199,7 +199,7 @@ def test_endless_headers_are_refused(served: Served) -> None:
 
 
 def test_an_upload_may_be_larger_than_the_limit(served: Served) -> None:
-    answer = served.as_admin.post("/api/v1/blob/upload", content=(bytes(65536) for _ in range(80)))
+    answer = served.as_admin.post("/api/v1/blobs/upload", content=(bytes(65536) for _ in range(80)))
 
     assert answer.json()["size_bytes"] == 80 * 65536
 

@@ -7,18 +7,18 @@ import pytest
 from falaj.apps.api.server import introduce_owner
 from falaj.control.behalf import asker
 from falaj.errors import Unauthenticated
-from falaj.governance.caller import acting_as
-from falaj.governance.directory import BuiltInDirectory, Reception
-from falaj.records.training import JobSpec
+from falaj.governance.identity.directory import Authenticator, BuiltInDirectory
+from falaj.governance.operations.caller import acting_as
+from falaj.records.training.jobs import JobSpec
 from falaj.training.tables import jobs
 from platforms import OwnPlatform
 
 
 def test_a_job_that_was_submitted_before_a_restart_may_still_act(light_platform: OwnPlatform) -> None:
     parts = light_platform.parts
-    reception = Reception([BuiltInDirectory(parts.database, parts.gate.clock)], parts.database)
+    authenticator = Authenticator([BuiltInDirectory(parts.database, parts.gate.clock)], parts.database)
     first = introduce_owner(parts)["token"]
-    caller, _ = reception.receive(first, origin="test")
+    caller, _ = authenticator.authenticate(first, origin="test")
     with acting_as(caller):
         job = light_platform.jobs.submit(JobSpec(name="fit", module="falaj.optimization.runs"))
 
@@ -29,17 +29,17 @@ def test_a_job_that_was_submitted_before_a_restart_may_still_act(light_platform:
     with parts.database.read() as tx:
         assert asker(tx, row, origin="test").id == caller.id
     with pytest.raises(Unauthenticated):
-        reception.receive(first, origin="test")
-    assert reception.receive(second, origin="test")[0].id == caller.id
+        authenticator.authenticate(first, origin="test")
+    assert authenticator.authenticate(second, origin="test")[0].id == caller.id
 
 
 def test_a_token_that_was_revoked_stays_so(light_platform: OwnPlatform) -> None:
     introduce_owner(light_platform.parts)
-    (before,) = light_platform.token.list().items
-    light_platform.token.revoke(before.id)
+    (before,) = light_platform.tokens.list().items
+    light_platform.tokens.revoke(before.id)
 
     introduce_owner(light_platform.parts)
 
-    found = {each.id: each for each in light_platform.token.list().items}
+    found = {each.id: each for each in light_platform.tokens.list().items}
     assert found[before.id].revoked_at is not None
     assert found[before.id].expires_at == before.expires_at

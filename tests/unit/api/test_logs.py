@@ -16,7 +16,7 @@ import pytest
 
 from doors import Served
 from falaj.apps.logs import JsonLines, blot
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
 from falaj.sdk.remote import far, redeem
 from probe import SECRET, Probe
 
@@ -59,10 +59,10 @@ def log() -> Iterator[Lines]:
 
 
 def test_each_request_is_one_line_with_its_id(served: Served, log: Lines) -> None:
-    served.as_admin.get("/api/v1/zone/list", headers={"X-Request-ID": "req-1"})
+    served.as_admin.get("/api/v1/zones/list", headers={"X-Request-ID": "req-1"})
 
     (line,) = log.of("req-1")
-    assert line["operation"] == "zone.list"
+    assert line["operation"] == "zones.list"
     assert line["status"] == 200
     assert line["level"] == "info"
     assert line["from"] == "remote:127.0.0.1"
@@ -89,7 +89,7 @@ def test_a_crash_outside_the_gate_is_logged_too(
 
     monkeypatch.setattr("falaj.apps.api.app.typed_input", broken)
 
-    answer = served.as_admin.get("/api/v1/zone/list", headers={"X-Request-ID": "req-3"})
+    answer = served.as_admin.get("/api/v1/zones/list", headers={"X-Request-ID": "req-3"})
 
     assert answer.status_code == 500
     assert answer.json()["code"] == "internal"
@@ -99,14 +99,14 @@ def test_a_crash_outside_the_gate_is_logged_too(
 
 def test_a_stream_that_breaks_is_logged(served: Served, log: Lines) -> None:
     with pytest.raises(Exception, match="log says why"):
-        list(far(Probe, served.platform.workspace.gate).notes(count=2, end="crash"))
+        list(far(Probe, served.platform.workspaces.gate).notes(count=2, end="crash"))
 
     assert any(SECRET in line.get("trace", "") for line in log.parsed())
 
 
 def test_a_caller_who_hangs_up_is_no_fault_of_ours(served: Served, log: Lines) -> None:
     with pytest.raises(RuntimeError, match="hung up"):
-        served.as_admin.post("/api/v1/workspace/create", content=hangs_up())
+        served.as_admin.post("/api/v1/workspaces/create", content=hangs_up())
 
     assert [line for line in log.parsed() if line["level"] in ("error", "critical")] == []
 
@@ -130,20 +130,20 @@ def test_lines_stay_lines_whatever_is_logged(log: Lines) -> None:
 
 
 def test_no_secret_reaches_the_log(served: Served, log: Lines) -> None:
-    issued = served.platform.token.issue(purpose="secret")
-    link = served.platform.token.link()
+    issued = served.platform.tokens.issue(purpose="secret")
+    link = served.platform.tokens.sign_in_link()
     used = redeem(served.url, link.code)
     client = served.http(issued.secret)
-    client.get("/api/v1/user/whoami")
+    client.get("/api/v1/users/whoami")
     client.post("/api/v1/probe/crash", json={"token": issued.secret})
-    client.post("/api/v1/workspace/create", json={"name": issued.secret})
-    client.get("/api/v1/workspace/show", params={"workspace": issued.secret})
+    client.post("/api/v1/workspaces/create", json={"name": issued.secret})
+    client.get("/api/v1/workspaces/show", params={"workspace": issued.secret})
     client.get(f"/nowhere/{issued.secret}")
     served.as_nobody.post("/signin", json={"code": link.code})
     served.as_nobody.post("/signin", content=f"code={link.code}")
-    served.as_nobody.get("/api/v1/user/whoami", headers={"Authorization": f"Basic {issued.secret}"})
-    served.platform.token.revoke(issued.token.id)
-    client.get("/api/v1/user/whoami")
+    served.as_nobody.get("/api/v1/users/whoami", headers={"Authorization": f"Basic {issued.secret}"})
+    served.platform.tokens.revoke(issued.token.id)
+    client.get("/api/v1/users/whoami")
 
     assert log.text.count("request") > 10
     for secret in (issued.secret, link.code, used, served.admin):
@@ -207,19 +207,19 @@ def counted(served: Served, token: str, operation: str, status: int) -> float:
 
 
 def test_metrics_count_requests_by_operation_and_status(served: Served) -> None:
-    before = counted(served, served.admin, "workspace.show", 404)
+    before = counted(served, served.admin, "workspaces.show", 404)
 
     for _ in range(3):
-        served.as_admin.get("/api/v1/workspace/show?workspace=nowhere")
+        served.as_admin.get("/api/v1/workspaces/show?workspace=nowhere")
 
-    assert counted(served, served.admin, "workspace.show", 404) == before + 3
+    assert counted(served, served.admin, "workspaces.show", 404) == before + 3
 
 
 def test_metrics_are_for_operators_and_auditors(served: Served) -> None:
     platform = served.platform
     for name, role in (("olga", Role.OPERATOR), ("adam", Role.AUDITOR), ("vera", Role.VIEWER)):
-        platform.user.create(name)
-        platform.workspace.grant("platform", name, role=role)
+        platform.users.create(name)
+        platform.workspaces.grant("platform", name, role=role)
     statuses = {
         name: served.http(served.issue(user=name)).get("/metrics").status_code
         for name in ("olga", "adam", "vera", "dana", "sam")

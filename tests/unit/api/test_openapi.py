@@ -23,8 +23,8 @@ from doors import Served
 from falaj.apps.api.openapi import openapi
 from falaj.assembly.platform import local_user
 from falaj.control.platform import all_operations
-from falaj.governance.operations import Shape
-from falaj.records.identity import Role
+from falaj.governance.operations.operation import ResponseShape
+from falaj.records.governance.identity import Role
 
 OPERATIONS = list(all_operations().values())
 DOCUMENT = openapi(OPERATIONS, version="1.2.3")
@@ -82,7 +82,7 @@ def test_answers_are_described_by_their_shape() -> None:
     for op in OPERATIONS:
         content = DOCUMENT["paths"][op.path]["post"]["responses"]["200"]["content"]
         assert list(content) == [op.shape.value]
-        assert bool(content[op.shape.value]) is (op.shape in (Shape.RECORD, Shape.RECORDS))
+        assert bool(content[op.shape.value]) is (op.shape in (ResponseShape.RECORD, ResponseShape.RECORDS))
 
 
 def test_writes_take_an_idempotency_key_and_reads_do_not() -> None:
@@ -120,11 +120,11 @@ def known(served: Served) -> dict[str, list[Any]]:
     platform = served.platform
     platform.put("data", b"some bytes", workspace="risk")
     platform.put("spare", b"more bytes", workspace="risk")
-    platform.policy.publish("rule", text="permit (principal, action, resource);", workspace="risk")
-    platform.group.create("team")
-    platform.workspace.create("doomed")
-    issued = platform.token.issue(purpose="to be fuzzed", user="sam")
-    staged = platform.blob.upload(iter([b"staged"]), workspace="risk")
+    platform.policies.publish("rule", text="permit (principal, action, resource);", workspace="risk")
+    platform.groups.create("team")
+    platform.workspaces.create("doomed")
+    issued = platform.tokens.issue(purpose="to be fuzzed", user="sam")
+    staged = platform.blobs.upload(iter([b"staged"]), workspace="risk")
     return {
         "workspace": ["risk", "default", "platform"],
         "user": ["dana", "sam", local_user()],
@@ -137,13 +137,13 @@ def known(served: Served) -> dict[str, list[Any]]:
         "object": ["risk/blob:data", "workspace:risk", "user:dana"],
         "zone": ["local"],
         "kind": ["blob", "user"],
-        "action": ["blob.read"],
+        "action": ["blobs.read"],
         "text": ["permit (principal, action, resource);"],
         "keys.destroy workspace": ["doomed", "platform"],
-        "blob.commit blob": [staged.id],
-        "blob.delete blob": ["risk/spare"],
-        "workspace.revoke subject": ["dana"],
-        "workspace.revoke role": [Role.DEVELOPER],
+        "blobs.commit blob": [staged.id],
+        "blobs.delete blob": ["risk/spare"],
+        "workspaces.revoke subject": ["dana"],
+        "workspaces.revoke role": [Role.DEVELOPER],
     }
 
 

@@ -42,16 +42,16 @@ def test_an_outage_is_told_and_over_when_it_is_over(
     postgres_server: Any, database: str, served: Served
 ) -> None:
     platform = served.platform
-    platform.workspace.create("before")
+    platform.workspaces.create("before")
 
     with away(postgres_server, database):
         with pytest.raises(Unavailable):
-            platform.workspace.create("meanwhile")
+            platform.workspaces.create("meanwhile")
         assert served.as_nobody.get("/healthz").status_code == 200
         assert served.as_nobody.get("/readyz").status_code == 503
-    eventually(lambda: platform.workspace.create("after"))
+    eventually(lambda: platform.workspaces.create("after"))
 
-    names = {each.name for each in platform.workspace.list().items}
+    names = {each.name for each in platform.workspaces.list().items}
     assert {"before", "after"} <= names
     assert "meanwhile" not in names
 
@@ -60,7 +60,7 @@ def test_an_outage_does_not_tell_strangers_where_the_database_is(
     postgres_server: Any, database: str, served: Served
 ) -> None:
     with away(postgres_server, database):
-        answer = served.http("fj_unknown.token").get("/api/v1/user/whoami")
+        answer = served.http("fj_unknown.token").get("/api/v1/users/whoami")
 
     assert answer.status_code == 503
     assert answer.headers["retry-after"]

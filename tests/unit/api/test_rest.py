@@ -13,11 +13,11 @@ import pytest
 from doors import Served
 from falaj.control.platform import all_operations
 from falaj.errors import FalajError
-from falaj.governance.operations import Operation, Shape
+from falaj.governance.operations.operation import Operation, ResponseShape
 
 OPERATIONS = list(all_operations().values())
 READS = [op for op in OPERATIONS if op.mode.reads]
-RECORD_READS = [op for op in READS if op.shape is Shape.RECORD]
+RECORD_READS = [op for op in READS if op.shape is ResponseShape.RECORD]
 
 MEMBERS = {"type", "title", "status", "detail", "code", "faults", "details", "instance"}
 MOMENTS = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)|urn:falaj:request:\w+")
@@ -38,12 +38,12 @@ def steady(text: str) -> str:
 
 @pytest.mark.parametrize("op", OPERATIONS, ids=lambda op: op.name)
 def test_every_operation_answers_a_post(served: Served, op: Operation) -> None:
-    answer = served.as_admin.post(f"/api/v1/{op.room}/{op.verb}")
+    answer = served.as_admin.post(f"/api/v1/{op.group}/{op.verb}")
 
     if required(op):
         assert answer.status_code == 422
         assert {fault["where"] for fault in answer.json()["faults"]} == required(op)
-    elif op.name == "queue.what_if":
+    elif op.name == "queues.what_if":
         assert answer.status_code == 404  # there is no past to replay
     else:
         assert answer.status_code == 200
@@ -56,7 +56,7 @@ def test_every_read_answers_a_get_like_a_post(served: Served, op: Operation) -> 
 
     assert by_get.status_code == by_post.status_code
     assert by_get.headers["content-type"] == by_post.headers["content-type"]
-    if op.room not in ("audit", "platform"):  # those show the first call in the second
+    if op.group not in ("audit", "platform"):  # those show the first call in the second
         assert steady(by_get.text) == steady(by_post.text)
 
 
@@ -84,7 +84,7 @@ def test_get_takes_repeated_parameters_in_order(served: Served) -> None:
 
 
 def test_an_upload_takes_repeated_parameters(served: Served) -> None:
-    answer = served.as_admin.post("/api/v1/blob/upload?classes=pii&classes=health&only=AE", content=b"bytes")
+    answer = served.as_admin.post("/api/v1/blobs/upload?classes=pii&classes=health&only=AE", content=b"bytes")
 
     assert answer.json()["label"]["only"] == ["AE"]
     assert set(answer.json()["label"]["classes"]) == {"pii", "health"}
@@ -105,7 +105,7 @@ def test_head_is_get_without_the_body(served: Served, op: Operation) -> None:
     assert head.content == b""
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/api/v1/workspace", "/api/v1/workspace/fly", "/api/v2/x"])
+@pytest.mark.parametrize("path", ["/nowhere", "/api/v1/workspaces", "/api/v1/workspaces/fly", "/api/v2/x"])
 def test_an_unknown_path_is_a_problem(served: Served, path: str) -> None:
     answer = served.as_admin.get(path)
 
@@ -134,7 +134,7 @@ def test_every_error_is_a_problem_of_rfc_9457(served: Served, code: str) -> None
 
 
 def test_who_is_unknown_is_told_how_to_be_known(served: Served) -> None:
-    assert served.as_nobody.get("/api/v1/user/whoami").headers["www-authenticate"] == "Bearer"
+    assert served.as_nobody.get("/api/v1/users/whoami").headers["www-authenticate"] == "Bearer"
 
 
 def test_who_comes_when_a_service_is_away_is_told_to_come_back(served: Served) -> None:
@@ -150,7 +150,7 @@ def test_who_comes_when_a_service_is_away_is_told_to_come_back(served: Served) -
 def test_a_request_id_is_echoed_if_it_is_sane(served: Served, given: str, kept: bool) -> None:
     headers = {"X-Request-ID": given.encode("latin-1")}
 
-    answer = served.as_admin.get("/api/v1/zone/list", headers=headers)
+    answer = served.as_admin.get("/api/v1/zones/list", headers=headers)
 
     assert (answer.headers["x-request-id"] == given) is kept
     assert re.fullmatch(r"[A-Za-z0-9_.:-]{1,100}", answer.headers["x-request-id"])
@@ -159,9 +159,9 @@ def test_a_request_id_is_echoed_if_it_is_sane(served: Served, given: str, kept: 
 def test_the_audit_log_knows_the_request_and_where_it_came_from(served: Served) -> None:
     headers = {"X-Request-ID": "req-audited", "X-Forwarded-For": "6.6.6.6"}
 
-    served.as_admin.get("/api/v1/workspace/show?workspace=risk", headers=headers)
+    served.as_admin.get("/api/v1/workspaces/show?workspace=risk", headers=headers)
 
-    entry = served.platform.audit.list(workspace="risk", action="workspace.show", limit=1).items[0]
+    entry = served.platform.audit.list(workspace="risk", action="workspaces.show", limit=1).items[0]
     assert entry.request == "req-audited"
     assert entry.origin == "remote:127.0.0.1"
 
@@ -170,7 +170,7 @@ def test_the_audit_log_knows_the_request_and_where_it_came_from(served: Served) 
 
 
 def create(client: httpx.Client, name: str, key: str) -> httpx.Response:
-    return client.post("/api/v1/workspace/create", json={"name": name}, headers={"Idempotency-Key": key})
+    return client.post("/api/v1/workspaces/create", json={"name": name}, headers={"Idempotency-Key": key})
 
 
 def test_a_repeated_key_gets_the_first_answer(served_on_each: Served) -> None:
@@ -196,7 +196,7 @@ def test_a_key_with_another_body_is_a_conflict(served_on_each: Served) -> None:
 def test_a_key_with_other_bytes_is_a_conflict(served_on_each: Served) -> None:
     for data in (b"some bytes", b"other bytes"):
         answer = served_on_each.as_admin.post(
-            "/api/v1/blob/upload", content=data, headers={"Idempotency-Key": "key-5"}
+            "/api/v1/blobs/upload", content=data, headers={"Idempotency-Key": "key-5"}
         )
 
     assert answer.status_code == 409
@@ -211,7 +211,7 @@ def test_a_key_belongs_to_its_caller(served_on_each: Served) -> None:
 @pytest.mark.parametrize("key", [b"", b"a b", b"x" * 201, b"\xe9", b"a\tb"])
 def test_a_malformed_key_is_refused(served: Served, key: bytes) -> None:
     answer = served.as_admin.post(
-        "/api/v1/workspace/create", json={"name": "never"}, headers={"Idempotency-Key": key}
+        "/api/v1/workspaces/create", json={"name": "never"}, headers={"Idempotency-Key": key}
     )
 
     assert answer.status_code == 422
@@ -233,11 +233,11 @@ def walk(fetch: Callable[[str], Any]) -> list[str]:
 
 def test_pages_hold_everything_exactly_once(served_on_each: Served) -> None:
     platform = served_on_each.platform
-    made = [platform.workspace.create(f"paged-{n}").id for n in range(11)]
-    tokens = [platform.token.issue(purpose=f"paged {n}").token.id for n in range(5)]
+    made = [platform.workspaces.create(f"paged-{n}").id for n in range(11)]
+    tokens = [platform.tokens.issue(purpose=f"paged {n}").token.id for n in range(5)]
 
-    workspaces = walk(lambda after: platform.workspace.list(after=after, limit=3))
-    seen = walk(lambda after: platform.token.list(after=after, limit=2))
+    workspaces = walk(lambda after: platform.workspaces.list(after=after, limit=3))
+    seen = walk(lambda after: platform.tokens.list(after=after, limit=2))
 
     assert len(set(workspaces)) == len(workspaces)
     assert [each for each in workspaces if each in made] == sorted(made)
@@ -248,9 +248,9 @@ def test_pages_hold_everything_exactly_once(served_on_each: Served) -> None:
 def test_pages_leave_out_what_the_caller_may_not_see(served_on_each: Served) -> None:
     developer = served_on_each.connect(served_on_each.developer)
     for n in range(4):
-        served_on_each.platform.workspace.create(f"hidden-{n}")
+        served_on_each.platform.workspaces.create(f"hidden-{n}")
 
-    seen = developer.workspace.list(limit=1)
+    seen = developer.workspaces.list(limit=1)
 
     assert [each.name for each in seen.items] == ["risk"]
     assert seen.next is None
@@ -268,5 +268,5 @@ def test_sixteen_callers_write_at_once(served_on_each: Served) -> None:
 
     assert len(set(made)) == 16 * 5
     platform = served_on_each.platform
-    assert set(made) <= set(walk(lambda after: platform.workspace.list(after=after, limit=100)))
+    assert set(made) <= set(walk(lambda after: platform.workspaces.list(after=after, limit=100)))
     assert platform.verify_audit().ok

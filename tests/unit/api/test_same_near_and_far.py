@@ -19,12 +19,12 @@ import falaj as fj
 from doors import serve, settle, with_probe_known
 from falaj.control.platform import all_operations
 from falaj.errors import FalajError
-from falaj.governance.caller import Caller, acting_as
+from falaj.governance.operations.caller import Caller, acting_as
+from falaj.records.control.pipelines import Pipeline
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
 from falaj.records.names import PrincipalId
-from falaj.records.pipelines import Pipeline
-from falaj.records.training import JobSpec
+from falaj.records.training.jobs import JobSpec
 from falaj.sdk.embedded import open_platform
 from falaj.sdk.remote import far as far_room
 from falaj.training.packing import pack_code
@@ -37,7 +37,7 @@ OWN = {"secret", "code", "root", "key", "ed25519", "signature", "log_id"}
 OWN |= {"seq", "origin", "request", "token", "input"}
 """Fields whose values differ from home to home, or from door to door."""
 
-PLAIN = 'permit (principal, action == Action::"blob.read", resource);'
+PLAIN = 'permit (principal, action == Action::"blobs.read", resource);'
 
 DRIVER = Entity(name="driver", key="driver_id")
 TRIPS = FeatureView(
@@ -59,13 +59,13 @@ PICKLE = b"\x80\x04cos\nsystem\n."
 
 
 def uploaded(platform: Any) -> str:
-    return str(platform.blob.upload(iter([onnx()])).id)
+    return str(platform.blobs.upload(iter([onnx()])).id)
 
 
 def packed(platform: Any) -> str:
     with NamedTemporaryFile("w", suffix=".py", prefix="train") as script:
         code = pack_code(script.name)
-    return str(platform.blob.upload(iter([code.archive])).id)
+    return str(platform.blobs.upload(iter([code.archive])).id)
 
 
 @dataclass
@@ -87,9 +87,9 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
         platform = open_platform(folder / "home")
     with platform:
         settle(platform)
-        with_probe_known(platform.workspace.gate)
-        platform.probe = Probe(platform.workspace.gate)
-        ids = {name: platform.user.show(name).id for name in ("dana", "sam")}
+        with_probe_known(platform.workspaces.gate)
+        platform.probe = Probe(platform.workspaces.gate)
+        ids = {name: platform.users.show(name).id for name in ("dana", "sam")}
 
         def acting(name: str) -> AbstractContextManager[Any]:
             if name == "admin":
@@ -109,7 +109,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
         }
         side = Side(None, served.parts.home.blobs, lambda name: taking(side, platforms[name]))
         for platform in platforms.values():
-            platform.probe = far_room(Probe, platform.workspace.gate)
+            platform.probe = far_room(Probe, platform.workspaces.gate)
         yield side
 
 
@@ -168,27 +168,27 @@ def after(*steps: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     # what: (who, call)
-    "make a workspace": ("admin", lambda p: p.workspace.create("near-and-far")),
-    "list workspaces": ("admin", lambda p: p.workspace.list()),
-    "list what dana sees": ("dana", lambda p: p.workspace.list()),
-    "page": ("admin", lambda p: p.workspace.list(limit=1).items),
-    "grant with an enum": ("admin", lambda p: p.workspace.grant("risk", "sam", role=Role.VIEWER)),
-    "grant with text": ("admin", lambda p: p.workspace.grant("risk", "sam", role="auditor")),
-    "roles": ("admin", lambda p: p.workspace.roles("risk")),
-    "who am I": ("dana", lambda p: p.user.whoami()),
-    "a service": ("admin", lambda p: p.user.create("robot", kind="service")),
+    "make a workspace": ("admin", lambda p: p.workspaces.create("near-and-far")),
+    "list workspaces": ("admin", lambda p: p.workspaces.list()),
+    "list what dana sees": ("dana", lambda p: p.workspaces.list()),
+    "page": ("admin", lambda p: p.workspaces.list(limit=1).items),
+    "grant with an enum": ("admin", lambda p: p.workspaces.grant("risk", "sam", role=Role.VIEWER)),
+    "grant with text": ("admin", lambda p: p.workspaces.grant("risk", "sam", role="auditor")),
+    "roles": ("admin", lambda p: p.workspaces.roles("risk")),
+    "who am I": ("dana", lambda p: p.users.whoami()),
+    "a service": ("admin", lambda p: p.users.create("robot", kind="service")),
     "a group": (
         "admin",
-        lambda p: after(lambda q: q.group.create("g"), lambda q: q.group.add("g", "dana"))(p),
+        lambda p: after(lambda q: q.groups.create("g"), lambda q: q.groups.add("g", "dana"))(p),
     ),
-    "a token": ("dana", lambda p: p.token.issue(purpose="x", actions=("blob.*",), workspace="risk")),
-    "a link": ("dana", lambda p: p.token.link()),
-    "a policy": ("admin", lambda p: p.policy.publish("readers", text=PLAIN, workspace="risk")),
-    "a checked policy": ("sam", lambda p: p.policy.check(text=PLAIN)),
-    "who can": ("admin", lambda p: p.policy.who_can("blob.read", "workspace:risk")),
-    "schema": ("sam", lambda p: p.policy.schema()),
-    "zones": ("sam", lambda p: p.zone.list()),
-    "machines": ("sam", lambda p: p.node.list()),
+    "a token": ("dana", lambda p: p.tokens.issue(purpose="x", actions=("blobs.*",), workspace="risk")),
+    "a link": ("dana", lambda p: p.tokens.sign_in_link()),
+    "a policy": ("admin", lambda p: p.policies.publish("readers", text=PLAIN, workspace="risk")),
+    "a checked policy": ("sam", lambda p: p.policies.check(text=PLAIN)),
+    "who can": ("admin", lambda p: p.policies.who_can("blobs.read", "workspace:risk")),
+    "schema": ("sam", lambda p: p.policies.schema()),
+    "zones": ("sam", lambda p: p.zones.list()),
+    "machines": ("sam", lambda p: p.nodes.list()),
     "a run": ("admin", lambda p: p.runs.show(p.runs.start("churn", params={"lr": "0.1"}).id).params),
     "a view": ("admin", lambda p: p.features.apply(entities=(DRIVER,), views=(TRIPS,))),
     "rows of a view without any": ("admin", lambda p: list(p.features.scan("trips"))),
@@ -201,15 +201,15 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a job without its code": ("admin", lambda p: p.jobs.submit(SPEC)),
     "a job on data that is not there": ("admin", lambda p: p.jobs.submit(LOST, code=packed(p))),
     "a job": ("admin", lambda p: p.jobs.submit(SPEC, code=packed(p)).spec),
-    "a queue": ("admin", lambda p: p.queue.set("night", quota={"gpus": 2}, limit={"gpus": 4}, weight=2)),
+    "a queue": ("admin", lambda p: p.queues.set("night", quota={"gpus": 2}, limit={"gpus": 4}, weight=2)),
     "a queue with too low a limit": (
         "admin",
-        lambda p: p.queue.set("day", quota={"gpus": 2}, limit={"gpus": 1}),
+        lambda p: p.queues.set("day", quota={"gpus": 2}, limit={"gpus": 1}),
     ),
-    "queues": ("dana", lambda p: [each.settings for each in p.queue.list().items]),
-    "a queue for a stranger": ("sam", lambda p: p.queue.show("nowhere")),
-    "a budget": ("admin", lambda p: p.queue.set_budget("risk", gpu_hours=5, period="week")),
-    "a budget of one's own": ("dana", lambda p: p.queue.set_budget("risk", gpu_hours=5)),
+    "queues": ("dana", lambda p: [each.settings for each in p.queues.list().items]),
+    "a queue for a stranger": ("sam", lambda p: p.queues.show("nowhere")),
+    "a budget": ("admin", lambda p: p.queues.set_budget("risk", gpu_hours=5, period="week")),
+    "a budget of one's own": ("dana", lambda p: p.queues.set_budget("risk", gpu_hours=5)),
     "usage": ("dana", lambda p: p.usage.show(by="user", **LONG_AGO)),
     "usage as a bill": ("admin", lambda p: b"".join(p.usage.export(**LONG_AGO))),
     "an endpoint": ("admin", lambda p: p.endpoints.deploy("churn", model="churn@1").routes),
@@ -218,68 +218,68 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "an optimization on nothing": ("admin", lambda p: p.optimization.start("churn@1", data="x", target="y")),
     "a pipeline without its views": ("admin", lambda p: p.pipelines.apply(PIPELINE)),
     "pipelines": ("admin", lambda p: p.pipelines.list()),
-    "an upload": ("dana", lambda p: p.blob.upload(iter([b"a", b"bc"]), workspace="risk", classes=("pii",))),
+    "an upload": ("dana", lambda p: p.blobs.upload(iter([b"a", b"bc"]), workspace="risk", classes=("pii",))),
     "put": ("admin", lambda p: p.put("put", b"bytes", workspace="risk", zone="frankfurt")),
     "get": ("admin", lambda p: p.get("risk/put")),
-    "show a blob": ("admin", lambda p: p.blob.show("risk/put")),
-    "label": ("admin", lambda p: p.object.label("risk/blob:put", only=("DE", "AE"), classes=("pii",))),
+    "show a blob": ("admin", lambda p: p.blobs.show("risk/put")),
+    "label": ("admin", lambda p: p.objects.label("risk/blob:put", only=("DE", "AE"), classes=("pii",))),
     "lineage": ("admin", lambda p: [node.kind for node in p.lineage.graph("risk/blob:put")]),
-    "long work": ("admin", lambda p: p.blob.copy("risk/put", "local", name="copied")),
-    "a secret": ("admin", lambda p: p.secret.set("password", "hunter2")),
-    "secrets": ("admin", lambda p: p.secret.list()),
-    "a secret that is too long": ("admin", lambda p: p.secret.set("password", "x" * 70_000)),
-    "a secret for a stranger": ("sam", lambda p: p.secret.use("password")),
+    "long work": ("admin", lambda p: p.blobs.copy("risk/put", "local", name="copied")),
+    "a secret": ("admin", lambda p: p.secrets.set("password", "hunter2")),
+    "secrets": ("admin", lambda p: p.secrets.list()),
+    "a secret that is too long": ("admin", lambda p: p.secrets.set("password", "x" * 70_000)),
+    "a secret for a stranger": ("sam", lambda p: p.secrets.use("password")),
     "keys": ("admin", lambda p: len(p.keys.list()) > 2),
     "rotate": ("admin", lambda p: p.keys.rotate().rewrapped > 2),
-    "audit": ("admin", lambda p: p.audit.list(action="group.create", workspace="platform").items),
+    "audit": ("admin", lambda p: p.audit.list(action="groups.create", workspace="platform").items),
     "verify": ("admin", lambda p: p.verify_audit().ok),
     "public key": ("sam", lambda p: p.audit.key()),
     "status": ("sam", lambda p: p.platform.status().model_copy(update={"controller": None})),
-    "the first answer again": ("admin", twice(lambda p: p.workspace.create("only-once"))),
+    "the first answer again": ("admin", twice(lambda p: p.workspaces.create("only-once"))),
     # errors
-    "no such workspace": ("admin", lambda p: p.workspace.show("nowhere")),
-    "hidden from dana": ("dana", lambda p: p.workspace.show("default")),
-    "no such blob": ("admin", lambda p: p.blob.read("nowhere")),
-    "no such work": ("admin", lambda p: p.work.watch("nowhere")),
-    "no such entry": ("admin", lambda p: p.audit.prove(2**40).index),
-    "a bad name": ("admin", lambda p: p.workspace.create("../etc")),
-    "several faults": ("admin", lambda p: p.workspace.list(after=5, limit="many")),
-    "too few arguments": ("admin", lambda p: p.workspace.create()),
-    "too many arguments": ("admin", lambda p: p.workspace.create("a", "b")),
-    "an unknown argument": ("admin", lambda p: p.workspace.create("a", color="red")),
-    "no such zone": ("admin", lambda p: p.blob.upload(iter([b"x"]), zone="moon")),
-    "a reference without a kind": ("admin", lambda p: p.object.show("put")),
-    "a policy that does not parse": ("admin", lambda p: p.policy.check(text="permit everything")),
+    "no such workspace": ("admin", lambda p: p.workspaces.show("nowhere")),
+    "hidden from dana": ("dana", lambda p: p.workspaces.show("default")),
+    "no such blob": ("admin", lambda p: p.blobs.read("nowhere")),
+    "no such work": ("admin", lambda p: p.workflows.watch("nowhere")),
+    "no such entry": ("admin", lambda p: p.audit.inclusion_proof(2**40).index),
+    "a bad name": ("admin", lambda p: p.workspaces.create("../etc")),
+    "several faults": ("admin", lambda p: p.workspaces.list(after=5, limit="many")),
+    "too few arguments": ("admin", lambda p: p.workspaces.create()),
+    "too many arguments": ("admin", lambda p: p.workspaces.create("a", "b")),
+    "an unknown argument": ("admin", lambda p: p.workspaces.create("a", color="red")),
+    "no such zone": ("admin", lambda p: p.blobs.upload(iter([b"x"]), zone="moon")),
+    "a reference without a kind": ("admin", lambda p: p.objects.show("put")),
+    "a policy that does not parse": ("admin", lambda p: p.policies.check(text="permit everything")),
     "a policy beside the schema": (
         "admin",
-        lambda p: p.policy.publish("x", text=PLAIN.replace("read", "fly")),
+        lambda p: p.policies.publish("x", text=PLAIN.replace("read", "fly")),
     ),
-    "the name is taken": ("admin", lambda p: p.workspace.create("risk")),
-    "another kind has the name": ("admin", lambda p: p.user.create("dana", kind="service")),
-    "a role not held": ("admin", lambda p: p.workspace.revoke("risk", "dana", role="admin")),
-    "disable oneself": ("admin", lambda p: p.user.disable(p.user.whoami().principal.name)),
-    "committed already": ("admin", lambda p: p.blob.commit("risk/put", name="again")),
+    "the name is taken": ("admin", lambda p: p.workspaces.create("risk")),
+    "another kind has the name": ("admin", lambda p: p.users.create("dana", kind="service")),
+    "a role not held": ("admin", lambda p: p.workspaces.revoke("risk", "dana", role="admin")),
+    "disable oneself": ("admin", lambda p: p.users.disable(p.users.whoami().principal.name)),
+    "committed already": ("admin", lambda p: p.blobs.commit("risk/put", name="again")),
     "destroy the platform's key": ("admin", lambda p: p.keys.destroy("platform")),
     "a key with another input": (
         "admin",
-        twice(lambda p: p.workspace.create("k1"), lambda p: p.workspace.create("k2")),
+        twice(lambda p: p.workspaces.create("k1"), lambda p: p.workspaces.create("k2")),
     ),
-    "not allowed": ("dana", lambda p: p.workspace.create("mine")),
+    "not allowed": ("dana", lambda p: p.workspaces.create("mine")),
     "not an auditor": ("dana", lambda p: p.audit.export()),
-    "not in that place": ("admin", lambda p: p.blob.upload(iter([b"x"]), only=("DE",), zone="local")),
+    "not in that place": ("admin", lambda p: p.blobs.upload(iter([b"x"]), only=("DE",), zone="local")),
     "not to that place": (
         "admin",
         after(
             lambda p: p.put("kept", b"x", only=("AE",)),
-            lambda p: p.zone.check("blob:kept", "frankfurt"),
+            lambda p: p.zones.check("blob:kept", "frankfurt"),
         ),
     ),
     "keys are gone": (
         "admin",
         after(
-            lambda p: p.workspace.create("doomed"),
+            lambda p: p.workspaces.create("doomed"),
             lambda p: p.keys.destroy("doomed"),
-            lambda p: p.blob.upload(iter([b"x"]), workspace="doomed"),
+            lambda p: p.blobs.upload(iter([b"x"]), workspace="doomed"),
         ),
     ),
     "a crash": ("sam", lambda p: p.probe.crash()),
@@ -296,7 +296,9 @@ def test_a_call_comes_out_the_same(near: Side, far: Side, what: str) -> None:
 def test_the_calls_reach_every_room() -> None:
     source = Path(__file__).read_text()
 
-    assert [room for room in {op.room for op in all_operations().values()} if f".{room}." not in source] == []
+    assert [
+        room for room in {op.group for op in all_operations().values()} if f".{room}." not in source
+    ] == []
 
 
 def test_damaged_bytes_are_damaged_on_both_sides(near: Side, far: Side) -> None:
@@ -318,14 +320,14 @@ def test_damaged_bytes_are_damaged_on_both_sides(near: Side, far: Side) -> None:
 
 
 def test_bytes_that_may_lie_nowhere_are_refused_on_both_sides(near: Side, far: Side) -> None:
-    found = [outcome(side, "admin", lambda p: p.blob.upload(iter([b"x"]), only=())) for side in (near, far)]
+    found = [outcome(side, "admin", lambda p: p.blobs.upload(iter([b"x"]), only=())) for side in (near, far)]
 
     assert found[0] == found[1]
 
 
 def test_rooms_are_of_the_same_type(near: Side, far: Side) -> None:
     for op in all_operations().values():
-        near_room, far_room = getattr(near.platform, op.room), getattr(far.platform, op.room)
+        near_room, far_room = getattr(near.platform, op.group), getattr(far.platform, op.group)
 
         assert type(near_room) is type(far_room)
         assert callable(getattr(far_room, op.verb))

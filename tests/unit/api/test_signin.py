@@ -15,18 +15,18 @@ from falaj.sdk.remote import redeem
 
 
 def test_a_code_signs_its_user_in(served_on_each: Served) -> None:
-    code = served_on_each.platform.token.link(user="dana").code
+    code = served_on_each.platform.tokens.sign_in_link(user="dana").code
 
     answer = served_on_each.as_nobody.post("/signin", json={"code": code})
 
     issued = answer.json()
     assert answer.status_code == 200
     assert issued["token"]["principal"] == "dana"
-    assert served_on_each.connect(issued["secret"]).user.whoami().principal.name == "dana"
+    assert served_on_each.connect(issued["secret"]).users.whoami().principal.name == "dana"
 
 
 def test_a_code_works_once(served_on_each: Served) -> None:
-    code = served_on_each.platform.token.link().code
+    code = served_on_each.platform.tokens.sign_in_link().code
     redeem(served_on_each.url, code)
 
     with pytest.raises(Unauthenticated, match="was used or has expired"):
@@ -34,7 +34,7 @@ def test_a_code_works_once(served_on_each: Served) -> None:
 
 
 def test_a_code_expires(served_on_each: Served) -> None:
-    code = served_on_each.platform.token.link().code
+    code = served_on_each.platform.tokens.sign_in_link().code
     served_on_each.clock.advance(timedelta(minutes=5, seconds=1))
 
     with pytest.raises(Unauthenticated, match="was used or has expired"):
@@ -42,16 +42,16 @@ def test_a_code_expires(served_on_each: Served) -> None:
 
 
 def test_a_token_from_a_link_lasts_for_half_a_day(served: Served) -> None:
-    token = redeem(served.url, served.platform.token.link(user="sam").code)
-    assert served.http(token).get("/api/v1/user/whoami").status_code == 200
+    token = redeem(served.url, served.platform.tokens.sign_in_link(user="sam").code)
+    assert served.http(token).get("/api/v1/users/whoami").status_code == 200
 
     served.clock.advance(timedelta(hours=12, seconds=1))
 
-    assert served.http(token).get("/api/v1/user/whoami").status_code == 401
+    assert served.http(token).get("/api/v1/users/whoami").status_code == 401
 
 
 def test_a_code_is_kept_as_a_hash(served: Served) -> None:
-    code = served.platform.token.link().code
+    code = served.platform.tokens.sign_in_link().code
 
     with served.parts.database.read() as tx:
         rows = tx.execute(sign_in_codes.select()).all()
@@ -61,12 +61,12 @@ def test_a_code_is_kept_as_a_hash(served: Served) -> None:
 
 
 def test_signing_in_is_audited(served: Served) -> None:
-    code = served.connect(served.developer).token.link().code
+    code = served.connect(served.developer).tokens.sign_in_link().code
     headers = {"X-Request-ID": "req-signin"}
 
     served.as_nobody.post("/signin", json={"code": code}, headers=headers)
 
-    newest = served.platform.audit.list(workspace="platform", action="token.issue", limit=1).items[0]
+    newest = served.platform.audit.list(workspace="platform", action="tokens.issue", limit=1).items[0]
     assert (newest.caller, newest.outcome, newest.request) == ("dana", "done", "req-signin")
 
 
@@ -93,14 +93,14 @@ def test_a_code_that_is_none_is_refused(served_on_each: Served, code: str) -> No
 
 
 def test_a_token_is_no_code_and_a_code_is_no_token(served: Served) -> None:
-    code = served.platform.token.link().code
+    code = served.platform.tokens.sign_in_link().code
 
     assert served.as_nobody.post("/signin", json={"code": served.admin}).status_code == 401
-    assert served.http(code).get("/api/v1/user/whoami").status_code == 401
+    assert served.http(code).get("/api/v1/users/whoami").status_code == 401
 
 
 def test_only_a_post_signs_in(served: Served) -> None:
-    code = served.platform.token.link().code
+    code = served.platform.tokens.sign_in_link().code
 
     assert served.as_nobody.get("/signin", params={"code": code}).status_code == 405
     assert redeem(served.url, code)

@@ -85,7 +85,7 @@ LINGERING: dict[str, tuple[bytes, bytes]] = {
     "half a head": (ALIVE + b"GET /healthz HTTP/1.1\r\n", b"X-More: y\r\n"),
     "empty lines": (ALIVE, b"\r\n"),
     "a body that nobody reads": (
-        b"POST /api/v1/blob/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
+        b"POST /api/v1/blobs/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
         b"x",
     ),
 }
@@ -112,7 +112,7 @@ def test_a_request_may_take_longer_than_its_head(served: Served, monkeypatch: py
             time.sleep(0.4)
             yield b"slow bytes"
 
-    stored = served.http(served.admin).post("/api/v1/blob/upload", content=data())
+    stored = served.http(served.admin).post("/api/v1/blobs/upload", content=data())
 
     assert stored.status_code == 200, stored.text
     assert stored.json()["size_bytes"] == 40
@@ -158,7 +158,7 @@ def ask_anew(door: Served) -> bytes:
 @pytest.fixture
 def stalled(served: Served) -> Iterator[Callable[[], socket.socket]]:
     """Begins an upload, and says no more."""
-    head = f"POST /api/v1/blob/upload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\n"
+    head = f"POST /api/v1/blobs/upload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\n"
     with ExitStack() as stack:
 
         def begin() -> socket.socket:
@@ -173,7 +173,7 @@ def test_uploads_that_stall_keep_nobody_else_waiting(
     served: Served, stalled: Callable[[], socket.socket]
 ) -> None:
     uploads = [stalled() for _ in range(5)]  # more than there are threads
-    asked = [httpx.get(f"{served.url}/api/v1/user/whoami", headers=as_admin(served)) for _ in range(5)]
+    asked = [httpx.get(f"{served.url}/api/v1/users/whoami", headers=as_admin(served)) for _ in range(5)]
     for upload in uploads:
         upload.sendall(b"0\r\n\r\n")
 
@@ -186,13 +186,13 @@ def test_uploads_that_stall_keep_nobody_else_waiting(
 def test_an_upload_that_says_nothing_for_too_long_is_given_up(
     served: Served, stalled: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = served.platform.blob.list().items
+    before = served.platform.blobs.list().items
     monkeypatch.setattr(requests, "CHUNK_S", 0.2)
 
     told = [answer(upload) for upload in [stalled() for _ in range(3)]]
 
     assert all(b"stream.interrupted" in each for each in told)
-    assert served.platform.blob.list().items == before
+    assert served.platform.blobs.list().items == before
     assert served.platform.put("whole", b"bytes").size_bytes == 5
 
 

@@ -45,7 +45,7 @@ def platform(served: Served) -> Platform:
 @pytest.fixture(scope="module")
 def probe(platform: Platform) -> Any:
     """The probe, far away."""
-    return far(Probe, platform.workspace.gate)
+    return far(Probe, platform.workspaces.gate)
 
 
 # --------------------------------------------------------------------------------------------------- bytes
@@ -61,21 +61,21 @@ def test_bytes_come_back_as_they_were_sent(served_on_each: Served) -> None:
 def test_an_upload_may_come_in_any_pieces(served_on_each: Served) -> None:
     pieces = [b"", DATA[:1], DATA[1:100_001], b"", DATA[100_001:]]
 
-    staged = served_on_each.platform.blob.upload(iter(pieces))
+    staged = served_on_each.platform.blobs.upload(iter(pieces))
 
     assert served_on_each.platform.get(staged.id) == DATA
 
 
 @pytest.mark.parametrize(("offset", "length"), PLACES)
 def test_a_range_is_a_slice(platform: Platform, offset: int, length: int | None) -> None:
-    read = b"".join(platform.blob.read("data", offset=offset, length=length))
+    read = b"".join(platform.blobs.read("data", offset=offset, length=length))
 
     assert read == (DATA[offset:] if length is None else DATA[offset : offset + length])
 
 
 def test_nothing_is_a_blob_too(platform: Platform) -> None:
-    assert platform.blob.show("empty").size_bytes == 0
-    assert list(platform.blob.read("empty")) == []
+    assert platform.blobs.show("empty").size_bytes == 0
+    assert list(platform.blobs.read("empty")) == []
 
 
 def test_an_upload_that_breaks_off_stores_nothing(platform: Platform) -> None:
@@ -83,11 +83,11 @@ def test_an_upload_that_breaks_off_stores_nothing(platform: Platform) -> None:
         yield DATA
         raise RuntimeError("the disk was pulled out")
 
-    before = len(platform.blob.list().items)
+    before = len(platform.blobs.list().items)
     with pytest.raises(RuntimeError, match="pulled out"):
-        platform.blob.upload(half())
+        platform.blobs.upload(half())
 
-    assert len(platform.blob.list().items) == before
+    assert len(platform.blobs.list().items) == before
     assert platform.get("data") == DATA  # and the client goes on
 
 
@@ -172,15 +172,15 @@ def test_an_error_among_batches_is_an_interruption(probe: Any) -> None:
 
 
 def test_a_role_taken_away_in_the_middle_ends_the_stream(served: Served, platform: Platform) -> None:
-    platform.user.create("reader")
-    platform.workspace.grant("default", "reader", role="viewer")
+    platform.users.create("reader")
+    platform.workspaces.grant("default", "reader", role="viewer")
     platform.put("long", bytes(30 * MIB))
     reader = served.connect(served.issue(user="reader"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(served.parts.gate, "_recheck_s", 0.0)
-        stream = reader.blob.read("long")
+        stream = reader.blobs.read("long")
         next(stream)
-        platform.workspace.revoke("default", "reader", role="viewer")
+        platform.workspaces.revoke("default", "reader", role="viewer")
 
         with pytest.raises(NotFound):
             list(stream)
@@ -204,7 +204,7 @@ def test_a_stream_ends_when_its_token_expires(served: Served, platform: Platform
         with pytest.raises(Unauthenticated if stream == "records" else Interrupted):
             list(pieces)
         with pytest.raises(Unauthenticated):
-            reader.user.whoami()
+            reader.users.whoami()
 
 
 def test_a_stream_goes_on_while_its_token_lasts(served: Served, platform: Platform) -> None:
@@ -226,7 +226,7 @@ def test_a_stream_goes_on_while_its_token_lasts(served: Served, platform: Platfo
 @pytest.mark.parametrize("cut", [1000, 500_000, 3_000_000])
 def test_a_read_that_is_cut_goes_on_from_its_offset(served: Served, platform: Platform, cut: int) -> None:
     with cutting_proxy(served.url, [cut]) as proxy, connect(proxy.url, served.admin) as away:
-        read = b"".join(away.blob.read("data", offset=10, length=5_000_000))
+        read = b"".join(away.blobs.read("data", offset=10, length=5_000_000))
 
         assert read == DATA[10:5_000_010]
         assert proxy.connections == 2
@@ -237,7 +237,7 @@ def test_a_read_that_is_cut_goes_on_from_its_offset(served: Served, platform: Pl
 def test_a_read_that_is_cut_again_and_again_is_given_up(served: Served, platform: Platform) -> None:
     with cutting_proxy(served.url, [100_000] * 9) as proxy, connect(proxy.url, served.admin) as away:
         with pytest.raises(Interrupted):
-            list(away.blob.read("data"))
+            list(away.blobs.read("data"))
 
         assert proxy.connections == 3
 
@@ -253,20 +253,20 @@ def test_records_that_are_cut_are_an_interruption(served: Served, platform: Plat
 @pytest.mark.parametrize("cut", [0, 40])
 def test_a_write_whose_answer_is_lost_is_sent_again_and_done_once(served_on_each: Served, cut: int) -> None:
     with cutting_proxy(served_on_each.url, [cut]) as proxy, connect(proxy.url, served_on_each.admin) as away:
-        made = away.workspace.create(f"lost-{cut}")
+        made = away.workspaces.create(f"lost-{cut}")
 
         keys = {
             line for line in bytes(proxy.sent).split(b"\r\n") if line.lower().startswith(b"idempotency-key")
         }
         assert proxy.connections == 2
         assert len(keys) == 1
-    assert served_on_each.platform.workspace.show(f"lost-{cut}") == made
+    assert served_on_each.platform.workspaces.show(f"lost-{cut}") == made
 
 
 def test_an_upload_whose_answer_is_lost_is_not_sent_again(served: Served) -> None:
     with cutting_proxy(served.url, [0]) as proxy, connect(proxy.url, served.admin) as away:
         with pytest.raises(Unavailable):
-            away.blob.upload(iter([b"once"]))
+            away.blobs.upload(iter([b"once"]))
 
         assert proxy.connections == 1
 
@@ -279,7 +279,7 @@ def test_a_client_keeps_its_connection(served: Served, platform: Platform) -> No
         for number in range(5):
             away.put(f"kept-{number}", DATA[: number * 300_000])
             assert away.get(f"kept-{number}") == DATA[: number * 300_000]
-            assert away.user.whoami().principal.kind == "user"
+            assert away.users.whoami().principal.kind == "user"
             assert list(away.lineage.graph(f"blob:kept-{number}"))
             away.audit.table().read_all()
 
@@ -291,7 +291,7 @@ def test_a_client_keeps_its_connection(served: Served, platform: Platform) -> No
 def test_streams_that_nobody_reads_let_go_of_their_connections(served: Served, platform: Platform) -> None:
     with connect(served.url, served.admin) as away:
         pool = away.workspace.gate._client._transport._pool
-        for read in (away.blob.read, away.lineage.graph, away.audit.table):
+        for read in (away.blobs.read, away.lineage.graph, away.audit.table):
             held = [read("blob:data") if read != away.audit.table else read() for _ in range(3)]
             assert len(pool.connections) >= 3
             del held
@@ -301,11 +301,11 @@ def test_streams_that_nobody_reads_let_go_of_their_connections(served: Served, p
 
 
 def test_many_who_wait_for_news_do_not_stop_the_door(served: Served, platform: Platform) -> None:
-    work = platform.blob.copy(
+    work = platform.blobs.copy(
         "data", "local", name="copied"
     )  # nobody carries it out: no controller runs here
     headers = {"Authorization": f"Bearer {served.admin}"}
-    watch = httpx.Request("GET", f"{served.url}/api/v1/work/watch?work={work.id}", headers=headers)
+    watch = httpx.Request("GET", f"{served.url}/api/v1/workflows/watch?work={work.id}", headers=headers)
     clients = [httpx.Client() for _ in range(41)]
     try:
         for client in clients:

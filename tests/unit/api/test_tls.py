@@ -102,7 +102,7 @@ def test_the_client_trusts_the_authority_that_it_is_told(served_by_tls: Served) 
     platform.put("secret", bytes(3_000_000))
 
     assert platform.get("secret") == bytes(3_000_000)
-    assert platform.user.whoami().principal.kind == "user"
+    assert platform.users.whoami().principal.kind == "user"
 
 
 def test_the_client_trusts_nobody_else(served_by_tls: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +112,13 @@ def test_the_client_trusts_nobody_else(served_by_tls: Served, monkeypatch: pytes
         fj.connect(served_by_tls.url, served_by_tls.admin) as platform,
         pytest.raises(Unavailable, match="certificate"),
     ):
-        platform.user.whoami()
+        platform.users.whoami()
 
 
 def test_browsers_are_told_to_stay_with_tls(served_by_tls: Served, certificate: Certificate) -> None:
     trust = ssl.create_default_context(cafile=certificate.pem)
 
-    for path in ("/", "/healthz", "/nowhere", "/api/v1/user/whoami"):
+    for path in ("/", "/healthz", "/nowhere", "/api/v1/users/whoami"):
         answer = httpx.get(served_by_tls.url + path, verify=trust)
 
         assert answer.headers["strict-transport-security"] == "max-age=31536000"

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from falaj.control.canary import LOOKS, judge, looks_made
-from falaj.records.pipelines import Canary, CanaryVerdict
+from falaj.records.control.pipelines import Canary, CanaryVerdict
 from falaj.records.serving import VersionStats
 
 PLAN = Canary(requests=500, labels=200)

@@ -8,7 +8,7 @@ import pytest
 
 from falaj.control.pace import ANEW_S, WINDOW_S, Pace
 from falaj.records.tracking import MetricPoint
-from falaj.records.training import Progress
+from falaj.records.training.jobs import JobProgress
 
 
 class Seconds:
@@ -33,7 +33,7 @@ def point(key: str, value: float, step: int) -> MetricPoint:
     return MetricPoint(key=key, value=value, step=step)
 
 
-def told(pace: Pace) -> Progress:
+def told(pace: Pace) -> JobProgress:
     progress = pace.progress()
     assert progress is not None
     return progress
@@ -50,7 +50,7 @@ def test_rate_and_time_left_follow_from_the_steps(pace: Pace, seconds: Seconds) 
 
     progress = told(pace)
 
-    assert progress == Progress(step=20, total=100, rate=2.0)
+    assert progress == JobProgress(step=20, total=100, rate=2.0)
     assert progress.left == timedelta(seconds=40)
 
 
@@ -70,7 +70,7 @@ def test_metrics_alone_tell_the_step_and_the_loss(pace: Pace, seconds: Seconds) 
     seconds.now += 1
     pace.measure([point("train/loss", 0.125, 6)])
 
-    assert told(pace) == Progress(step=6, total=None, loss=0.125, rate=4.0)
+    assert told(pace) == JobProgress(step=6, total=None, loss=0.125, rate=4.0)
     assert told(pace).left is None
 
 
@@ -103,14 +103,14 @@ def test_processes_that_are_behind_do_not_turn_it_back(pace: Pace, seconds: Seco
         pace.advance(step, 100)
         seconds.now += 0.5
 
-    assert told(pace) == Progress(step=10, total=100, rate=1.0)
+    assert told(pace) == JobProgress(step=10, total=100, rate=1.0)
 
 
 def test_a_run_that_began_anew_has_no_rate_below_zero(pace: Pace, seconds: Seconds) -> None:
     pace.advance(50, 100)
     seconds.now += ANEW_S
     pace.advance(10, 100)
-    assert told(pace) == Progress(step=10, total=100)
+    assert told(pace) == JobProgress(step=10, total=100)
     seconds.now += 1
     pace.advance(12, 100)
 
@@ -121,18 +121,18 @@ def test_a_clock_that_stands_still_divides_by_nothing(pace: Pace) -> None:
     pace.advance(1, 10)
     pace.advance(2, 10)
 
-    assert told(pace) == Progress(step=2, total=10)
+    assert told(pace) == JobProgress(step=2, total=10)
 
 
 @pytest.mark.parametrize(
     ("progress", "left"),
     [
-        (Progress(step=5, total=5, rate=1.0), timedelta(0)),
-        (Progress(step=6, total=5, rate=1.0), None),
-        (Progress(step=5, total=10), None),
-        (Progress(step=0, total=2**62, rate=0.0001), timedelta(days=3650)),
+        (JobProgress(step=5, total=5, rate=1.0), timedelta(0)),
+        (JobProgress(step=6, total=5, rate=1.0), None),
+        (JobProgress(step=5, total=10), None),
+        (JobProgress(step=0, total=2**62, rate=0.0001), timedelta(days=3650)),
     ],
     ids=str,
 )
-def test_the_time_left_is_never_absurd(progress: Progress, left: timedelta | None) -> None:
+def test_the_time_left_is_never_absurd(progress: JobProgress, left: timedelta | None) -> None:
     assert progress.left == left

@@ -11,13 +11,13 @@ import pytest
 from falaj.control.triggers import RETRY, Resting, start_due
 from falaj.control.work import unfinished
 from falaj.errors import Conflict, Denied, NotFound
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.monitoring import store as monitoring
+from falaj.records.control.pipelines import Canary, Pipeline
+from falaj.records.control.workflows import WorkflowState
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
-from falaj.records.identity import Role
-from falaj.records.pipelines import Canary, Pipeline
-from falaj.records.training import JobSpec
-from falaj.records.work import WorkState
+from falaj.records.governance.identity import Role
+from falaj.records.training.jobs import JobSpec
 from model_files import onnx
 from platforms import OwnPlatform
 
@@ -43,7 +43,7 @@ def ready(platform: OwnPlatform) -> OwnPlatform:
     columns = (Feature(name="value", type=ColumnType.FLOAT),)
     view = FeatureView(name="facts", entities=("customer",), columns=columns)
     platform.apply([Entity(name="customer", key="customer"), view])
-    blob = platform.blob.upload(iter([onnx()]))
+    blob = platform.blobs.upload(iter([onnx()]))
     platform.models.register("churn", files=(blob.id,), paths=("model.onnx",))
     platform.endpoints.deploy("churn", model="churn@1")
     return platform
@@ -61,13 +61,13 @@ def tick(platform: OwnPlatform) -> list[Any]:
     """One look of the controller; the work that is unfinished after it."""
     with platform.database.read() as tx:
         fence = platform.parts.gate._fence(tx) if platform.parts.gate._fence else 0
-    start_due(platform.parts.gate, platform.parts.rooms, fence=fence)
+    start_due(platform.parts.gate, platform.parts.services, fence=fence)
     with platform.database.read() as tx:
         return unfinished(tx)
 
 
 def finish(platform: OwnPlatform) -> None:
-    platform.sql(f"UPDATE control_work SET state = '{WorkState.DONE}'")
+    platform.sql(f"UPDATE control_work SET state = '{WorkflowState.DONE}'")
 
 
 def test_a_pipeline_is_applied_shown_and_changed(ready: OwnPlatform) -> None:
@@ -164,7 +164,7 @@ def test_it_does_not_start_for_someone_who_lost_their_rights(ready: OwnPlatform,
     dana = ready.join("dana", Role.DEVELOPER)
     with acting_as(dana):
         ready.pipelines.apply(plan(every=HOUR))
-    ready.workspace.revoke("default", "dana", role=Role.DEVELOPER)
+    ready.workspaces.revoke("default", "dana", role=Role.DEVELOPER)
     ready.clock.advance(HOUR)
 
     assert tick(ready) == []
@@ -185,7 +185,7 @@ def test_a_limited_token_applies_nothing_that_starts_by_itself(
     ready: OwnPlatform, starts: dict[str, Any]
 ) -> None:
     """It would act with all the rights of the token's owner."""
-    limited = ready.token.issue(purpose="ci", actions=("pipelines.apply",))
+    limited = ready.tokens.issue(purpose="ci", actions=("pipelines.apply",))
 
     with acting_as(ready.caller_of(limited.secret)):
         with pytest.raises(Denied, match="more rights than this token has"):
@@ -201,20 +201,20 @@ def test_a_pipeline_whose_owner_is_gone_is_not_tried_every_second(
     dana = ready.join("dana", Role.DEVELOPER)
     with acting_as(dana):
         ready.pipelines.apply(plan(every=HOUR))
-    ready.workspace.revoke("default", "dana", role=Role.DEVELOPER)
+    ready.workspaces.revoke("default", "dana", role=Role.DEVELOPER)
     ready.clock.advance(2 * HOUR)
     resting: Resting = {}
     caplog.set_level(logging.WARNING, "falaj.triggers")
     parts = ready.parts
 
     for _ in range(5):
-        start_due(parts.gate, parts.rooms, fence=0, resting=resting)
+        start_due(parts.gate, parts.services, fence=0, resting=resting)
         ready.clock.advance(timedelta(seconds=1))
     first = len(caplog.records)
     ready.clock.advance(RETRY)
-    start_due(parts.gate, parts.rooms, fence=0, resting=resting)
+    start_due(parts.gate, parts.services, fence=0, resting=resting)
     ready.clock.advance(-RETRY * 2)
-    start_due(parts.gate, parts.rooms, fence=0, resting=resting)
+    start_due(parts.gate, parts.services, fence=0, resting=resting)
 
     assert first == 1
     assert len(caplog.records) == 3, "tried again later, and where the clock was put back"

@@ -12,10 +12,10 @@ import pytest
 
 from falaj.control.retraining import canary, retrain
 from falaj.errors import Conflict, NotFound
-from falaj.records.pipelines import Canary, Pipeline
+from falaj.records.control.pipelines import Canary, Pipeline
 from falaj.records.record import utc_now
 from falaj.records.serving import EndpointStats, VersionStats
-from falaj.records.training import JobSpec, JobState
+from falaj.records.training.jobs import JobSpec, JobState
 
 PLAN = Pipeline(
     name="nightly",
@@ -80,7 +80,7 @@ class Rooms:
         self.approvals = approvals
         self.features = SimpleNamespace(training_set=self._note("training_set", Record(id="dataset_1")))
         self.jobs = SimpleNamespace(submit=self._note("submit", Record(id="job_1")), show=self._job)
-        self.blob = SimpleNamespace(read=lambda blob: iter([self.outputs[blob]]))
+        self.blobs = SimpleNamespace(read=lambda blob: iter([self.outputs[blob]]))
         self.challenger = Record(id="version_2", number=2, reference="delays@2", model="model_1")
         serving = Record(id="version_1", number=1, reference="delays@1", model="model_1")
         alias = SimpleNamespace(alias="champion", protected=protected, version="version_1")
@@ -326,7 +326,7 @@ def test_a_hostile_description_of_a_model_ends_it(manifest: bytes) -> None:
     rooms = Rooms()
     pieces = iter([manifest, *([b" " * (1 << 20)] * 5)])
     rooms.outputs["model.json"] = b""
-    rooms.blob.read = lambda _blob: pieces if len(manifest) > 1 << 20 else iter([manifest])
+    rooms.blobs.read = lambda _blob: pieces if len(manifest) > 1 << 20 else iter([manifest])
 
     with pytest.raises(Conflict, match=r"model\.json of the job train"):
         retrain(rooms, Walk(), given())  # type: ignore[arg-type]

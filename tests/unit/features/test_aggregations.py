@@ -14,9 +14,16 @@ from falaj.features.aggregations import aggregated_rows, newest_windows
 from falaj.features.joining import join
 from falaj.features.joins import ARRIVAL, ROW, newest_rows
 from falaj.features.views import joined
-from falaj.records.features import Aggregation, ColumnType, Feature, FeatureView, Function, StoredView
+from falaj.records.features import (
+    AggregateFunction,
+    Aggregation,
+    ColumnType,
+    Feature,
+    FeatureView,
+    StoredView,
+)
+from falaj.records.governance.residency import UNRESTRICTED
 from falaj.records.names import ObjectId
-from falaj.records.residency import UNRESTRICTED
 
 QUERIES = DuckDbQueries(threads=1)
 MOMENT = pa.timestamp("us", "UTC")
@@ -49,7 +56,7 @@ DELAYS = StoredView(
             Aggregation(
                 name=f"sum_{window}",
                 column="delay",
-                function=Function.SUM,
+                function=AggregateFunction.SUM,
                 window=timedelta(microseconds=window),
             )
             for window in WINDOWS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from falaj.errors import InvalidInput
-from falaj.records.features import Aggregation, ColumnType, Entity, Feature, FeatureView, Function
+from falaj.records.features import AggregateFunction, Aggregation, ColumnType, Entity, Feature, FeatureView
 from falaj.sdk.definitions import read_definitions
 
 TOML = '''
@@ -101,7 +101,7 @@ def test_toml_defines_entities_and_views(tmp_path: Path) -> None:
         only=("AE",),
     )
     assert sums.aggregations == (
-        Aggregation(name="km_12h", column="km", function=Function.SUM, window=timedelta(hours=12)),
+        Aggregation(name="km_12h", column="km", function=AggregateFunction.SUM, window=timedelta(hours=12)),
     )
     assert found.sources == {"trips": tmp_path / "trips.csv"}
 

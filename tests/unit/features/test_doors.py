@@ -14,8 +14,16 @@ import pytest
 from doors import Served, serve
 from falaj.assembly.platform import local_caller
 from falaj.errors import InvalidInput, NotFound
-from falaj.governance.caller import acting_as
-from falaj.records.features import Aggregation, Change, ColumnType, Entity, Feature, FeatureView, Function
+from falaj.governance.operations.caller import acting_as
+from falaj.records.features import (
+    AggregateFunction,
+    Aggregation,
+    ChangeKind,
+    ColumnType,
+    Entity,
+    Feature,
+    FeatureView,
+)
 
 NOTHING = [(None, None)] * 3
 MOMENT = pa.timestamp("us", "UTC")
@@ -33,7 +41,9 @@ DEFINED = (
         name="sums",
         entities=("driver",),
         columns=(Feature(name="km", type=ColumnType.FLOAT),),
-        aggregations=(Aggregation(name="km_2h", column="km", function=Function.SUM, window=2 * HOUR),),
+        aggregations=(
+            Aggregation(name="km_2h", column="km", function=AggregateFunction.SUM, window=2 * HOUR),
+        ),
     ),
 )
 
@@ -62,7 +72,7 @@ def trips() -> pa.Table:
 
 
 def test_online_reads_agree_near_and_far_and_grow_old(served: Served) -> None:
-    near, far, keys = served.parts.rooms.features, served.platform.features, ("1", "2", "3", "4", "5")
+    near, far, keys = served.parts.services.features, served.platform.features, ("1", "2", "3", "4", "5")
 
     with acting_as(local_caller(served.parts.database)):
         here = [near.read(view, keys=keys) for view in ("trips", "sums")]
@@ -119,7 +129,7 @@ def test_a_spine_comes_from_a_file_or_a_table_and_stays(served: Served, tmp_path
     assert sets[0]["trips__car"] == ["دبي", "red"]
     assert sets[0] == sets[1] == sets[2]
     kept = next(each for each in served.platform.features.training_sets().items if each.name == "table").spine
-    assert served.platform.blob.show(kept).committed
+    assert served.platform.blobs.show(kept).committed
 
 
 def test_a_plan_changes_nothing(served: Served) -> None:
@@ -129,10 +139,10 @@ def test_a_plan_changes_nothing(served: Served) -> None:
     planned = served.platform.features.plan(entities=(DEFINED[0], new), views=(longer, DEFINED[2]))
 
     assert [(each.name, each.change, each.version) for each in planned] == [
-        ("driver", Change.UNCHANGED, None),
-        ("city", Change.NEW, None),
-        ("trips", Change.CHANGED, 2),
-        ("sums", Change.UNCHANGED, 1),
+        ("driver", ChangeKind.UNCHANGED, None),
+        ("city", ChangeKind.NEW, None),
+        ("trips", ChangeKind.CHANGED, 2),
+        ("sums", ChangeKind.UNCHANGED, 1),
     ]
     assert planned[2].differences == ("ttl",)
     assert served.platform.features.show("trips").version == 1

@@ -12,9 +12,9 @@ import pytest
 from falaj.errors import Conflict, Damaged, Denied, InvalidInput, NotFound, ResidencyDenied
 from falaj.features import frames
 from falaj.features.tables import views
-from falaj.governance.caller import acting_as
-from falaj.records.features import Aggregation, ColumnType, Entity, Feature, FeatureView, Function
-from falaj.records.identity import Role
+from falaj.governance.operations.caller import acting_as
+from falaj.records.features import AggregateFunction, Aggregation, ColumnType, Entity, Feature, FeatureView
+from falaj.records.governance.identity import Role
 
 if TYPE_CHECKING:
     from conftest import Ground
@@ -111,15 +111,15 @@ def test_a_view_of_an_unknown_entity_is_refused_and_nothing_is_kept(light_ground
 
 
 def test_aggregations_over_unknown_columns_are_refused() -> None:
-    wrong = Aggregation(name="x", column="none", function=Function.SUM, window=DAY)
+    wrong = Aggregation(name="x", column="none", function=AggregateFunction.SUM, window=DAY)
 
     with pytest.raises(ValueError, match="none"):
         FeatureView(name="v", entities=("driver",), columns=TRIPS.columns, aggregations=(wrong,))
 
 
 def test_texts_are_counted_and_not_summed_up() -> None:
-    counted = Aggregation(name="x", column="car", function=Function.COUNT, window=DAY)
-    summed = counted.model_copy(update={"function": Function.SUM})
+    counted = Aggregation(name="x", column="car", function=AggregateFunction.COUNT, window=DAY)
+    summed = counted.model_copy(update={"function": AggregateFunction.SUM})
 
     FeatureView(name="v", entities=("driver",), columns=TRIPS.columns, aggregations=(counted,))
     with pytest.raises(ValueError, match="only count"):
@@ -314,7 +314,7 @@ def test_a_training_set_does_not_change_when_its_views_do(light_ground: Ground) 
 def test_aggregations_sum_up_the_window_before_each_row(light_ground: Ground) -> None:
     sums = tuple(
         Aggregation(name=f"{function}_3h", column="km", function=function, window=3 * HOUR)
-        for function in (Function.SUM, Function.COUNT, Function.MEAN)
+        for function in (AggregateFunction.SUM, AggregateFunction.COUNT, AggregateFunction.MEAN)
     )
     view = TRIPS.model_copy(update={"aggregations": sums, "created_time": None, "ttl": None})
     light_ground.features.apply(entities=(DRIVER,), views=(view,))
@@ -331,7 +331,7 @@ def test_aggregations_sum_up_the_window_before_each_row(light_ground: Ground) ->
 
 
 def test_an_aggregation_is_not_seen_before_its_last_row_was_known(light_ground: Ground) -> None:
-    total = Aggregation(name="km_sum", column="km", function=Function.SUM, window=DAY)
+    total = Aggregation(name="km_sum", column="km", function=AggregateFunction.SUM, window=DAY)
     view = TRIPS.model_copy(update={"aggregations": (total,)})
     light_ground.features.apply(entities=(DRIVER,), views=(view,))
     light_ground.features.ingest("trips", data=light_ground.put("rows", trips(MORNING_TRIP, NOON_TRIP)))

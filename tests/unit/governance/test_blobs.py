@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from falaj.errors import Conflict, Damaged, NotFound
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.governance.tables import blobs
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
 from platforms import TWO_ZONES, OwnPlatform, make_platform
 from processes import running
 
 if TYPE_CHECKING:
     from conftest import S3Server
 
-DOOMED = Path(__file__).with_name("doomed.py")
+DOOMED = Path(__file__).parents[2] / "killed_platform.py"
 PLAIN = b"a line that nobody may read at rest\n" * 5000
 DAY = timedelta(days=1)
 
@@ -48,7 +48,7 @@ def test_a_range_is_a_slice(light_platform: OwnPlatform, offset: int, length: in
     data = os.urandom(2 << 20)
     light_platform.put("data", data)
 
-    part = b"".join(light_platform.blob.read("data", offset=offset, length=length))
+    part = b"".join(light_platform.blobs.read("data", offset=offset, length=length))
 
     assert part == data[offset:][:length]
 
@@ -56,11 +56,11 @@ def test_a_range_is_a_slice(light_platform: OwnPlatform, offset: int, length: in
 def test_a_range_beyond_the_end_is_empty(light_platform: OwnPlatform) -> None:
     light_platform.put("data", b"bytes")
 
-    assert b"".join(light_platform.blob.read("data", offset=1000, length=5)) == b""
+    assert b"".join(light_platform.blobs.read("data", offset=1000, length=5)) == b""
 
 
 def test_one_name_in_two_workspaces_is_two_blobs(platform: OwnPlatform) -> None:
-    platform.workspace.create("other")
+    platform.workspaces.create("other")
     platform.put("data", b"ours")
     platform.put("data", b"theirs", workspace="other")
 
@@ -68,7 +68,7 @@ def test_one_name_in_two_workspaces_is_two_blobs(platform: OwnPlatform) -> None:
 
 
 def test_a_member_of_one_workspace_does_not_read_another(light_platform: OwnPlatform) -> None:
-    light_platform.workspace.create("other")
+    light_platform.workspaces.create("other")
     ident = light_platform.put("data", b"theirs", workspace="other").id
     dana = light_platform.join("dana", Role.ADMIN)
 
@@ -90,7 +90,7 @@ def test_a_name_is_taken_once(light_platform: OwnPlatform) -> None:
 def test_a_deleted_blob_leaves_its_name_free(light_platform: OwnPlatform) -> None:
     light_platform.put("data", b"first")
 
-    light_platform.blob.delete("data")
+    light_platform.blobs.delete("data")
     light_platform.put("data", b"second")
 
     assert light_platform.get("data") == b"second"
@@ -101,8 +101,8 @@ def test_an_upload_that_breaks_off_leaves_nothing(light_platform: OwnPlatform) -
         yield b"some"
         raise ConnectionResetError
 
-    with pytest.raises(Exception, match=r"blob\.upload failed"):
-        light_platform.blob.upload(broken())
+    with pytest.raises(Exception, match=r"blobs\.upload failed"):
+        light_platform.blobs.upload(broken())
 
     assert (stored_files(light_platform), light_platform.count(blobs)) == ([], 0)
 
@@ -133,7 +133,7 @@ def test_altered_bytes_are_damaged(light_platform: OwnPlatform) -> None:
 
 @pytest.mark.parametrize("workspace", ["default", "other"])
 def test_bytes_of_another_blob_in_its_place_are_damaged(light_platform: OwnPlatform, workspace: str) -> None:
-    light_platform.workspace.create("other")
+    light_platform.workspaces.create("other")
     mine = light_platform.put("mine", b"mine!")
     theirs = light_platform.put("theirs", b"their", workspace=workspace)
     files = {path.name: path for path in stored_files(light_platform)}
@@ -150,44 +150,44 @@ def test_bytes_of_another_blob_in_its_place_are_damaged(light_platform: OwnPlatf
 def test_a_sweep_removes_what_expired_or_was_deleted_and_nothing_that_lives(platform: OwnPlatform) -> None:
     platform.put("kept", b"kept")
     platform.put("gone", b"gone")
-    platform.blob.delete("gone")
-    platform.blob.upload(iter([b"staged and forgotten"]))
+    platform.blobs.delete("gone")
+    platform.blobs.upload(iter([b"staged and forgotten"]))
     platform.clock.advance(3 * DAY)
-    fresh = platform.blob.upload(iter([b"staged just now"]))
+    fresh = platform.blobs.upload(iter([b"staged just now"]))
 
-    swept = platform.blob.sweep()
+    swept = platform.blobs.cleanup()
 
     assert swept.removed == 2
     assert platform.get("kept") == b"kept"
     assert platform.get(fresh.id) == b"staged just now"
-    assert platform.blob.sweep().removed == 0
+    assert platform.blobs.cleanup().removed == 0
 
 
 def test_a_sweep_spares_what_was_staged_a_moment_ago(light_platform: OwnPlatform) -> None:
-    staged = light_platform.blob.upload(iter([b"bytes"]))
+    staged = light_platform.blobs.upload(iter([b"bytes"]))
     light_platform.clock.advance(timedelta(minutes=1))
 
-    assert light_platform.blob.sweep(older_than=timedelta(minutes=1)).removed == 0
-    assert light_platform.blob.commit(staged.id, name="data").committed
+    assert light_platform.blobs.cleanup(older_than=timedelta(minutes=1)).removed == 0
+    assert light_platform.blobs.commit(staged.id, name="data").committed
     assert light_platform.get("data") == b"bytes"
 
 
 def test_a_staged_blob_that_expired_cannot_be_committed(platform: OwnPlatform) -> None:
-    staged = platform.blob.upload(iter([b"bytes"]))
+    staged = platform.blobs.upload(iter([b"bytes"]))
     platform.clock.advance(3 * DAY)
-    platform.blob.sweep()
+    platform.blobs.cleanup()
 
     with pytest.raises((Conflict, NotFound)):
-        platform.blob.commit(staged.id, name="data")
+        platform.blobs.commit(staged.id, name="data")
 
-    assert "data" not in [blob.name for blob in platform.blob.list().items]
+    assert "data" not in [blob.name for blob in platform.blobs.list().items]
 
 
 def test_a_blob_is_committed_once(light_platform: OwnPlatform) -> None:
     blob = light_platform.put("data", b"bytes")
 
     with pytest.raises(Conflict):
-        light_platform.blob.commit(blob.id, name="again")
+        light_platform.blobs.commit(blob.id, name="again")
 
 
 @pytest.mark.parametrize("moment", ["stop_before_commit", "stop_half_way"])
@@ -200,9 +200,9 @@ def test_kill_9_during_an_upload_leaves_no_blob_and_a_sweep_leaves_no_bytes(
         child.kill()
     left_over = len(stored_files(platform)) - 1
 
-    seen = [blob.name for blob in platform.blob.list().items]
+    seen = [blob.name for blob in platform.blobs.list().items]
     platform.clock.advance(3 * DAY)
-    platform.blob.sweep()
+    platform.blobs.cleanup()
 
     assert (seen, platform.count(blobs), left_over) == (["living"], 1, 1)
     assert len(stored_files(platform)) == 1
@@ -227,14 +227,14 @@ secret_key = "env:FALAJ_TEST_S3"
     with make_platform(tmp_path, toml=toml) as platform:
         platform.put("data", PLAIN, zone="frankfurt")
         platform.put("gone", b"gone", zone="frankfurt")
-        platform.blob.delete("gone")
+        platform.blobs.delete("gone")
         stored = bucket_contents(s3_server, bucket)
         platform.clock.advance(3 * DAY)
 
-        removed = platform.blob.sweep().removed
+        removed = platform.blobs.cleanup().removed
 
         assert platform.get("data") == PLAIN
-        assert b"".join(platform.blob.read("data", offset=70_000, length=9)) == PLAIN[70_000:70_009]
+        assert b"".join(platform.blobs.read("data", offset=70_000, length=9)) == PLAIN[70_000:70_009]
         assert stored_files(platform) == []
     assert removed == 1
     assert len(stored) == 2

@@ -11,14 +11,14 @@ import pytest
 
 from falaj.control import jobs as keeping
 from falaj.errors import Denied, NotFound
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.ports.launcher import AttemptState, Launch
-from falaj.records.identity import Role
-from falaj.records.training import JobState
+from falaj.records.governance.identity import Role
+from falaj.records.training.jobs import JobState
 from job_ground import DONE, FAILED, JobGround
 from platforms import OwnPlatform
 
-FORBID = 'forbid (principal, action == Action::"secret.use", resource);'
+FORBID = 'forbid (principal, action == Action::"secrets.use", resource);'
 PIN = "4711-and-more"
 
 
@@ -31,7 +31,7 @@ def ground(platform: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return threading.Thread()
 
     monkeypatch.setattr(keeping, "start_thread", at_once)
-    platform.secret.set("db", PIN)
+    platform.secrets.set("db", PIN)
     return JobGround(platform, tmp_path)
 
 
@@ -58,7 +58,7 @@ def test_a_job_is_launched_with_its_secrets_and_its_record_has_only_the_referenc
     assert seen == [{"DB_PASSWORD": PIN}]
     assert ground.jobs.show(job.id).state is JobState.DONE
     assert ground.jobs.show(job.id).spec.secrets == {"DB_PASSWORD": "secret:db"}
-    uses = [entry for entry in ground.platform.entries() if entry["action"] == "secret.use"]
+    uses = [entry for entry in ground.platform.entries() if entry["action"] == "secrets.use"]
     assert [(entry["origin"], entry["outcome"]) for entry in uses] == [(f"job:{job.id}", "done")]
 
 
@@ -67,13 +67,13 @@ def test_a_job_whose_secrets_cannot_be_had_is_not_submitted(ground: JobGround) -
         ground.submit(secrets={"A": "nothing", "B": "db", "C": "nowhere/db"})
 
     assert [fault.where for fault in missing.value.faults] == ["secrets.A", "secrets.C"]
-    assert missing.value.faults[0].fix == "falaj secret set nothing"
+    assert missing.value.faults[0].fix == "falaj secrets set nothing"
     assert ground.jobs.list().items == ()
 
 
 def test_whoever_may_not_use_a_secret_cannot_have_a_job_use_it(ground: JobGround) -> None:
     dana = ground.platform.join("dana", Role.DEVELOPER)
-    ground.platform.policy.publish("none", text=FORBID, workspace="default")
+    ground.platform.policies.publish("none", text=FORBID, workspace="default")
 
     with acting_as(dana), pytest.raises(Denied, match="1 of the job's secrets cannot be used"):
         ground.submit(secrets={"A": "db"})
@@ -84,19 +84,19 @@ def test_a_right_that_was_lost_before_the_start_fails_the_job_in_words(ground: J
     dana = ground.platform.join("dana", Role.DEVELOPER)
     with acting_as(dana):
         job = ground.submit(secrets={"A": "db"})
-    ground.platform.policy.publish("none", text=FORBID, workspace="default")
+    ground.platform.policies.publish("none", text=FORBID, workspace="default")
 
     ground.keeper().tick()
 
     ended = ground.jobs.show(job.id)
     assert seen == []
     assert ended.state is JobState.FAILED
-    assert "may not secret.use" in (ended.reason or "")
+    assert "may not secrets.use" in (ended.reason or "")
 
 
 def test_a_secret_that_is_gone_at_the_start_fails_the_job_in_words(ground: JobGround) -> None:
     job = ground.submit(secrets={"A": "db"})
-    ground.platform.secret.remove("db")
+    ground.platform.secrets.remove("db")
 
     ground.keeper().tick()
 
@@ -109,7 +109,7 @@ def test_a_new_value_is_given_to_the_next_attempt(ground: JobGround) -> None:
     seen = given_to(ground, FAILED)
     job = ground.submit(secrets={"A": "db"})
     ground.keeper().tick()
-    ground.platform.secret.set("db", "rotated")
+    ground.platform.secrets.set("db", "rotated")
 
     ground.jobs.retry(job.id)
     ground.keeper().tick()
@@ -121,7 +121,7 @@ def test_a_retry_asks_again_whether_the_secrets_may_be_used(ground: JobGround) -
     given_to(ground, FAILED)
     job = ground.submit(secrets={"A": "db"})
     ground.keeper().tick()
-    ground.platform.secret.remove("db")
+    ground.platform.secrets.remove("db")
 
     with pytest.raises(NotFound):
         ground.jobs.retry(job.id)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.governance.caller import acting_as
-from falaj.governance.lineage import HIDDEN
-from falaj.records.identity import Role
-from falaj.records.lineage import Direction, LineageNode
-from falaj.records.residency import UNRESTRICTED, Label, union
+from falaj.governance.lineage.service import HIDDEN
+from falaj.governance.operations.caller import acting_as
+from falaj.records.governance.identity import Role
+from falaj.records.governance.lineage import Direction, LineageNode
+from falaj.records.governance.residency import UNRESTRICTED, Label, union
 from platforms import TWO_ZONES, OwnPlatform, make_platform
 
 TREE = 25_000
@@ -49,7 +49,7 @@ def test_the_graph_goes_both_ways(diamond: OwnPlatform) -> None:
         "right": {-2},
         "raw": {-4},
         "report": {2},
-        "blob.upload": {-5, -3, -1, 1},
+        "blobs.upload": {-5, -3, -1, 1},
     }
 
 
@@ -57,14 +57,14 @@ def test_the_graph_goes_one_way_if_asked(diamond: OwnPlatform) -> None:
     up = places(diamond.lineage.graph("blob:model", direction=Direction.UP))
     down = places(diamond.lineage.graph("blob:raw", direction=Direction.DOWN))
 
-    assert set(up) == {"model", "left", "right", "raw", "blob.upload"}
+    assert set(up) == {"model", "left", "right", "raw", "blobs.upload"}
     assert down == {
         "raw": {0},
         "left": {2},
         "right": {2},
         "model": {4},
         "report": {6},
-        "blob.upload": {1, 3, 5},
+        "blobs.upload": {1, 3, 5},
     }
 
 
@@ -97,13 +97,13 @@ def test_the_graph_ends_at_a_depth(light_platform: OwnPlatform, depth: int, furt
 
 
 def test_a_deleted_object_stays_in_the_graph(diamond: OwnPlatform) -> None:
-    diamond.blob.delete("left")
+    diamond.blobs.delete("left")
 
     assert {"left", "raw"} <= set(places(diamond.lineage.graph("blob:model")))
 
 
 def test_nodes_of_other_workspaces_keep_their_place_but_not_their_name(platform: OwnPlatform) -> None:
-    platform.workspace.create("secret")
+    platform.workspaces.create("secret")
     platform.put("plans", b"x", workspace="secret", zone="frankfurt")
     platform.put("summary", b"x", sources=("secret/blob:plans",))
     dana = platform.join("dana", Role.VIEWER)
@@ -135,7 +135,7 @@ def grow_tree(platform: OwnPlatform, start: str, *, side: str) -> None:
     nearer = f"CASE WHEN i < 4 THEN '{start}' ELSE '{side}-' || (i / 4) END"
     act, thing = f"'act-{side}-' || i", f"'{side}-' || i"
     edges = [(thing, act), (act, nearer)] if side == "up" else [(nearer, act), (act, thing)]
-    home = platform.workspace.show("default").id
+    home = platform.workspaces.show("default").id
     platform.sql(
         "INSERT INTO governance_objects (id, workspace, kind, name, owner, created_at) "
         f"{numbers} SELECT {thing}, '{home}', 'blob', {thing}, 'user', 0 FROM n"
@@ -172,7 +172,7 @@ def shared_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPla
 @given(steps=st.lists(STEPS, min_size=4, max_size=12))
 def test_labels_equal_a_naive_recomputation(shared_platform: OwnPlatform, steps: list[Any]) -> None:
     workspace = f"w{len(shared_platform.entries())}"
-    shared_platform.workspace.create(workspace)
+    shared_platform.workspaces.create(workspace)
     model = Model(shared_platform, workspace)
 
     for verb, *rest in steps:
@@ -195,7 +195,7 @@ class Model:
     def make(self, wanted: set[int], own: Label) -> None:
         sources = {number for number in wanted if number < len(self._ids)}
         refs = tuple(self._ids[number] for number in sources)
-        made = self._platform.blob.upload(
+        made = self._platform.blobs.upload(
             iter([b"x"]), workspace=self._workspace, sources=refs, **arguments(own)
         )
         self._ids.append(made.id)
@@ -204,20 +204,20 @@ class Model:
 
     def label(self, number: int, added: Label) -> None:
         if number < len(self._ids):
-            self._platform.object.label(self._ids[number], **arguments(added))
+            self._platform.objects.label(self._ids[number], **arguments(added))
             self._own[number] |= added
 
     def unlabel(self, number: int) -> None:
         if number < len(self._ids):
-            self._platform.object.unlabel(self._ids[number])
+            self._platform.objects.unlabel(self._ids[number])
             self._own[number] = UNRESTRICTED
 
     def workspace(self, added: Label) -> None:
-        self._platform.object.label(f"workspace:{self._workspace}", **arguments(added))
+        self._platform.objects.label(f"workspace:{self._workspace}", **arguments(added))
         self._home |= added
 
     def stored(self) -> list[Label]:
-        return [self._platform.object.show(ident).label for ident in self._ids]
+        return [self._platform.objects.show(ident).label for ident in self._ids]
 
     def expected(self) -> list[Label]:
         known: list[Label] = []

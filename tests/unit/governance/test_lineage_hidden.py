@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from falaj.governance.caller import Caller, acting_as
-from falaj.governance.lineage import HIDDEN
-from falaj.records.identity import Role
+from falaj.governance.lineage.service import HIDDEN
+from falaj.governance.operations.caller import Caller, acting_as
+from falaj.records.governance.identity import Role
 from platforms import OwnPlatform
 
 CLOSED = """
-@id("closed") forbid (principal, action == Action::"object.show", resource)
+@id("closed") forbid (principal, action == Action::"objects.show", resource)
 when { principal.name == "dana" && resource.name == "plans" };
 """
 OPENED = """
-@id("opened") permit (principal, action == Action::"object.show", resource)
+@id("opened") permit (principal, action == Action::"objects.show", resource)
 when { principal.name == "dana" && resource.name == "plans" };
 """
 IRRELEVANT = """
-@id("other") forbid (principal, action == Action::"object.show", resource)
+@id("other") forbid (principal, action == Action::"objects.show", resource)
 when { principal.name == "somebody-else" };
 """
 
@@ -26,7 +26,7 @@ when { principal.name == "somebody-else" };
 @pytest.fixture
 def dana(light_platform: OwnPlatform) -> Caller:
     """plans and notes → draft (all in the workspace secret) → summary. Dana may see where summary is."""
-    light_platform.workspace.create("secret")
+    light_platform.workspaces.create("secret")
     for name in ("plans", "notes"):
         light_platform.put(name, b"x", workspace="secret", zone="frankfurt")
     light_platform.put("draft", b"x", workspace="secret", sources=("secret/blob:plans", "secret/blob:notes"))
@@ -45,10 +45,10 @@ def seen(light_platform: OwnPlatform, caller: Caller) -> dict[int, list[tuple[st
 
 
 def test_one_object_of_a_workspace_is_hidden(light_platform: OwnPlatform, dana: Caller) -> None:
-    light_platform.workspace.grant("secret", "dana", role=Role.VIEWER)
+    light_platform.workspaces.grant("secret", "dana", role=Role.VIEWER)
     before = seen(light_platform, dana)
 
-    light_platform.policy.publish("closed", text=CLOSED, workspace="secret")
+    light_platform.policies.publish("closed", text=CLOSED, workspace="secret")
 
     notes, plans, draft = ("notes", "frankfurt"), ("plans", "frankfurt"), ("draft", "local")
     assert before == {0: [("summary", "local")], -2: [draft], -4: [notes, plans]}
@@ -56,7 +56,7 @@ def test_one_object_of_a_workspace_is_hidden(light_platform: OwnPlatform, dana: 
 
 
 def test_one_object_of_a_hidden_workspace_is_shown(light_platform: OwnPlatform, dana: Caller) -> None:
-    light_platform.policy.publish("opened", text=OPENED, workspace="secret")
+    light_platform.policies.publish("opened", text=OPENED, workspace="secret")
 
     found = seen(light_platform, dana)
 
@@ -67,7 +67,7 @@ def test_one_object_of_a_hidden_workspace_is_shown(light_platform: OwnPlatform, 
 def test_a_policy_about_others_changes_nothing(light_platform: OwnPlatform, dana: Caller) -> None:
     before = seen(light_platform, dana)
 
-    light_platform.policy.publish("other", text=IRRELEVANT, workspace="secret")
+    light_platform.policies.publish("other", text=IRRELEVANT, workspace="secret")
 
     assert seen(light_platform, dana) == before
     assert before[-4] == [(HIDDEN, None), (HIDDEN, None)]
@@ -75,17 +75,17 @@ def test_a_policy_about_others_changes_nothing(light_platform: OwnPlatform, dana
 
 @pytest.mark.parametrize("text", [CLOSED, OPENED, IRRELEVANT])
 def test_a_deleted_object_is_hidden_as_it_was(light_platform: OwnPlatform, dana: Caller, text: str) -> None:
-    light_platform.policy.publish("rule", text=text, workspace="secret")
+    light_platform.policies.publish("rule", text=text, workspace="secret")
     before = seen(light_platform, dana)
 
-    light_platform.blob.delete("secret/plans")
+    light_platform.blobs.delete("secret/plans")
 
     assert seen(light_platform, dana) == before
 
 
 def test_the_hidden_name_is_nowhere_in_the_graph(light_platform: OwnPlatform, dana: Caller) -> None:
-    light_platform.workspace.grant("secret", "dana", role=Role.VIEWER)
-    light_platform.policy.publish("closed", text=CLOSED, workspace="secret")
+    light_platform.workspaces.grant("secret", "dana", role=Role.VIEWER)
+    light_platform.policies.publish("closed", text=CLOSED, workspace="secret")
 
     with acting_as(dana):
         told = "".join(node.model_dump_json() for node in light_platform.lineage.graph("blob:summary"))

@@ -21,7 +21,7 @@ from falaj.assembly.platform import assemble
 from falaj.control.platform import Rooms
 from falaj.drivers.sql import migrate as migrate_module
 from falaj.drivers.sql.migrate import HEAD, current_version, migrate
-from falaj.governance import founding
+from falaj.governance import bootstrap
 from falaj.ports.metadata import METADATA
 from platforms import OwnPlatform, configuration
 
@@ -130,7 +130,7 @@ def test_platforms_that_start_at_once_on_one_database_found_it_once(
     home.toml.write_text(configuration(postgres_url, ""))
     migrate(postgres_url)
     both_have_looked = threading.Barrier(2)
-    real = founding.is_founded
+    real = bootstrap.is_bootstrapped
 
     def is_founded(tx: Any) -> bool:
         answer = real(tx)
@@ -138,14 +138,14 @@ def test_platforms_that_start_at_once_on_one_database_found_it_once(
             both_have_looked.wait(timeout=0.5)  # where one has to wait for the other, they cannot both look
         return answer
 
-    monkeypatch.setattr(founding, "is_founded", is_founded)
+    monkeypatch.setattr(bootstrap, "is_bootstrapped", is_founded)
     with ThreadPoolExecutor(2) as pool:
         platforms = list(pool.map(lambda _: assemble(home, as_owner=True), range(2)))
 
     actions = [entry["action"] for entry in OwnPlatform(platforms[0], None).entries()]  # type: ignore[arg-type]
     for platform in platforms:
         platform.close()
-    assert actions == ["platform.found"]
+    assert actions == ["platform.bootstrap"]
 
 
 def test_checkpoints_of_one_piece_are_let_go_with_their_blobs(

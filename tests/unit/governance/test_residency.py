@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from falaj.errors import InvalidInput, ResidencyDenied
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.governance.tables import blobs, lineage_edges, objects, outbox
-from falaj.records.blobs import Blob
-from falaj.records.identity import Role
-from falaj.records.residency import Label
+from falaj.records.governance.blobs import Blob
+from falaj.records.governance.identity import Role
+from falaj.records.governance.residency import Label
 from platforms import OwnPlatform, make_platform
 
 AE_ONLY = frozenset({"AE"})
@@ -24,7 +24,7 @@ def derive(platform: OwnPlatform, name: str, *sources: str, zone: str | None = N
 
 
 def label_of(platform: OwnPlatform, name: str) -> Label:
-    return platform.object.show(f"blob:{name}").label
+    return platform.objects.show(f"blob:{name}").label
 
 
 # ------------------------------------------------------------------------------------------------- flow
@@ -40,7 +40,7 @@ def test_labels_flow_and_join_over_several_steps(platform: OwnPlatform) -> None:
 
     assert model.label == Label(only=AE_ONLY, classes=frozenset({"health", "pii"}))
     assert label_of(platform, "cleaned") == Label(only={"AE", "SA"}, classes={"health"})
-    assert platform.object.show("blob:model").own_label == Label()
+    assert platform.objects.show("blob:model").own_label == Label()
 
 
 def test_what_may_lie_nowhere_together_is_refused_everywhere(light_platform: OwnPlatform) -> None:
@@ -58,7 +58,7 @@ def test_a_later_label_reaches_everything_below_and_names_what_is_misplaced(plat
     derive(platform, "model", "copy")
     derive(platform, "unrelated", zone="frankfurt")
 
-    changed = platform.object.label("blob:source", only=("AE",), classes=("pii",))
+    changed = platform.objects.label("blob:source", only=("AE",), classes=("pii",))
 
     assert changed.reached == 2
     assert [found.name for found in changed.misplaced] == ["copy"]
@@ -69,8 +69,8 @@ def test_a_later_label_reaches_everything_below_and_names_what_is_misplaced(plat
 def test_a_label_only_adds(light_platform: OwnPlatform) -> None:
     derive(light_platform, "data", only=("AE", "DE"))
 
-    light_platform.object.label("blob:data", only=("AE", "SA"), classes=("pii",))
-    changed = light_platform.object.label("blob:data", classes=("health",))
+    light_platform.objects.label("blob:data", only=("AE", "SA"), classes=("pii",))
+    changed = light_platform.objects.label("blob:data", classes=("health",))
 
     assert changed.object.label == Label(only=AE_ONLY, classes={"pii", "health"})
 
@@ -78,7 +78,7 @@ def test_a_label_only_adds(light_platform: OwnPlatform) -> None:
 def test_labelling_an_object_away_from_where_it_lies_names_it(light_platform: OwnPlatform) -> None:
     derive(light_platform, "data")
 
-    changed = light_platform.object.label("blob:data", only=("DE",))
+    changed = light_platform.objects.label("blob:data", only=("DE",))
 
     assert [found.name for found in changed.misplaced] == ["data"]
 
@@ -88,9 +88,9 @@ def test_unlabel_lifts_the_own_label_and_leaves_the_inherited_one(platform: OwnP
     derive(platform, "middle", "source", classes=("health",))
     derive(platform, "end", "middle")
 
-    platform.object.unlabel("blob:middle")
+    platform.objects.unlabel("blob:middle")
     middle, end = label_of(platform, "middle"), label_of(platform, "end")
-    platform.object.unlabel("blob:source")
+    platform.objects.unlabel("blob:source")
 
     assert middle == end == Label(only=AE_ONLY, classes={"pii"})
     assert label_of(platform, "end") == Label()
@@ -99,12 +99,12 @@ def test_unlabel_lifts_the_own_label_and_leaves_the_inherited_one(platform: OwnP
 def test_a_deleted_source_still_restricts_what_came_from_it(light_platform: OwnPlatform) -> None:
     derive(light_platform, "source", only=("AE",))
     derive(light_platform, "model", "source")
-    light_platform.blob.delete("source")
+    light_platform.blobs.delete("source")
 
     with pytest.raises(ResidencyDenied) as refused:
         derive(light_platform, "copy", "model", zone="frankfurt")
 
-    light_platform.object.label("blob:model", classes=("pii",))
+    light_platform.objects.label("blob:model", classes=("pii",))
     assert label_of(light_platform, "model").only == AE_ONLY
     assert refused.value.details["path"] == ["blob:source", "blob:model"]
 
@@ -115,7 +115,7 @@ def test_a_deleted_source_still_restricts_what_came_from_it(light_platform: OwnP
 def test_the_label_of_a_workspace_is_on_everything_in_it(platform: OwnPlatform) -> None:
     derive(platform, "before", zone="frankfurt")
 
-    changed = platform.object.label("workspace:default", only=("AE",))
+    changed = platform.objects.label("workspace:default", only=("AE",))
     after = derive(platform, "after")
 
     assert [found.name for found in changed.misplaced] == ["before"]
@@ -126,9 +126,9 @@ def test_the_label_of_a_workspace_is_on_everything_in_it(platform: OwnPlatform) 
 
 
 def test_the_label_of_a_workspace_goes_with_data_that_leaves_it(light_platform: OwnPlatform) -> None:
-    light_platform.workspace.create("other")
+    light_platform.workspaces.create("other")
     derive(light_platform, "data")
-    light_platform.object.label("workspace:default", only=("AE",))
+    light_platform.objects.label("workspace:default", only=("AE",))
 
     with pytest.raises(ResidencyDenied) as refused:
         derive(light_platform, "copy", "data", workspace="other", zone="frankfurt")
@@ -138,9 +138,9 @@ def test_the_label_of_a_workspace_goes_with_data_that_leaves_it(light_platform: 
 
 def test_unlabelling_a_workspace_lifts_its_label_from_everything_in_it(light_platform: OwnPlatform) -> None:
     derive(light_platform, "data", classes=("pii",))
-    light_platform.object.label("workspace:default", only=("AE",))
+    light_platform.objects.label("workspace:default", only=("AE",))
 
-    light_platform.object.unlabel("workspace:default")
+    light_platform.objects.unlabel("workspace:default")
 
     assert label_of(light_platform, "data") == Label(classes={"pii"})
 
@@ -157,7 +157,7 @@ def test_an_upload_to_a_forbidden_zone_is_refused_with_its_path_and_stores_nothi
     before = [platform.count(table) for table in tables]
 
     with pytest.raises(ResidencyDenied) as refused:
-        platform.blob.upload(must_not_be_read(), sources=("blob:model",), zone="frankfurt")
+        platform.blobs.upload(must_not_be_read(), sources=("blob:model",), zone="frankfurt")
 
     (fault,) = refused.value.faults
     assert refused.value.details == {"path": ["blob:patients", "blob:model"], "zone": "frankfurt"}
@@ -173,7 +173,7 @@ def test_bytes_are_not_stored_against_their_own_label(light_platform: OwnPlatfor
     before = light_platform.count(objects)
 
     with pytest.raises(ResidencyDenied, match="only AE"):
-        light_platform.blob.upload(must_not_be_read(), only=("AE",), zone="frankfurt")
+        light_platform.blobs.upload(must_not_be_read(), only=("AE",), zone="frankfurt")
 
     assert (stored_files(light_platform, "frankfurt"), light_platform.count(objects)) == ([], before)
 
@@ -182,24 +182,24 @@ def test_a_copy_to_a_forbidden_zone_is_refused_when_it_is_asked_for(light_platfo
     derive(light_platform, "patients", only=("AE",))
 
     with pytest.raises(ResidencyDenied):
-        light_platform.blob.copy("patients", "frankfurt", name="copy")
+        light_platform.blobs.copy("patients", "frankfurt", name="copy")
 
-    assert light_platform.work.list().items == ()
+    assert light_platform.workflows.list().items == ()
 
 
 def test_zone_check_answers_without_storing(light_platform: OwnPlatform) -> None:
     derive(light_platform, "patients", only=("AE",))
     derive(light_platform, "model", "patients")
 
-    assert light_platform.zone.check("blob:model", "local").jurisdiction == "AE"
+    assert light_platform.zones.check("blob:model", "local").jurisdiction == "AE"
     with pytest.raises(ResidencyDenied) as refused:
-        light_platform.zone.check("blob:model", "frankfurt")
+        light_platform.zones.check("blob:model", "frankfurt")
     assert refused.value.details["path"] == ["blob:patients", "blob:model"]
 
 
 def test_an_unknown_zone_is_named_with_those_that_exist(light_platform: OwnPlatform) -> None:
     with pytest.raises(InvalidInput) as refused:
-        light_platform.blob.upload(must_not_be_read(), zone="atlantis")
+        light_platform.blobs.upload(must_not_be_read(), zone="atlantis")
 
     assert refused.value.faults[0].allowed == "local, frankfurt"
 
@@ -207,31 +207,31 @@ def test_an_unknown_zone_is_named_with_those_that_exist(light_platform: OwnPlatf
 def test_without_configuration_bytes_lie_in_the_emirates(tmp_path: Path) -> None:
     with make_platform(tmp_path) as platform:
         blob = platform.put("data", b"bytes")
-        zones = [(zone.name, zone.jurisdiction, zone.default) for zone in platform.zone.list()]
+        zones = [(zone.name, zone.jurisdiction, zone.default) for zone in platform.zones.list()]
 
     assert (blob.zone, zones) == ("local", [("local", "AE", True)])
 
 
 def test_a_refusal_does_not_name_what_its_reader_may_not_see(light_platform: OwnPlatform) -> None:
-    light_platform.workspace.create("secret")
+    light_platform.workspaces.create("secret")
     light_platform.put("plans", b"x", workspace="secret", only=("AE",))
     light_platform.put("summary", b"x", sources=("secret/blob:plans",))
     dana = light_platform.join("dana", Role.DEVELOPER)
 
     with acting_as(dana), pytest.raises(ResidencyDenied) as refused:
-        light_platform.zone.check("blob:summary", "frankfurt")
+        light_platform.zones.check("blob:summary", "frankfurt")
 
     assert "plans" not in f"{refused.value} {refused.value.details}"
 
 
 def test_a_label_does_not_show_what_its_reader_may_not_see(light_platform: OwnPlatform) -> None:
-    light_platform.workspace.create("secret")
+    light_platform.workspaces.create("secret")
     light_platform.put("data", b"x")
     light_platform.put("plans", b"x", workspace="secret", sources=("blob:data",), zone="frankfurt")
     dana = light_platform.join("dana", Role.DEVELOPER)
 
     with acting_as(dana):
-        changed = light_platform.object.label("blob:data", only=("AE",))
+        changed = light_platform.objects.label("blob:data", only=("AE",))
 
     assert changed.reached == 1
     assert "plans" not in changed.model_dump_json()

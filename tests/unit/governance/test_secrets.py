@@ -11,44 +11,44 @@ import falaj as fj
 from falaj.control.platform import all_operations
 from falaj.errors import Conflict, Denied, FalajError, InvalidInput, KeyReused, KeyUnavailable, NotFound
 from falaj.governance import objects
-from falaj.governance.caller import acting_as
-from falaj.governance.secrets import Secrets, open_secrets
+from falaj.governance.operations.caller import acting_as
+from falaj.governance.secrets.service import Secrets, open_secrets
 from falaj.governance.tables import secrets
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
 from falaj.records.names import ObjectId
 from platforms import OwnPlatform
 
 PIN = "4711"
 FORBID = (
-    'forbid (principal, action == Action::"secret.use", resource) when { resource.name == "production" };'
+    'forbid (principal, action == Action::"secrets.use", resource) when { resource.name == "production" };'
 )
 
 
 def opened(platform: OwnPlatform, given: dict[str, str], *, workspace: str = "default") -> dict[str, str]:
-    room: Secrets = platform.parts.rooms.secret
-    return open_secrets(room, given, workspace=ObjectId(platform.workspace.show(workspace).id))
+    service: Secrets = platform.parts.services.secrets
+    return open_secrets(service, given, workspace=ObjectId(platform.workspaces.show(workspace).id))
 
 
 def test_a_secret_is_set_listed_opened_for_a_job_and_removed(platform: OwnPlatform) -> None:
-    made = platform.secret.set("database", PIN)
+    made = platform.secrets.set("database", PIN)
 
-    assert platform.secret.list().items == (made,)
-    assert made.set_by == platform.user.whoami().principal.name
+    assert platform.secrets.list().items == (made,)
+    assert made.set_by == platform.users.whoami().principal.name
     assert opened(platform, {"PASSWORD": "database", "AGAIN": "secret:database"}) == {
         "PASSWORD": PIN,
         "AGAIN": PIN,
     }
-    platform.secret.remove("database")
-    assert platform.secret.list().items == ()
+    platform.secrets.remove("database")
+    assert platform.secrets.list().items == ()
     assert platform.count(secrets) == 0
     with pytest.raises(NotFound, match="there is no secret 'database'"):
         opened(platform, {"PASSWORD": "database"})
 
 
 def test_a_new_value_takes_the_place_of_the_old_one(platform: OwnPlatform) -> None:
-    first = platform.secret.set("database", "old")
+    first = platform.secrets.set("database", "old")
 
-    second = platform.secret.set("database", "newer 🗝 value\nof two lines\n")
+    second = platform.secrets.set("database", "newer 🗝 value\nof two lines\n")
 
     assert second.id == first.id
     assert opened(platform, {"A": "database"}) == {"A": "newer 🗝 value\nof two lines\n"}
@@ -56,12 +56,12 @@ def test_a_new_value_takes_the_place_of_the_old_one(platform: OwnPlatform) -> No
 
 
 def test_no_record_has_the_value_nor_anything_made_from_it_alone(platform: OwnPlatform) -> None:
-    platform.secret.set("database", PIN)
-    platform.secret.use("database")
-    platform.secret.set("database", "4712")
+    platform.secrets.set("database", PIN)
+    platform.secrets.use("database")
+    platform.secrets.set("database", "4712")
 
-    dumped = json.dumps([platform.entries(), platform.secret.list().model_dump(mode="json")])
-    first, second = (entry["input"] for entry in platform.entries() if entry["action"] == "secret.set")
+    dumped = json.dumps([platform.entries(), platform.secrets.list().model_dump(mode="json")])
+    first, second = (entry["input"] for entry in platform.entries() if entry["action"] == "secrets.set")
     (sealed,) = (bytes(row["sealed"]) for row in platform.rows(secrets))
     assert PIN not in dumped
     assert first == second  # the digest knows the name, and cannot tell one value from another: no guessing
@@ -69,7 +69,7 @@ def test_no_record_has_the_value_nor_anything_made_from_it_alone(platform: OwnPl
 
 
 def test_no_operation_answers_with_a_value() -> None:
-    answers = [op for op in all_operations().values() if op.room == "secret"]
+    answers = [op for op in all_operations().values() if op.group == "secrets"]
 
     assert {op.verb for op in answers} == {"set", "list", "use", "remove"}
     assert [op.name for op in answers if '"value"' in json.dumps(op.output.json_schema())] == []
@@ -82,14 +82,14 @@ def test_a_value_that_cannot_be_one_is_refused_without_being_shown(
     light_platform: OwnPlatform, value: str
 ) -> None:
     with pytest.raises(InvalidInput, match=r"1 to 65,536 bytes") as refused:
-        light_platform.secret.set("database", value)
+        light_platform.secrets.set("database", value)
 
     assert [fault.given for fault in refused.value.faults] == [None]
-    assert light_platform.secret.list().items == ()
+    assert light_platform.secrets.list().items == ()
 
 
 def test_a_value_in_the_wrong_place_is_not_shown_either(light_platform: OwnPlatform) -> None:
-    operation = all_operations()["secret.set"]
+    operation = all_operations()["secrets.set"]
 
     for body in (
         b'{"name": "a", "vaule": "hunter2"}',
@@ -103,32 +103,32 @@ def test_a_value_in_the_wrong_place_is_not_shown_either(light_platform: OwnPlatf
 
 def test_one_key_with_two_values_is_two_calls(platform: OwnPlatform) -> None:
     with fj.once(key="once"):
-        first = platform.secret.set("database", "a")
-        assert platform.secret.set("database", "a") == first
+        first = platform.secrets.set("database", "a")
+        assert platform.secrets.set("database", "a") == first
         with pytest.raises(KeyReused):
-            platform.secret.set("database", "b")
+            platform.secrets.set("database", "b")
 
     assert opened(platform, {"A": "database"}) == {"A": "a"}
 
 
 def test_destroying_the_key_erases_the_secrets_of_a_workspace(platform: OwnPlatform) -> None:
-    platform.workspace.create("risk")
-    platform.secret.set("database", PIN, workspace="risk")
-    platform.secret.set("other", PIN)
+    platform.workspaces.create("risk")
+    platform.secrets.set("database", PIN, workspace="risk")
+    platform.secrets.set("other", PIN)
 
     platform.keys.destroy("risk")
 
     with pytest.raises(KeyUnavailable):
         opened(platform, {"A": "database"}, workspace="risk")
     with pytest.raises(KeyUnavailable):
-        platform.secret.set("database", PIN, workspace="risk")
+        platform.secrets.set("database", PIN, workspace="risk")
     assert opened(platform, {"A": "other"}) == {"A": PIN}
 
 
 def test_a_sealed_value_cannot_be_moved_to_another_name(platform: OwnPlatform) -> None:
-    platform.secret.set("mine", "mine")
-    platform.secret.set("theirs", "theirs")
-    ids = {each.name: each.id for each in platform.secret.list().items}
+    platform.secrets.set("mine", "mine")
+    platform.secrets.set("theirs", "theirs")
+    ids = {each.name: each.id for each in platform.secrets.list().items}
 
     platform.sql(
         "UPDATE governance_secrets SET sealed = (SELECT sealed FROM governance_secrets WHERE id = :theirs) "
@@ -141,59 +141,59 @@ def test_a_sealed_value_cannot_be_moved_to_another_name(platform: OwnPlatform) -
 
 
 def test_who_may_use_a_secret_is_a_matter_of_policy(platform: OwnPlatform) -> None:
-    platform.secret.set("production", PIN)
-    platform.secret.set("trial", PIN)
+    platform.secrets.set("production", PIN)
+    platform.secrets.set("trial", PIN)
     dana, vera = platform.join("dana", Role.DEVELOPER), platform.join("vera", Role.VIEWER)
-    platform.policy.publish("careful", text=FORBID, workspace="default")
+    platform.policies.publish("careful", text=FORBID, workspace="default")
 
     with acting_as(dana):
         assert opened_as(platform, "trial") == {"A": PIN}
-        with pytest.raises(Denied, match=r"may not secret\.use"):
+        with pytest.raises(Denied, match=r"may not secrets\.use"):
             opened_as(platform, "production")
     with acting_as(vera):
-        assert [each.name for each in platform.secret.list().items] == ["production", "trial"]
+        assert [each.name for each in platform.secrets.list().items] == ["production", "trial"]
         with pytest.raises(Denied):
             opened_as(platform, "trial")
         with pytest.raises(Denied):
-            platform.secret.set("trial", "hers")
+            platform.secrets.set("trial", "hers")
     denied = [entry for entry in platform.entries() if entry["outcome"] == "denied"]
-    assert [entry["action"] for entry in denied] == ["secret.use", "secret.use", "secret.set"]
+    assert [entry["action"] for entry in denied] == ["secrets.use", "secrets.use", "secrets.set"]
 
 
 def opened_as(platform: OwnPlatform, name: str) -> dict[str, str]:
     """Opened for whoever acts now, as the controller does for the owner of a job."""
-    room: Secrets = platform.parts.rooms.secret
+    service: Secrets = platform.parts.services.secrets
     with platform.database.read() as tx:
         home = objects.resolve(tx, "default", kind="workspace", workspace="platform").id
-    return open_secrets(room, {"A": name}, workspace=home)
+    return open_secrets(service, {"A": name}, workspace=home)
 
 
 def test_a_secret_that_may_not_be_removed_is_not_replaced(platform: OwnPlatform) -> None:
-    platform.secret.set("production", PIN)
+    platform.secrets.set("production", PIN)
     dana = platform.join("dana", Role.DEVELOPER)
-    text = FORBID.replace("secret.use", "secret.remove")
-    platform.policy.publish("careful", text=text, workspace="default")
+    text = FORBID.replace("secrets.use", "secrets.remove")
+    platform.policies.publish("careful", text=text, workspace="default")
 
-    with acting_as(dana), pytest.raises(Denied, match=r"may not secret\.remove"):
-        platform.secret.set("production", "another")
+    with acting_as(dana), pytest.raises(Denied, match=r"may not secrets\.remove"):
+        platform.secrets.set("production", "another")
 
     assert opened(platform, {"A": "production"}) == {"A": PIN}
 
 
 def test_a_stranger_cannot_tell_a_secret_from_none(platform: OwnPlatform) -> None:
-    platform.secret.set("production", PIN)
+    platform.secrets.set("production", PIN)
     sam = platform.join("sam")
 
     with acting_as(sam):
         for name in ("production", "nothing"):
             with pytest.raises(NotFound, match=f"there is no secret '{name}', or you may not see it"):
-                platform.secret.use(name)
+                platform.secrets.use(name)
 
 
 def test_a_secret_of_another_workspace_is_named_with_it(platform: OwnPlatform) -> None:
-    platform.workspace.create("risk")
-    platform.secret.set("database", "of risk", workspace="risk")
-    platform.secret.set("database", "of default")
+    platform.workspaces.create("risk")
+    platform.secrets.set("database", "of risk", workspace="risk")
+    platform.secrets.set("database", "of default")
 
     assert opened(platform, {"A": "database", "B": "default/database"}, workspace="risk") == {
         "A": "of risk",
@@ -204,8 +204,8 @@ def test_a_secret_of_another_workspace_is_named_with_it(platform: OwnPlatform) -
 
 
 def test_removed_twice_is_unknown(light_platform: OwnPlatform, tmp_path: Path) -> None:
-    light_platform.secret.set("database", PIN)
-    light_platform.secret.remove("database")
+    light_platform.secrets.set("database", PIN)
+    light_platform.secrets.remove("database")
 
     with pytest.raises((NotFound, Conflict)):
-        light_platform.secret.remove("database")
+        light_platform.secrets.remove("database")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from falaj.errors import KeyUnavailable, NotFound
-from falaj.governance import blobs
+from falaj.governance.blobs import service
 from platforms import OwnPlatform
 
 DATA = bytes(range(256)) * 1000
@@ -45,31 +45,31 @@ def test_a_key_destroyed_while_bytes_come_in_fails_the_upload(
         beside.submit(other.keys.destroy, "default").result()
 
     with pytest.raises(KeyUnavailable):
-        platform.blob.upload(data())
+        platform.blobs.upload(data())
 
-    assert platform.blob.list().items == ()
+    assert platform.blobs.list().items == ()
 
 
 def test_nothing_is_acknowledged_after_its_key_was_destroyed(
     platform: OwnPlatform, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, destroyed = platform.again(), []
-    require = blobs.require_living_key
+    require = service.require_living_key
 
     def require_and_destroy(*args: Any) -> None:
         require(*args)  # it lives
         destroyed.append(beside.submit(other.keys.destroy, "default"))
         finish(destroyed[0])
 
-    monkeypatch.setattr(blobs, "require_living_key", require_and_destroy)
-    acknowledged = platform.blob.upload(iter([DATA]))
+    monkeypatch.setattr(service, "require_living_key", require_and_destroy)
+    acknowledged = platform.blobs.upload(iter([DATA]))
 
     proof = destroyed[0].result()
     order = [
-        entry["action"] for entry in platform.entries() if entry["action"].split(".")[0] in ("blob", "keys")
+        entry["action"] for entry in platform.entries() if entry["action"].split(".")[0] in ("blobs", "keys")
     ]
     assert acknowledged.size_bytes == len(DATA)
-    assert order == ["blob.upload", "keys.destroy"]
+    assert order == ["blobs.upload", "keys.destroy"]
     assert proof.blobs == 1
 
 
@@ -85,9 +85,9 @@ def test_a_sweep_that_meets_an_upload_takes_nothing_that_was_acknowledged(
     platform.clock.advance(
         timedelta(days=3)
     )  # the bytes look old enough to be swept as soon as they are written
-    upload = beside.submit(other.blob.upload, iter([DATA]))
+    upload = beside.submit(other.blobs.upload, iter([DATA]))
     assert written.wait(20)
-    is_living, looks = blobs._is_living, []
+    is_living, looks = service._is_living, []
 
     def look_and_let_in(*args: Any, **kwargs: Any) -> bool:
         found = is_living(*args, **kwargs)
@@ -97,13 +97,13 @@ def test_a_sweep_that_meets_an_upload_takes_nothing_that_was_acknowledged(
             finish(upload)
         return found
 
-    monkeypatch.setattr(blobs, "_is_living", look_and_let_in)
-    platform.blob.sweep()
+    monkeypatch.setattr(service, "_is_living", look_and_let_in)
+    platform.blobs.cleanup()
     looked.set()
 
     failure = upload.exception(20)
     assert failure is None or isinstance(failure, NotFound)
-    kept = [platform.get(found.id) for found in platform.blob.list().items]
+    kept = [platform.get(found.id) for found in platform.blobs.list().items]
     assert kept == ([DATA] if failure is None else [])
     assert looks[0] is False
 

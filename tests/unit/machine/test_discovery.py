@@ -8,8 +8,8 @@ import pytest
 
 from falaj.drivers.machine.cards import find_cards
 from falaj.ports.hardware import Hardware, NodeFacts
-from falaj.records.residency import Zone
-from falaj.records.scheduling import Node
+from falaj.records.governance.residency import Zone
+from falaj.records.scheduling.snapshot import Node
 from falaj.scheduling import node_from
 from recorded_machines import PlayedNvml, machine, recording
 

@@ -10,12 +10,12 @@ import pytest
 from falaj.apps.cli import nodes
 from falaj.assembly.doctor import hardware
 from falaj.control.machines import described, free_of
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.ports.hardware import NodeFacts
-from falaj.records.hardware import Machine
-from falaj.records.identity import Role
-from falaj.records.residency import Zone
-from falaj.records.scheduling import Node
+from falaj.records.governance.identity import Role
+from falaj.records.governance.residency import Zone
+from falaj.records.scheduling.hardware import Machine
+from falaj.records.scheduling.snapshot import Node
 from falaj.scheduling import node_from
 from platforms import TWO_ZONES, OwnPlatform, make_platform
 from recorded_machines import machine
@@ -69,7 +69,7 @@ def test_anyone_who_is_known_sees_the_machines(light_platform: OwnPlatform) -> N
     worker = light_platform.join("worker", Role.DEVELOPER)
 
     with acting_as(worker):
-        (found,) = light_platform.parts.rooms.node.list()
+        (found,) = light_platform.parts.services.nodes.list()
 
     assert found.node.zone == "local"
     assert found.free.cpus == found.node.cpus >= 1
@@ -80,7 +80,7 @@ def test_falaj_toml_says_the_pool_and_the_labels(tmp_path: Path) -> None:
     toml = TWO_ZONES + '\n[node]\npool = "cpu-only"\nlabels = ["rack-7"]\n'
 
     with make_platform(tmp_path, toml=toml) as platform:
-        (found,) = platform.node.list()
+        (found,) = platform.nodes.list()
 
     assert found.node.pool == "cpu-only"
     assert "rack-7" in found.node.labels

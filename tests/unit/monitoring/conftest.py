@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from falaj.governance.call import current_call
-from falaj.governance.gate import Gate
-from falaj.governance.operations import operation
+from falaj.governance.operations.call import current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import operation
 from falaj.monitoring.collector import Collector
 from falaj.monitoring.room import Monitoring
-from falaj.records.monitoring import Role
-from falaj.records.monitors import Monitor, WindowRecord
+from falaj.records.governance.objects import StoredObject
+from falaj.records.monitoring.monitors import Monitor, WindowRecord
+from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import AnyRef, Name, WorkspaceRef
-from falaj.records.objects import StoredObject
 from platforms import OwnPlatform
 
 SLOT = timedelta(seconds=10)
@@ -72,7 +72,7 @@ class Ground:
         collector = Collector(clock=self.platform.clock)
         collector.note("delay", version, rows)
         if answers is not None:
-            collector.note("delay", version, answers, role=Role.PREDICTION)
+            collector.note("delay", version, answers, role=ColumnRole.PREDICTION)
         self.platform.clock.advance(SLOT)
         (served,) = collector.flush()
         return served.window

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from falaj.errors import NotFound, Unavailable
-from falaj.governance.caller import current_terms
-from falaj.governance.operations import operations_of
+from falaj.governance.operations.caller import current_terms
+from falaj.governance.operations.operation import operations_of
 from falaj.monitoring.collector import COLUMNS_LIMIT, Collector, ServedWindow
 from falaj.monitoring.delivery import Delivery, split
 from falaj.monitoring.points import read_points
 from falaj.monitoring.room import Monitoring
 from falaj.monitoring.tables import slots
-from falaj.records.monitoring import Kind, Role
-from falaj.records.monitors import MonitorWindow, WindowRecord
+from falaj.records.monitoring.monitors import MonitorWindow, WindowRecord
+from falaj.records.monitoring.sketches import ColumnKind, ColumnRole
 from platforms import Clock
 from polling import eventually
 
@@ -64,7 +64,7 @@ def test_batches_become_one_window_with_exact_counts() -> None:
     for batch in batches:
         batch[0] = np.nan
         collector.note("delay", "3", {"km": batch, "late": np.array([b"yes", b"no"] * 3 + [b"no"], object)})
-        collector.note("delay", "3", {"score": batch[:, None].astype(np.float32)}, role=Role.PREDICTION)
+        collector.note("delay", "3", {"score": batch[:, None].astype(np.float32)}, role=ColumnRole.PREDICTION)
 
     window = only(collector.flush())
 
@@ -73,7 +73,7 @@ def test_batches_become_one_window_with_exact_counts() -> None:
     assert (found["km"].count, found["km"].nulls) == (600, 100)
     assert found["km"].maximum == max(np.nanmax(batch) for batch in batches)
     assert found["late"].categories == {"yes": 300, "no": 400}
-    assert (found["score"].role, found["score"].rows) == (Role.PREDICTION, 700)
+    assert (found["score"].role, found["score"].rows) == (ColumnRole.PREDICTION, 700)
     assert collector.flush() == []
 
 
@@ -234,7 +234,7 @@ def test_a_wide_window_travels_in_parts_that_fit(light_ground: Ground) -> None:
     assert light_ground.platform.count(slots) == len(parts)
     (look,) = light_ground.room.check("delay").looks
     assert len(look.reports) == 80
-    assert {report.kind for report in look.reports} == {Kind.NUMERIC}
+    assert {report.kind for report in look.reports} == {ColumnKind.NUMERIC}
 
 
 def test_deliveries_to_the_room_count_once_through_the_gate(ground: Ground) -> None:

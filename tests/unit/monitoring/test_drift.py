@@ -17,13 +17,13 @@ from falaj.monitoring.points import RANK_ERROR
 from falaj.monitoring.sketches import WindowSketcher, sketch_column, sketch_reference
 from falaj.monitoring.tails import chi_square_critical, chi_square_tail
 from falaj.monitoring.verdicts import folklore_class, judge
-from falaj.records.monitoring import (
+from falaj.records.monitoring.sketches import (
+    ColumnKind,
+    DriftVerdict,
     FalseAlarmBudget,
     FeatureSketch,
-    Kind,
     ModelDrift,
     Statistic,
-    Verdict,
     WindowSketch,
 )
 
@@ -33,16 +33,16 @@ ONE_LOOK = FalseAlarmBudget(alpha=0.05, looks=1)
 
 
 def numeric(values: Any) -> FeatureSketch:
-    return sketch_column("x", [np.asarray(values, dtype=np.float64)], kind=Kind.NUMERIC)
+    return sketch_column("x", [np.asarray(values, dtype=np.float64)], kind=ColumnKind.NUMERIC)
 
 
 def categorical(values: Any) -> FeatureSketch:
-    return sketch_column("x", [np.asarray(values)], kind=Kind.CATEGORICAL)
+    return sketch_column("x", [np.asarray(values)], kind=ColumnKind.CATEGORICAL)
 
 
 def window(columns: Mapping[str, Any]) -> WindowSketch:
     kinds = {
-        name: Kind.CATEGORICAL if np.asarray(v).dtype.kind in "UbO" else Kind.NUMERIC
+        name: ColumnKind.CATEGORICAL if np.asarray(v).dtype.kind in "UbO" else ColumnKind.NUMERIC
         for name, v in columns.items()
     }
     sketcher = WindowSketcher("delay@3", features=kinds)
@@ -127,7 +127,7 @@ def test_without_drift_false_alarms_stay_within_the_budget(reference_rows: int, 
     alarms, before_the_floor = 0, 0
     for number in range(WINDOWS):
         reference, now = references[number % 20], window(flights(rng, window_rows))
-        alarms += judge(reference, now, budget=ONE_LOOK).verdict is Verdict.DRIFT
+        alarms += judge(reference, now, budget=ONE_LOOK).verdict is DriftVerdict.DRIFT
         smallest = min(compare(*pair).p_value for pair in zip(reference.features, now.features, strict=True))
         before_the_floor += smallest * len(now.features) <= ONE_LOOK.alpha
 
@@ -163,7 +163,7 @@ def test_with_very_many_rows_a_meaningless_difference_is_no_alarm() -> None:
 
     look = judged({"x": rng.normal(size=1_000_000)}, {"x": rng.normal(0.05, 1, 1_000_000)})
 
-    assert look.verdict is Verdict.NONE
+    assert look.verdict is DriftVerdict.NONE
     assert look.reports[0].evidence[1].p_value < 1e-4
     assert "less than a small effect" in look.reports[0].words
 
@@ -174,29 +174,41 @@ def test_with_very_many_rows_a_meaningless_difference_is_no_alarm() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "verdict"),
     [
-        (np.zeros(1_000), np.zeros(1_000), Verdict.NONE),
-        (np.zeros(1_000), np.ones(1_000), Verdict.DRIFT),
-        (np.zeros(1_000), -np.ones(1_000), Verdict.DRIFT),
-        (np.ones(1_000), np.full(1_000, np.nan), Verdict.DRIFT),
-        (np.full(1_000, np.nan), np.full(1_000, np.nan), Verdict.NONE),
-        (np.arange(1_000.0), np.where(np.arange(1_000) < 200, np.nan, np.arange(1_000.0)), Verdict.DRIFT),
-        (np.arange(1_000.0), np.where(np.arange(1_000) < 200, np.inf, np.arange(1_000.0)), Verdict.DRIFT),
-        (np.arange(1_000.0), np.arange(1_000.0), Verdict.NONE),
-        (np.arange(1_000) + 2**60, np.arange(1_000) + 2**61, Verdict.DRIFT),
-        (np.array([]), np.ones(1_000), Verdict.TOO_FEW),
-        (np.ones(1_000), np.ones(MINIMUM_ROWS - 1), Verdict.TOO_FEW),
-        (np.ones(1_000), np.zeros(1), Verdict.TOO_FEW),
-        (np.array(["a", "b"] * 500), np.array(["a", "b"] * 500), Verdict.NONE),
-        (np.array(["a", "b"] * 500), np.array(["a", "c"] * 500), Verdict.DRIFT),
-        (np.array(["a"] * 1_000), np.array(["a"] * 1_000), Verdict.NONE),
-        (np.array(["a"] * 99 + ["b"]), np.array(["a"] * 98 + ["b"] * 2), Verdict.TOO_FEW),
-        (np.array(["a"] * 1_000), np.array(["b"] * 1_000), Verdict.DRIFT),
-        (np.array(["a"] * 900_000), np.array(["a", "a", "a", "a", "b"] * 200), Verdict.DRIFT),
-        (np.array(["a", "b"] * 500, object), np.array([None, "a", "b", "b"] * 250, object), Verdict.DRIFT),
-        (np.array([True, False] * 500), np.array([True] * 1_000), Verdict.DRIFT),
+        (np.zeros(1_000), np.zeros(1_000), DriftVerdict.NONE),
+        (np.zeros(1_000), np.ones(1_000), DriftVerdict.DRIFT),
+        (np.zeros(1_000), -np.ones(1_000), DriftVerdict.DRIFT),
+        (np.ones(1_000), np.full(1_000, np.nan), DriftVerdict.DRIFT),
+        (np.full(1_000, np.nan), np.full(1_000, np.nan), DriftVerdict.NONE),
+        (
+            np.arange(1_000.0),
+            np.where(np.arange(1_000) < 200, np.nan, np.arange(1_000.0)),
+            DriftVerdict.DRIFT,
+        ),
+        (
+            np.arange(1_000.0),
+            np.where(np.arange(1_000) < 200, np.inf, np.arange(1_000.0)),
+            DriftVerdict.DRIFT,
+        ),
+        (np.arange(1_000.0), np.arange(1_000.0), DriftVerdict.NONE),
+        (np.arange(1_000) + 2**60, np.arange(1_000) + 2**61, DriftVerdict.DRIFT),
+        (np.array([]), np.ones(1_000), DriftVerdict.TOO_FEW),
+        (np.ones(1_000), np.ones(MINIMUM_ROWS - 1), DriftVerdict.TOO_FEW),
+        (np.ones(1_000), np.zeros(1), DriftVerdict.TOO_FEW),
+        (np.array(["a", "b"] * 500), np.array(["a", "b"] * 500), DriftVerdict.NONE),
+        (np.array(["a", "b"] * 500), np.array(["a", "c"] * 500), DriftVerdict.DRIFT),
+        (np.array(["a"] * 1_000), np.array(["a"] * 1_000), DriftVerdict.NONE),
+        (np.array(["a"] * 99 + ["b"]), np.array(["a"] * 98 + ["b"] * 2), DriftVerdict.TOO_FEW),
+        (np.array(["a"] * 1_000), np.array(["b"] * 1_000), DriftVerdict.DRIFT),
+        (np.array(["a"] * 900_000), np.array(["a", "a", "a", "a", "b"] * 200), DriftVerdict.DRIFT),
+        (
+            np.array(["a", "b"] * 500, object),
+            np.array([None, "a", "b", "b"] * 250, object),
+            DriftVerdict.DRIFT,
+        ),
+        (np.array([True, False] * 500), np.array([True] * 1_000), DriftVerdict.DRIFT),
     ],
 )
-def test_odd_samples_get_the_verdict_that_they_deserve(before: Any, now: Any, verdict: Verdict) -> None:
+def test_odd_samples_get_the_verdict_that_they_deserve(before: Any, now: Any, verdict: DriftVerdict) -> None:
     look = judged({"x": before}, {"x": now})
 
     assert look.verdict is verdict, look.reports[0].words
@@ -214,7 +226,7 @@ def test_many_categories_beyond_the_limit_cause_no_alarm() -> None:
         for _ in range(20)
     ]
 
-    assert [look.verdict for look in looks if look.verdict is Verdict.DRIFT] == []
+    assert [look.verdict for look in looks if look.verdict is DriftVerdict.DRIFT] == []
 
 
 def test_a_column_that_changed_its_kind_is_refused() -> None:

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from falaj.errors import AlreadyExists, Conflict, Denied, Internal, InvalidInput, NotFound, ResidencyDenied
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.governance.tables import audit_entries, outbox
 from falaj.monitoring import evaluation, store
 from falaj.monitoring.drift import MINIMUM_ROWS
 from falaj.monitoring.tables import positions, slots
 from falaj.monitoring.windows import SLOTS_KEPT
-from falaj.records.identity import Role
-from falaj.records.lineage import Direction
-from falaj.records.monitoring import Verdict
-from falaj.records.monitors import AlertState, MonitorWindow
-from falaj.records.residency import Label
+from falaj.records.governance.identity import Role
+from falaj.records.governance.lineage import Direction
+from falaj.records.governance.residency import Label
+from falaj.records.monitoring.monitors import AlertState, MonitorWindow
+from falaj.records.monitoring.sketches import DriftVerdict
 
 if TYPE_CHECKING:
     from conftest import Ground
@@ -117,7 +117,7 @@ def test_more_nulls_are_drift(light_ground: Ground) -> None:
     light_ground.hand_in(flights(light_ground.rng, 500, nulls=0.4))
 
     report = light_ground.room.check("delay")
-    assert report.verdict is Verdict.DRIFT
+    assert report.verdict is DriftVerdict.DRIFT
     assert [each.name for each in report.looks[0].drifted] == ["wind"]
 
 
@@ -137,7 +137,7 @@ def test_too_few_rows_are_no_verdict(ground: Ground) -> None:
     ground.hand_in(flights(ground.rng, 60, shift=9))
 
     report = ground.room.check("delay")
-    assert report.verdict is Verdict.TOO_FEW
+    assert report.verdict is DriftVerdict.TOO_FEW
     assert "60 rows; 80 are needed" in report.looks[0].reports[0].words
     assert ground.room.evaluate().windows == 0
     assert ground.room.show("delay").versions[0].waiting_rows == 60
@@ -165,7 +165,7 @@ def test_a_duration_alone_ends_a_window_without_new_rows(light_ground: Ground) -
     ground.platform.clock.advance(timedelta(minutes=1))
 
     assert ground.room.evaluate().windows == 1
-    assert ground.room.show("delay").versions[0].verdict is Verdict.TOO_FEW
+    assert ground.room.show("delay").versions[0].verdict is DriftVerdict.TOO_FEW
 
 
 def test_versions_are_judged_apart(light_ground: Ground) -> None:
@@ -177,7 +177,7 @@ def test_versions_are_judged_apart(light_ground: Ground) -> None:
     ground.room.evaluate()
 
     verdicts = {each.version: each.verdict for each in ground.room.show("delay").versions}
-    assert verdicts == {"3": Verdict.NONE, "4": Verdict.DRIFT}
+    assert verdicts == {"3": DriftVerdict.NONE, "4": DriftVerdict.DRIFT}
     assert [look.model for look in ground.room.check("delay").looks] == ["4", "3"]
 
 
@@ -186,7 +186,7 @@ def test_one_drift_seen_by_two_versions_is_one_alert_until_one_is_silent_and_the
 ) -> None:
     ground = light_ground
     watch(ground)
-    endpoint = ground.platform.object.show("endpoint:delay").id
+    endpoint = ground.platform.objects.show("endpoint:delay").id
     came, stands = [], []
     for version, shift in (("3", 2), ("4", 2), ("4", 0), ("3", 2), ("4", 0), ("4", 0)):
         ground.hand_in(flights(ground.rng, 500, shift=shift), version=version)
@@ -209,7 +209,11 @@ def test_a_prediction_without_a_column_is_compared_with_its_own_first_rows(groun
         verdicts.append(next(report for report in look.reports if report.name == "late"))
 
     learning, clean, drifted = verdicts
-    assert [report.verdict for report in verdicts] == [Verdict.TOO_FEW, Verdict.NONE, Verdict.DRIFT]
+    assert [report.verdict for report in verdicts] == [
+        DriftVerdict.TOO_FEW,
+        DriftVerdict.NONE,
+        DriftVerdict.DRIFT,
+    ]
     assert "become its reference" in learning.words
     assert "beside its own first 500 rows" in clean.words
     assert drifted.role == "prediction"
@@ -234,7 +238,7 @@ def test_booleans_that_a_model_sees_as_numbers_are_compared(light_ground: Ground
     same = ground.room.check("delay")
     ground.hand_in({"late": (ground.rng.random(4000) < 0.6).astype(np.float32)})
 
-    assert (same.verdict, ground.room.check("delay").verdict) == (Verdict.NONE, Verdict.DRIFT)
+    assert (same.verdict, ground.room.check("delay").verdict) == (DriftVerdict.NONE, DriftVerdict.DRIFT)
 
 
 def test_a_column_of_another_kind_is_not_judged_and_does_no_harm(light_ground: Ground) -> None:
@@ -416,7 +420,7 @@ def test_moments_choose_what_is_checked(light_ground: Ground) -> None:
         ground.room.check("delay", since=ground.platform.clock()).verdict,
     ]
 
-    assert verdicts == [Verdict.NONE, Verdict.DRIFT, Verdict.TOO_FEW]
+    assert verdicts == [DriftVerdict.NONE, DriftVerdict.DRIFT, DriftVerdict.TOO_FEW]
 
 
 def test_after_a_rebase_it_compares_with_the_other_training_set(ground: Ground) -> None:
@@ -431,7 +435,7 @@ def test_after_a_rebase_it_compares_with_the_other_training_set(ground: Ground) 
 
     assert (monitor.training_set, monitor.alert, monitor.versions) == (newer, None, ())
     assert ground.room.alert(ident).state is AlertState.ENDED
-    assert ground.room.show("delay").versions[0].verdict is Verdict.NONE
+    assert ground.room.show("delay").versions[0].verdict is DriftVerdict.NONE
     assert newer in {node.id for node in ground.platform.lineage.graph(monitor.id, direction=Direction.UP)}
 
 
@@ -441,7 +445,7 @@ def test_after_a_rebase_it_compares_with_the_other_training_set(ground: Ground) 
 def test_a_monitor_and_its_alerts_are_under_the_label_of_the_training_set(light_ground: Ground) -> None:
     ground = light_ground
     source = ground.platform.put("raw", b"rows")
-    ground.platform.object.label(source.id, only=("AE",), classes=("personal",))
+    ground.platform.objects.label(source.id, only=("AE",), classes=("personal",))
     ground.stand.make("endpoint", "delay")
     ground.training_set("flights", flights(ground.rng, 2000), sources=(source.id,))
 
@@ -473,7 +477,7 @@ def test_an_endpoint_that_is_labelled_later_hands_nothing_in_any_more(light_grou
     assert ground.room.record("delay", windows=(window,)).stored == 1
 
     for name in ("delay", "unwatched"):
-        ground.platform.object.label(f"endpoint:{name}", only=("DE",))
+        ground.platform.objects.label(f"endpoint:{name}", only=("DE",))
 
     with pytest.raises(ResidencyDenied, match="local"):
         ground.room.record("delay", windows=(window,))
@@ -495,7 +499,7 @@ def test_only_operators_hand_in_and_only_readers_of_the_training_set_watch(light
         with pytest.raises(Denied):
             ground.room.evaluate()
     with acting_as(ground.platform.join("vera", Role.VIEWER)):
-        assert ground.room.check("delay").verdict is Verdict.TOO_FEW
+        assert ground.room.check("delay").verdict is DriftVerdict.TOO_FEW
         with pytest.raises(Denied):
             ground.room.remove("delay")
 
@@ -543,7 +547,7 @@ def test_a_sketch_that_is_none_is_refused_whole(light_ground: Ground) -> None:
 
 def test_an_endpoint_of_another_workspace_is_refused(light_ground: Ground) -> None:
     ground = light_ground
-    ground.platform.workspace.create("other")
+    ground.platform.workspaces.create("other")
     ground.stand.make("endpoint", "delay", workspace="other")
     ground.training_set("flights", flights(ground.rng, 2000))
 

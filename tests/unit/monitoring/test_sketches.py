@@ -25,7 +25,14 @@ from falaj.monitoring.sketches import (
     sketch_column,
     sketch_reference,
 )
-from falaj.records.monitoring import CATEGORY_LIMIT, FeatureSketch, Kind, ReferenceSketch, Role, WindowSketch
+from falaj.records.monitoring.sketches import (
+    CATEGORY_LIMIT,
+    ColumnKind,
+    ColumnRole,
+    FeatureSketch,
+    ReferenceSketch,
+    WindowSketch,
+)
 
 NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -35,15 +42,17 @@ words = st.lists(st.sampled_from([f"word-{number}" for number in range(30)]), ma
 
 
 def numeric(*batches: Any) -> FeatureSketch:
-    return sketch_column("x", [np.asarray(batch, dtype=np.float64) for batch in batches], kind=Kind.NUMERIC)
+    return sketch_column(
+        "x", [np.asarray(batch, dtype=np.float64) for batch in batches], kind=ColumnKind.NUMERIC
+    )
 
 
 def categorical(*batches: Values) -> FeatureSketch:
-    return sketch_column("x", batches, kind=Kind.CATEGORICAL)
+    return sketch_column("x", batches, kind=ColumnKind.CATEGORICAL)
 
 
 def window(model: str = "churn@1", at: datetime = NOON, values: Any = (1.0, 2.0)) -> WindowSketch:
-    sketcher = WindowSketcher(model, features={"x": Kind.NUMERIC, "c": Kind.CATEGORICAL})
+    sketcher = WindowSketcher(model, features={"x": ColumnKind.NUMERIC, "c": ColumnKind.CATEGORICAL})
     sketcher.update({"x": np.array(values), "c": np.array(["a"] * len(values))})
     return sketcher.cut(since=at, until=at + HOUR)
 
@@ -179,7 +188,7 @@ def test_nan_and_null_are_counted_and_infinities_are_values() -> None:
 def test_columns_of_many_types_are_numbers(
     values: Values, count: int, nulls: int, maximum: float | None
 ) -> None:
-    sketch = sketch_column("x", [values], kind=Kind.NUMERIC)
+    sketch = sketch_column("x", [values], kind=ColumnKind.NUMERIC)
 
     assert (sketch.count, sketch.nulls, sketch.maximum) == (count, nulls, maximum)
 
@@ -216,21 +225,21 @@ def test_long_categories_are_shortened_and_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        (np.array(["a"]), Kind.NUMERIC),
-        (np.array([10**400], dtype=object), Kind.NUMERIC),
-        (np.array([1j]), Kind.NUMERIC),
-        (np.ones((2, 2)), Kind.NUMERIC),
-        (np.array(["a", 1], dtype=object), Kind.NUMERIC),
-        (pa.array([[1], [2]]), Kind.NUMERIC),
-        (pa.array([{"a": 1}]), Kind.CATEGORICAL),
-        (np.array([1.5]), Kind.CATEGORICAL),
-        (np.array(["\ud800"], dtype=object), Kind.CATEGORICAL),
-        (pa.array([b"\xff"]), Kind.CATEGORICAL),
-        (np.array([["a", "b"], ["c", "d"]]), Kind.CATEGORICAL),
-        ([1.0], Kind.NUMERIC),
+        (np.array(["a"]), ColumnKind.NUMERIC),
+        (np.array([10**400], dtype=object), ColumnKind.NUMERIC),
+        (np.array([1j]), ColumnKind.NUMERIC),
+        (np.ones((2, 2)), ColumnKind.NUMERIC),
+        (np.array(["a", 1], dtype=object), ColumnKind.NUMERIC),
+        (pa.array([[1], [2]]), ColumnKind.NUMERIC),
+        (pa.array([{"a": 1}]), ColumnKind.CATEGORICAL),
+        (np.array([1.5]), ColumnKind.CATEGORICAL),
+        (np.array(["\ud800"], dtype=object), ColumnKind.CATEGORICAL),
+        (pa.array([b"\xff"]), ColumnKind.CATEGORICAL),
+        (np.array([["a", "b"], ["c", "d"]]), ColumnKind.CATEGORICAL),
+        ([1.0], ColumnKind.NUMERIC),
     ],
 )
-def test_other_columns_are_refused_by_name(values: Any, kind: Kind) -> None:
+def test_other_columns_are_refused_by_name(values: Any, kind: ColumnKind) -> None:
     with pytest.raises(InvalidInput, match="x is not valid"):
         sketch_column("x", [values], kind=kind)
 
@@ -242,8 +251,11 @@ def test_kinds_follow_from_the_first_batch() -> None:
 
     reference = sketch_reference("flights@1", table.to_batches())
 
-    assert [sketch.kind for sketch in reference.features] == [Kind.NUMERIC, *[Kind.CATEGORICAL] * 3]
-    assert kind_of(np.array(["2013-07-01"], dtype="datetime64[s]")) is Kind.NUMERIC
+    assert [sketch.kind for sketch in reference.features] == [
+        ColumnKind.NUMERIC,
+        *[ColumnKind.CATEGORICAL] * 3,
+    ]
+    assert kind_of(np.array(["2013-07-01"], dtype="datetime64[s]")) is ColumnKind.NUMERIC
 
 
 def test_a_mixed_column_of_a_training_set_is_refused_by_name() -> None:
@@ -258,13 +270,15 @@ def test_read_only_memory_is_taken_in() -> None:
 
 
 def test_predictions_are_kept_apart_from_features() -> None:
-    sketcher = WindowSketcher("churn@1", features={"x": Kind.NUMERIC}, predictions={"x": Kind.NUMERIC})
+    sketcher = WindowSketcher(
+        "churn@1", features={"x": ColumnKind.NUMERIC}, predictions={"x": ColumnKind.NUMERIC}
+    )
 
     sketcher.update({"x": np.array([1.0]), "unwatched": np.array([1.0])})
-    sketcher.update({"x": np.array([9.0, 9.0])}, role=Role.PREDICTION)
+    sketcher.update({"x": np.array([9.0, 9.0])}, role=ColumnRole.PREDICTION)
 
     done = sketcher.cut(since=NOON, until=NOON + HOUR)
-    assert [(s.role, s.count) for s in done.features] == [(Role.FEATURE, 1), (Role.PREDICTION, 2)]
+    assert [(s.role, s.count) for s in done.features] == [(ColumnRole.FEATURE, 1), (ColumnRole.PREDICTION, 2)]
     assert [s.count for s in sketcher.cut(since=NOON, until=NOON + HOUR).features] == [0, 0]
 
 
@@ -321,7 +335,7 @@ def test_noise_is_damaged(noise: bytes) -> None:
         {"minimum": 0.0},
         {"sketch": None},
         {"count": -1},
-        {"kind": Kind.CATEGORICAL},
+        {"kind": ColumnKind.CATEGORICAL},
         {"categories": {"a": 1}},
         {"minimum": None},
     ],

@@ -130,7 +130,7 @@ def furnished(boosted: Any, rows: Learnable) -> Callable[[Platform], Ground]:
 
 def furnish(platform: Platform, boosted: Any, rows: Learnable) -> Ground:
     """Register the trees, and store the rows as a training set."""
-    model = platform.blob.upload(iter([bytes(boosted.get_booster().save_raw("json"))]))
+    model = platform.blobs.upload(iter([bytes(boosted.get_booster().save_raw("json"))]))
     data = training_set(platform, rows)
     version = platform.models.register(
         "late",

@@ -8,7 +8,14 @@ import pytest
 
 from falaj.apps.cli.optimization import print_table
 from falaj.records.names import ObjectId
-from falaj.records.optimization import Budget, Measurement, Optimization, Report, Variant, Verdict
+from falaj.records.optimization import (
+    AcceptanceBudget,
+    Measurement,
+    Optimization,
+    OptimizationReport,
+    OptimizationVerdict,
+    Variant,
+)
 
 ORIGINAL = Measurement(
     latency_p50_us=115.69,
@@ -27,12 +34,14 @@ def test_the_table_has_the_original_and_every_variant(capsys: pytest.CaptureFixt
     variants = (
         Variant(
             recipe="onnx",
-            verdict=Verdict.ACCEPTED,
+            verdict=OptimizationVerdict.ACCEPTED,
             reason="faster: a single row 18×",
             measured=quick,
             version="late@2",
         ),
-        Variant(recipe="int8", verdict=Verdict.REFUSED, reason="trees only compare\x1b[31m and add"),
+        Variant(
+            recipe="int8", verdict=OptimizationVerdict.REFUSED, reason="trees only compare\x1b[31m and add"
+        ),
     )
     print_table(
         Optimization(
@@ -42,9 +51,11 @@ def test_the_table_has_the_original_and_every_variant(capsys: pytest.CaptureFixt
             data="june",
             target="late",
             features=("f0",),
-            budget=Budget(),
+            budget=AcceptanceBudget(),
             job=ObjectId("job_1"),
-            report=Report(metric="log_loss", rows=1500, host="EPYC", original=ORIGINAL, variants=variants),
+            report=OptimizationReport(
+                metric="log_loss", rows=1500, host="EPYC", original=ORIGINAL, variants=variants
+            ),
             created_at=datetime(2026, 11, 15, tzinfo=UTC),
         )
     )

@@ -21,7 +21,7 @@ from falaj.optimization.runtime import timing
 from falaj.optimization.runtime.export import export_onnx
 from falaj.optimization.runtime.program import optimize
 from falaj.optimization.settings import Settings, read_settings
-from falaj.records.optimization import Budget, Report, Verdict
+from falaj.records.optimization import AcceptanceBudget, OptimizationReport, OptimizationVerdict
 
 if TYPE_CHECKING:
     from conftest import Learnable  # type: ignore[attr-defined]
@@ -43,7 +43,7 @@ class Job:
     def model(self, name: str, content: bytes) -> None:
         (self.inputs / "model" / name).write_bytes(content)
 
-    def run(self, settings: Settings = SETTINGS) -> Report:
+    def run(self, settings: Settings = SETTINGS) -> OptimizationReport:
         return optimize(settings, inputs=self.inputs, outputs=self.outputs, say=lambda _: None)
 
 
@@ -69,22 +69,22 @@ def test_trees_are_exported_and_have_nothing_to_quantize(job: Job, boosted: Any,
     onnx, int8, fp16 = report.variants
     assert (report.metric, report.rows, report.skipped_rows) == ("log_loss", 1500, 0)
     assert (
-        onnx.verdict is Verdict.ACCEPTED
+        onnx.verdict is OptimizationVerdict.ACCEPTED
     )  # a call of XGBoost costs ten times as much as one of ONNX Runtime
     assert onnx.speedup["a single row"].low > 2
     assert onnx.inputs[0].features == NAMES
-    assert (int8.verdict, fp16.verdict) == (Verdict.REFUSED, Verdict.REFUSED)
+    assert (int8.verdict, fp16.verdict) == (OptimizationVerdict.REFUSED, OptimizationVerdict.REFUSED)
     assert "nothing to quantize" in int8.reason
     assert "CPU" in fp16.reason
     (made,) = ort.InferenceSession(job.outputs / str(onnx.file)).run(None, {"features": rows.holed})
     assert np.abs(made[:, 0] - boosted.predict_proba(rows.holed)[:, 1]).max() < 1e-5
-    assert Report.model_validate_json((job.outputs / "report.json").read_text()) == report
+    assert OptimizationReport.model_validate_json((job.outputs / "report.json").read_text()) == report
 
 
 def test_a_network_in_int8_is_judged_by_what_was_measured(full_job: Job, network_file: Path) -> None:
     full_job.model("model.onnx", network_file.read_bytes())
 
-    report = full_job.run(Settings(target="late", recipes=("int8",), budget=Budget(worse=0.05)))
+    report = full_job.run(Settings(target="late", recipes=("int8",), budget=AcceptanceBudget(worse=0.05)))
 
     (int8,) = report.variants
     assert int8.measured is not None
@@ -94,7 +94,7 @@ def test_a_network_in_int8_is_judged_by_what_was_measured(full_job: Job, network
     served = [int8.speedup[name] for name in timing.SERVED]
     faster = any(each.low >= 1.1 for each in served)
     slower = any(each.high < 1 / 1.1 for each in served)
-    assert (int8.verdict is Verdict.ACCEPTED) == (within and faster and not slower)
+    assert (int8.verdict is OptimizationVerdict.ACCEPTED) == (within and faster and not slower)
     assert report.original.auc == pytest.approx(int8.measured.auc, abs=0.02)
 
 
@@ -103,9 +103,11 @@ def test_the_graph_of_an_onnx_model_gains_nothing_by_being_fused_twice(
 ) -> None:
     full_job.model("model.onnx", network_file.read_bytes())
 
-    (onnx,) = full_job.run(Settings(target="late", recipes=("onnx",), budget=Budget(speedup=2))).variants
+    (onnx,) = full_job.run(
+        Settings(target="late", recipes=("onnx",), budget=AcceptanceBudget(speedup=2))
+    ).variants
 
-    assert onnx.verdict is Verdict.REFUSED
+    assert onnx.verdict is OptimizationVerdict.REFUSED
     assert "not 2 times as fast" in onnx.reason
 
 

@@ -9,12 +9,19 @@ import pytest
 import model_files
 from falaj.errors import Denied, InvalidInput, NotFound
 from falaj.governance import objects
-from falaj.governance.caller import acting_as
-from falaj.records.identity import Role
-from falaj.records.lineage import Direction
+from falaj.governance.operations.caller import acting_as
+from falaj.records.governance.identity import Role
+from falaj.records.governance.lineage import Direction
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId, new_id
-from falaj.records.objects import StoredObject
-from falaj.records.optimization import Budget, Interval, Measurement, Report, Variant, Verdict
+from falaj.records.optimization import (
+    AcceptanceBudget,
+    Interval,
+    Measurement,
+    OptimizationReport,
+    OptimizationVerdict,
+    Variant,
+)
 
 if TYPE_CHECKING:
     from conftest import Ground  # type: ignore[attr-defined]
@@ -29,7 +36,7 @@ MEASURED = Measurement(
     loss=0.4,
     auc=0.8,
 )
-REPORT = Report(
+REPORT = OptimizationReport(
     metric="log_loss",
     rows=1500,
     host="a processor",
@@ -37,7 +44,7 @@ REPORT = Report(
     variants=(
         Variant(
             recipe="onnx",
-            verdict=Verdict.ACCEPTED,
+            verdict=OptimizationVerdict.ACCEPTED,
             reason="faster",
             measured=MEASURED,
             speedup={"a single row": Interval(low=1.9, middle=2, high=2.1)},
@@ -45,14 +52,14 @@ REPORT = Report(
             file="variants/onnx/model.onnx",
             version="late@2",
         ),
-        Variant(recipe="int8", verdict=Verdict.REFUSED, reason="trees only compare and add"),
+        Variant(recipe="int8", verdict=OptimizationVerdict.REFUSED, reason="trees only compare and add"),
     ),
 )
 
 
 def job_object(ground: Ground) -> ObjectId:
     """A job, as far as the room knows of it."""
-    home = ground.platform.workspace.show("default")
+    home = ground.platform.workspaces.show("default")
     owner = ground.version.author
     ident = new_id("job")
     new = StoredObject(
@@ -64,13 +71,21 @@ def job_object(ground: Ground) -> ObjectId:
 
 
 def record(ground: Ground, **changed: Any):
-    given = {**ground.start, "job": job_object(ground), "budget": Budget(), "report": REPORT, **changed}
+    given = {
+        **ground.start,
+        "job": job_object(ground),
+        "budget": AcceptanceBudget(),
+        "report": REPORT,
+        **changed,
+    }
     return ground.platform.optimization.record(given.pop("model"), **given)
 
 
 def test_a_start_is_written_down_for_the_controller(ground: Ground) -> None:
     start = ground.start
-    work = ground.platform.optimization.start(start.pop("model"), **start, budget=Budget(worse=0.02))
+    work = ground.platform.optimization.start(
+        start.pop("model"), **start, budget=AcceptanceBudget(worse=0.02)
+    )
 
     assert (work.workflow, work.state) == ("optimization.start", "waiting")
     (given,) = [row["input"] for row in ground.platform.rows(_work())]
@@ -136,7 +151,7 @@ def test_a_start_that_does_not_fit_is_refused(
 
 def test_a_format_that_cannot_be_measured_is_refused(light_ground: Ground) -> None:
     platform = light_ground.platform
-    blob = platform.blob.upload(iter([model_files.safetensors()]))
+    blob = platform.blobs.upload(iter([model_files.safetensors()]))
     platform.models.register("weights", files=(blob.id,), paths=("w.safetensors",))
 
     with pytest.raises(InvalidInput, match="weights@1, which is safetensors"):
@@ -164,11 +179,11 @@ def test_a_viewer_may_look_but_not_start(light_ground: Ground) -> None:
 
 
 def test_restrictions_flow_into_what_is_kept(light_ground: Ground) -> None:
-    light_ground.platform.object.label(light_ground.data, only=("AE",))
+    light_ground.platform.objects.label(light_ground.data, only=("AE",))
 
     made = record(light_ground)
 
-    assert light_ground.platform.object.show(made.id).label.only == frozenset({"AE"})
+    assert light_ground.platform.objects.show(made.id).label.only == frozenset({"AE"})
 
 
 def _work():

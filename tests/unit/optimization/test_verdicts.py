@@ -9,9 +9,9 @@ from sklearn.metrics import log_loss, roc_auc_score
 from falaj.errors import InvalidInput
 from falaj.optimization.runtime import quality, timing
 from falaj.optimization.verdicts import decide
-from falaj.records.optimization import Budget, Interval, Verdict
+from falaj.records.optimization import AcceptanceBudget, Interval, OptimizationVerdict
 
-BUDGET = Budget(speedup=1.1, worse=0.01)
+BUDGET = AcceptanceBudget(speedup=1.1, worse=0.01)
 SAME = Interval(low=-0.001, middle=0.0, high=0.001)
 
 
@@ -44,7 +44,7 @@ def test_a_variant_is_judged(
 
     found, reason = decide(speedup, worse, budget=BUDGET, metric="log_loss")
 
-    assert found == Verdict(verdict)
+    assert found == OptimizationVerdict(verdict)
     assert words in reason
 
 

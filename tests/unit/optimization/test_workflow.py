@@ -15,16 +15,16 @@ from falaj.control.optimizing import optimize
 from falaj.control.workflows import WORKFLOWS
 from falaj.errors import Conflict
 from falaj.governance import objects
-from falaj.governance.caller import on_terms
-from falaj.governance.lineage_store import walk as relatives
+from falaj.governance.lineage.graph import walk as relatives
+from falaj.governance.operations.caller import on_terms
 from falaj.optimization.runtime import program, timing
 from falaj.optimization.settings import read_settings
+from falaj.records.control.workflows import WorkflowState
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import new_id
-from falaj.records.objects import StoredObject
-from falaj.records.optimization import Verdict
+from falaj.records.optimization import OptimizationVerdict
 from falaj.records.registry import FileFormat
-from falaj.records.training import Job, JobOutput, JobSpec, JobState
-from falaj.records.work import WorkState
+from falaj.records.training.jobs import Job, JobOutput, JobSpec, JobState
 from polling import eventually
 
 if TYPE_CHECKING:
@@ -138,14 +138,14 @@ class Jobs:
 
     def _put(self, path: Path, job: Job) -> Any:
         with on_terms():
-            return self._platform.blob.upload(iter([path.read_bytes()]), sources=(job.run,)).id
+            return self._platform.blobs.upload(iter([path.read_bytes()]), sources=(job.run,)).id
 
 
 class Stage:
     def __init__(self, ground: Ground, folder: Path) -> None:
         self.ground = ground
         self.jobs = Jobs(ground, folder)
-        self.rooms: Any = SimpleNamespace(**vars(ground.platform.parts.rooms) | {"jobs": self.jobs})
+        self.rooms: Any = SimpleNamespace(**vars(ground.platform.parts.services) | {"jobs": self.jobs})
         self.given = {
             "model": ground.version.id,
             "workspace": ground.version.workspace,
@@ -185,8 +185,8 @@ def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(st
     assert made.card.startswith("The onnx variant of late@1: faster")
     kept = platform.optimization.show(result["id"])
     onnx, int8 = kept.report.variants
-    assert (onnx.verdict, onnx.version) == (Verdict.ACCEPTED, "late@2")
-    assert (int8.verdict, int8.version) == (Verdict.REFUSED, None)
+    assert (onnx.verdict, onnx.version) == (OptimizationVerdict.ACCEPTED, "late@2")
+    assert (int8.verdict, int8.version) == (OptimizationVerdict.REFUSED, None)
     assert "nothing to quantize" in int8.reason
     with platform.database.read() as tx:
         assert {original.id, stage.ground.data} <= set(relatives(tx, made.id, up=True, depth=None))
@@ -261,9 +261,9 @@ def test_a_real_job_measures_under_the_controller(tmp_path: Path, furnished: Cal
         ground = furnished(platform)
 
         work = platform.optimization.start("late@1", data=ground.data, target="late")
-        *_, ended = platform.work.watch(work.id)
+        *_, ended = platform.workflows.watch(work.id)
 
-        assert (ended.state, ended.error) == (WorkState.DONE, None)
+        assert (ended.state, ended.error) == (WorkflowState.DONE, None)
         result = ended.result or {}
         kept = platform.optimization.show(result["id"])
         assert [each.recipe for each in kept.report.variants] == ["onnx", "int8"]
@@ -281,8 +281,8 @@ def test_cancelling_it_under_the_controller_cancels_its_job(
         work = platform.optimization.start("late@1", data=ground.data, target="late")
         (job,) = eventually(lambda: platform.jobs.list().items, within=60)
 
-        platform.work.cancel(work.id)
-        *_, ended = platform.work.watch(work.id)
+        platform.workflows.cancel(work.id)
+        *_, ended = platform.workflows.watch(work.id)
         *_, stopped = platform.jobs.wait(job.id)
 
-        assert (ended.state, stopped.state) == (WorkState.CANCELLED, JobState.CANCELLED)
+        assert (ended.state, stopped.state) == (WorkflowState.CANCELLED, JobState.CANCELLED)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from falaj.governance.caller import Caller
-from falaj.records.identity import Role
+from falaj.governance.operations.caller import Caller
+from falaj.records.governance.identity import Role
 from falaj.records.registry import ModelVersion
 from falaj.registry.models import Models
 from model_files import onnx
@@ -32,7 +32,7 @@ def register(request: pytest.FixtureRequest, models: Models) -> Register:
     platform = platform_of(request)
 
     def register(name: str = "churn", data: bytes | None = None, path: str = "model.onnx", **more: Any):
-        blob = platform.blob.upload(iter([onnx() if data is None else data]))
+        blob = platform.blobs.upload(iter([onnx() if data is None else data]))
         return models.register(name, files=(blob.id,), paths=(path,), **more)
 
     return register

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from falaj.errors import Conflict, Denied, FalajError, InvalidInput, NotFound
-from falaj.governance.caller import Caller, acting_as
-from falaj.records.identity import Role
-from falaj.records.registry import Move
+from falaj.governance.operations.caller import Caller, acting_as
+from falaj.records.governance.identity import Role
+from falaj.records.registry import AliasMove
 from falaj.registry.models import Models
 from platforms import OwnPlatform
 
@@ -137,7 +137,7 @@ def test_a_rollback_returns_to_what_stood_there_before(
     assert (back.change.version, back.change.previous, back.change.move) == (
         "churn@2",
         "churn@3",
-        Move.ROLLBACK,
+        AliasMove.ROLLBACK,
     )
     assert further.change.version == "churn@1" == champion(models)
     with pytest.raises(Conflict, match="no earlier target"):

@@ -11,14 +11,14 @@ import pytest
 
 import model_files
 from falaj.errors import Conflict, Damaged, Denied, InvalidInput, NotFound, ResidencyDenied
-from falaj.governance.caller import acting_as, once
-from falaj.governance.lineage import Lineage
-from falaj.governance.operations import operations_of
+from falaj.governance.lineage.service import Lineage
+from falaj.governance.operations.caller import acting_as, once
+from falaj.governance.operations.operation import operations_of
 from falaj.governance.tables import objects
-from falaj.records.identity import Role
-from falaj.records.lineage import Direction
+from falaj.records.governance.identity import Role
+from falaj.records.governance.lineage import Direction
+from falaj.records.governance.residency import Label
 from falaj.records.registry import FileFormat, TensorSpec
-from falaj.records.residency import Label
 from falaj.registry.models import Models
 from falaj.registry.tables import versions
 from platforms import OwnPlatform
@@ -40,7 +40,7 @@ def verdict(models: Models, version: str):
 
 def test_a_version_keeps_what_it_was_registered_with(platform: OwnPlatform, models: Models) -> None:
     weights = platform.put("model.onnx", model_files.onnx())
-    labels = platform.blob.upload(iter([b'["late"]']))
+    labels = platform.blobs.upload(iter([b'["late"]']))
 
     made = models.register(
         "churn",
@@ -70,13 +70,13 @@ def test_a_staged_blob_stays_once_it_is_part_of_a_version(
     register()
     light_platform.clock.advance(3 * DAY)
 
-    light_platform.blob.sweep()
+    light_platform.blobs.cleanup()
 
     assert verdict(models, "churn@1").ok
 
 
 def test_a_staged_blob_that_expired_is_refused(light_platform: OwnPlatform, models: Models) -> None:
-    staged = light_platform.blob.upload(iter([model_files.onnx()]))
+    staged = light_platform.blobs.upload(iter([model_files.onnx()]))
     light_platform.clock.advance(3 * DAY)
 
     with pytest.raises(Conflict, match="expired"):
@@ -132,7 +132,7 @@ def test_a_pickle_is_refused_and_leaves_nothing(
 
 def test_all_refused_files_are_named_at_once(light_platform: OwnPlatform, models: Models) -> None:
     data = [model_files.onnx(), pickle.dumps(1), b"\x1f\x8b\x08" + bytes(9)]
-    blobs = [light_platform.blob.upload(iter([each])).id for each in data]
+    blobs = [light_platform.blobs.upload(iter([each])).id for each in data]
 
     with pytest.raises(InvalidInput) as refused:
         models.register("churn", files=tuple(blobs), paths=("a", "b", "c"))
@@ -157,7 +157,7 @@ def test_all_refused_files_are_named_at_once(light_platform: OwnPlatform, models
     ids=str,
 )
 def test_bad_input_is_refused(light_platform: OwnPlatform, models: Models, wrong: dict[str, object]) -> None:
-    blob = light_platform.blob.upload(iter([model_files.onnx()]))
+    blob = light_platform.blobs.upload(iter([model_files.onnx()]))
 
     with pytest.raises(InvalidInput):
         models.register(**{"name": "churn", "files": (blob.id,), "paths": ("m.onnx",)} | wrong)
@@ -257,7 +257,7 @@ def test_other_bytes_under_the_same_blob_are_found(
     light_platform: OwnPlatform, models: Models, register: Register
 ) -> None:
     made = register()
-    other = light_platform.blob.upload(iter([model_files.onnx(graph=b"\x0a\x03xyz")]))
+    other = light_platform.blobs.upload(iter([model_files.onnx(graph=b"\x0a\x03xyz")]))
     light_platform.sql("DELETE FROM governance_blobs WHERE id = :id", {"id": made.files[0].blob})
     light_platform.sql(
         "UPDATE governance_blobs SET id = :id WHERE id = :other",
@@ -274,7 +274,7 @@ def test_other_bytes_under_the_same_blob_are_found(
 
 
 def test_a_deleted_blob_is_found(light_platform: OwnPlatform, models: Models, register: Register) -> None:
-    light_platform.blob.delete(register().files[0].blob)
+    light_platform.blobs.delete(register().files[0].blob)
 
     with pytest.raises(NotFound):
         models.read("churn@1", "model.onnx")
@@ -317,7 +317,7 @@ def test_a_label_that_comes_later_is_on_the_version_and_breaks_no_signature(
     light_platform.put("patients", b"x")
     register(sources=("blob:patients",))
 
-    light_platform.object.label("blob:patients", only=("AE",))
+    light_platform.objects.label("blob:patients", only=("AE",))
 
     assert models.version("churn@1").label.only == {"AE"}
     assert verdict(models, "churn@1").ok
@@ -348,7 +348,7 @@ def test_files_in_two_zones_are_refused(light_platform: OwnPlatform, models: Mod
 
 
 def test_another_workspace_is_hidden(light_platform: OwnPlatform, models: Models, register: Register) -> None:
-    light_platform.workspace.create("other")
+    light_platform.workspaces.create("other")
     made = register()
     omar = light_platform.join("omar", Role.ADMIN, Role.APPROVER, workspace="other")
 
@@ -371,7 +371,7 @@ def test_another_workspace_is_hidden(light_platform: OwnPlatform, models: Models
 
 
 def test_one_name_in_two_workspaces_is_two_models(light_platform: OwnPlatform, models: Models) -> None:
-    light_platform.workspace.create("other")
+    light_platform.workspaces.create("other")
     for place in ("default", "other"):
         light_platform.put("model.onnx", model_files.onnx(), workspace=place)
         models.register("churn", files=(f"{place}/model.onnx",), paths=("m.onnx",), workspace=place)
@@ -380,7 +380,7 @@ def test_one_name_in_two_workspaces_is_two_models(light_platform: OwnPlatform, m
 
 
 def test_a_blob_of_another_workspace_is_refused(light_platform: OwnPlatform, models: Models) -> None:
-    light_platform.workspace.create("other")
+    light_platform.workspaces.create("other")
     light_platform.put("model.onnx", model_files.onnx(), workspace="other")
 
     with pytest.raises(InvalidInput, match="workspace default"):
@@ -391,10 +391,8 @@ def test_who_may_not_read_a_blob_cannot_publish_it_as_a_model(
     light_platform: OwnPlatform, models: Models
 ) -> None:
     light_platform.put("secret.onnx", model_files.onnx())
-    rule = (
-        'forbid (principal, action == Action::"blob.read", resource) when { resource.name == "secret.onnx" };'
-    )
-    light_platform.policy.publish("no-reading", text=rule)
+    rule = 'forbid (principal, action == Action::"blobs.read", resource) when { resource.name == "secret.onnx" };'
+    light_platform.policies.publish("no-reading", text=rule)
     dana = light_platform.join("dana", Role.DEVELOPER)
 
     with acting_as(dana), pytest.raises(Denied):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import Decision, Evict, Snapshot, Start
+from falaj.records.scheduling.snapshot import Decision, Evict, Snapshot, Start
 from falaj.scheduling import Backlog, decide, decide_from
 from workloads import carry_out, contests, for_any, job, let_go, worlds
 

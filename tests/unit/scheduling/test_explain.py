@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from falaj.errors import NotFound
-from falaj.records.scheduling import Evict, Queue, Quota, Reason, Snapshot, Wait
+from falaj.records.scheduling.snapshot import Evict, Queue, Quota, Reason, Snapshot, Wait
 from falaj.scheduling import decide, explain
 from workloads import NOON, for_any, job, minutes, node, started, with_pending, world, worlds
 

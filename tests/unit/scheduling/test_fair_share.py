@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from falaj.records.scheduling import Budget, Price, Queue, Quota, Reason, Request, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import (
+    Budget,
+    Price,
+    Queue,
+    Quota,
+    Reason,
+    Request,
+    Snapshot,
+    Start,
+    Wait,
+)
 from falaj.scheduling import decide, explain
 from workloads import job, minutes, node, started, with_pending, world
 

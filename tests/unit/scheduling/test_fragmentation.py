@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from falaj.records.scheduling import Demand, Gpu, Node
+from falaj.records.scheduling.snapshot import Demand, Gpu, Node
 from falaj.scheduling.placing.fleet import Fleet, Place
 from falaj.scheduling.placing.fragmentation import Measure
 from workloads import for_any

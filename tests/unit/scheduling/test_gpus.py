@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from falaj.records.scheduling import Affinity, Node, Reason, Request, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import Affinity, Node, Reason, Request, Snapshot, Start, Wait
 from falaj.scheduling import decide, explain
 from workloads import GIB, job, node, started, with_pending, world
 

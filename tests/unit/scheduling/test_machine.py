@@ -9,7 +9,7 @@ import pytest
 from falaj.drivers.machine.cards import Cards
 from falaj.drivers.machine.hardware import ThisMachine, node_name
 from falaj.ports.hardware import Hardware
-from falaj.records.residency import Zone
+from falaj.records.governance.residency import Zone
 from falaj.scheduling import node_from
 
 GIB = 2**30

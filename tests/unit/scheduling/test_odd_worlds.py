@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from falaj.records.scheduling import Evict, Queue, Quota, Reason, Running, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import Evict, Queue, Quota, Reason, RunningJob, Snapshot, Start, Wait
 from falaj.scheduling import decide, expected_start, explain
 from workloads import (
     NOON,
@@ -31,7 +31,7 @@ def starts(snapshot: Snapshot) -> list[str]:
     return [each.job for each in decide(snapshot) if isinstance(each, Start)]
 
 
-def at(running: Running, **other: object) -> Running:
+def at(running: RunningJob, **other: object) -> RunningJob:
     return running.model_copy(update=other)
 
 

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from hypothesis import strategies as st
 
-from falaj.records.residency import UNRESTRICTED
-from falaj.records.scheduling import Decision, Evict, Queue, Quota, Reason, Snapshot, Start, Wait
+from falaj.records.governance.residency import UNRESTRICTED
+from falaj.records.scheduling.snapshot import Decision, Evict, Queue, Quota, Reason, Snapshot, Start, Wait
 from falaj.scheduling import decide, expected_start, in_order
 from falaj.scheduling.deciding.cluster import Cluster
 from falaj.scheduling.deciding.ground import Ground

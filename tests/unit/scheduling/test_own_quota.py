@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from falaj.records.scheduling import Evict, Queue, Quota, Reason, Request, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import Evict, Queue, Quota, Reason, Request, Snapshot, Start, Wait
 from falaj.scheduling import decide, explain
 from falaj.scheduling.deciding.ledger import total
 from workloads import carry_out, contests, for_any, job, let_go, node, started, with_pending, world, worlds

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from falaj.errors import Conflict
-from falaj.records.scheduling import Demand, Gpu, Node
+from falaj.records.scheduling.snapshot import Demand, Gpu, Node
 from falaj.scheduling.placing import baselines
 from falaj.scheduling.placing.descent import LeastFragmentation
 from falaj.scheduling.placing.fleet import Fleet, Place, Policy

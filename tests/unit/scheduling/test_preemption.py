@@ -8,7 +8,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import Evict, Queue, Quota, Reason, Request, Running, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import (
+    Evict,
+    Queue,
+    Quota,
+    Reason,
+    Request,
+    RunningJob,
+    Snapshot,
+    Start,
+    Wait,
+)
 from falaj.scheduling import decide
 from falaj.scheduling.deciding.ledger import total
 from workloads import (
@@ -163,7 +173,7 @@ def key(request: Request, borrows: bool) -> tuple[int, int]:
     return (0 if borrows else 1), request.priority
 
 
-def keys_of(running: Iterable[Running]) -> Keys:
+def keys_of(running: Iterable[RunningJob]) -> Keys:
     return sorted((key(each.request, each.borrows) for each in running), reverse=True)
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import (
+from falaj.records.scheduling.snapshot import (
     WHOLE_GPU,
     Decision,
     Evict,
     Queue,
     Quota,
     Reason,
-    Running,
+    RunningJob,
     Snapshot,
     Start,
     Wait,
@@ -28,7 +28,7 @@ from falaj.scheduling.placing.placement import place
 from workloads import QUEUES, carry_out, contests, for_any, jobs, nodes, world, worlds
 
 
-def running_then(snapshot: Snapshot) -> tuple[Running, ...]:
+def running_then(snapshot: Snapshot) -> tuple[RunningJob, ...]:
     return carry_out(snapshot, decide(snapshot)).running
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from falaj.records.scheduling import Decision, Request, Snapshot
+from falaj.records.scheduling.snapshot import Decision, Request, Snapshot
 from falaj.scheduling import decide
 from workloads import NOON, for_any, job, node, started, with_pending, world, worlds
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import Queue, Quota, Reason, Wait
-from falaj.records.simulation import Assumptions, JobOutcome, PastJob, World
+from falaj.records.scheduling.simulation import Assumptions, JobOutcome, PastJob, SimulatedCluster
+from falaj.records.scheduling.snapshot import Queue, Quota, Reason, Wait
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
 from replays import machine, minutes, past, team, world_of
@@ -34,7 +34,7 @@ def stream(queue: str, kinds: list[Kind], *, gpus: int) -> list[PastJob]:
     ]
 
 
-def outcome_of(name: str, jobs: list[PastJob], there: World) -> JobOutcome:
+def outcome_of(name: str, jobs: list[PastJob], there: SimulatedCluster) -> JobOutcome:
     return next(each for each in simulate(jobs, there).jobs if each.job == name)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from falaj.errors import InvalidInput
 from falaj.records.sizes import read_size, spell_size
-from falaj.records.training import JobSpec
+from falaj.records.training.jobs import JobSpec
 from falaj.sdk.job_form import JobForm, form_of, spec_of
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.errors import FalajError, InvalidInput
-from falaj.records.training import JobSpec
+from falaj.records.training.jobs import JobSpec
 from falaj.sdk.job_fields import FIELDS, SAME
 from falaj.sdk.job_form import JobForm, spec_of
 from falaj.sdk.job_yaml import read_job, spell_job

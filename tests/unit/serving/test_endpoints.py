@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.assembly.serving import service_caller
+from falaj.assembly.model_server import service_caller
 from falaj.errors import (
     Denied,
     FalajError,
@@ -21,10 +21,18 @@ from falaj.errors import (
     ResidencyDenied,
     Unavailable,
 )
-from falaj.governance.caller import acting_as
-from falaj.records.identity import Role
+from falaj.governance.operations.caller import acting_as
+from falaj.records.governance.identity import Role
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import InferInput, Lookup, Outcome, Route, Scoring, VersionCounts, ViewLookup
+from falaj.records.serving import (
+    GroundTruth,
+    InferInput,
+    Lookup,
+    Route,
+    ScoringRule,
+    VersionCounts,
+    ViewLookup,
+)
 from falaj.serving.room import MODEL_SERVER
 from model_files import safetensors
 from model_servers import constant, serving_platform
@@ -80,7 +88,7 @@ def url(platform: OwnPlatform) -> Iterator[str]:
 
 @pytest.fixture
 def caller(platform: OwnPlatform, url: str) -> Iterator[Caller]:
-    made = Caller(url, platform.token.issue(purpose="test").secret)
+    made = Caller(url, platform.tokens.issue(purpose="test").secret)
     yield made
     made.close()
 
@@ -89,7 +97,7 @@ def add_version(
     platform: OwnPlatform, folder: Path, name: str, value: float, *, workspace: str = "default", **labels: Any
 ) -> str:
     content = constant(folder / f"{name}-{value}.onnx", value).read_bytes()
-    blob = platform.blob.upload(iter([content]), workspace=workspace, **labels)
+    blob = platform.blobs.upload(iter([content]), workspace=workspace, **labels)
     made = platform.models.register(
         name, files=(blob.id,), paths=("model.onnx",), workspace=workspace, inputs=(SPEC,)
     )
@@ -120,12 +128,12 @@ def test_a_deployed_version_answers_and_routes_move_at_once(
 
 
 def test_deploying_again_routes_everything_there(platform: OwnPlatform, caller: Caller) -> None:
-    platform.endpoints.deploy("again", model="m@1", scoring=Scoring.LOG_LOSS)
+    platform.endpoints.deploy("again", model="m@1", scoring=ScoringRule.LOG_LOSS)
 
     made = platform.endpoints.deploy("again", model="m@3")
 
     assert [route.version for route in made.routes] == ["3"]
-    assert (made.previous, made.scoring) == ((Route(version="1"),), Scoring.LOG_LOSS)
+    assert (made.previous, made.scoring) == ((Route(version="1"),), ScoringRule.LOG_LOSS)
     caller.until("again", "3")
 
 
@@ -145,7 +153,7 @@ def test_a_removed_endpoint_is_gone_and_its_name_free(platform: OwnPlatform, cal
 def test_endpoints_of_other_workspaces_have_them_in_their_paths(
     platform: OwnPlatform, caller: Caller, tmp_path: Path
 ) -> None:
-    platform.workspace.create("risk")
+    platform.workspaces.create("risk")
     add_version(platform, tmp_path, "m", 7, workspace="risk")
 
     made = platform.endpoints.deploy("moves", model="risk/m@1", workspace="risk")
@@ -211,11 +219,11 @@ def test_residency_and_rights_are_asked_before_serving(platform: OwnPlatform, tm
 
 def test_a_revoked_token_is_refused_within_a_second(platform: OwnPlatform, url: str) -> None:
     platform.endpoints.deploy("guarded", model="m@1")
-    issued = platform.token.issue(purpose="short life")
+    issued = platform.tokens.issue(purpose="short life")
     caller = Caller(url, issued.secret)
     caller.until("guarded", "1")
 
-    platform.token.revoke(issued.token.id)
+    platform.tokens.revoke(issued.token.id)
     began = time.monotonic()
     eventually(lambda: caller.ask("guarded").status_code == 401, within=3)
 
@@ -228,7 +236,7 @@ def test_who_may_not_ask_cannot_tell_whether_there_is_an_endpoint(platform: OwnP
     platform.join("sam")
     platform.join("vera", Role.VIEWER)
     sam, vera, nobody = (
-        Caller(url, platform.token.issue(purpose="t", user=who).secret if who else None)
+        Caller(url, platform.tokens.issue(purpose="t", user=who).secret if who else None)
         for who in ("sam", "vera", None)
     )
 
@@ -267,7 +275,7 @@ def test_the_operation_asks_through_the_inner_door(platform: OwnPlatform, caller
     answer = platform.endpoints.infer("inner", inputs=given, request="mine")
 
     assert (answer.model_version, answer.id, answer.outputs[0].data) == ("2", "mine", [2.0])
-    assert logged(platform, str(answer.prediction)).caller == platform.user.whoami().principal.name
+    assert logged(platform, str(answer.prediction)).caller == platform.users.whoami().principal.name
     with pytest.raises(InvalidInput, match=r"given shape \[1, 1\]"):
         platform.endpoints.infer(
             "inner", inputs=(InferInput(name="x", shape=(1, 1), datatype="FP32", data=[1.0]),)
@@ -312,14 +320,14 @@ def test_a_sweep_leaves_the_log_alone(platform: OwnPlatform, caller: Caller) -> 
     logged(platform, ident)
     platform.clock.advance(timedelta(days=3))
 
-    platform.blob.sweep()
+    platform.blobs.cleanup()
 
     with platform.again() as other:  # which has not decoded the batch yet
         assert other.endpoints.prediction(ident).version == "1"
 
 
 def test_labels_are_joined_and_scored_by_version(platform: OwnPlatform, caller: Caller) -> None:
-    platform.endpoints.deploy("scored", model="m@1", scoring=Scoring.SQUARED_ERROR)
+    platform.endpoints.deploy("scored", model="m@1", scoring=ScoringRule.SQUARED_ERROR)
     caller.until("scored", "1")
     names = [caller.ask("scored").json()["id"] for _ in range(4)]
     platform.endpoints.route("scored", routes=(Route(version="3"),))
@@ -327,9 +335,11 @@ def test_labels_are_joined_and_scored_by_version(platform: OwnPlatform, caller: 
     for name in names:
         logged(platform, name)
 
-    labels = tuple(Outcome(id=name, value=value) for name, value in zip(names, (0, 2, 1, 3, 3), strict=True))
+    labels = tuple(
+        GroundTruth(id=name, value=value) for name, value in zip(names, (0, 2, 1, 3, 3), strict=True)
+    )
     first = platform.endpoints.feedback(
-        "scored", predictions=(*labels, Outcome(id=f"{names[0]}99999", value=1))
+        "scored", predictions=(*labels, GroundTruth(id=f"{names[0]}99999", value=1))
     )
     again = platform.endpoints.feedback("scored", predictions=labels[:1])
     stats = {each.version: each for each in platform.endpoints.stats("scored").versions}
@@ -350,24 +360,24 @@ def test_rows_of_one_request_are_labelled_one_by_one(platform: OwnPlatform, call
     assert logged(platform, f"{ident}.1").inputs["miles"] == 4
 
     told = platform.endpoints.feedback(
-        "rows", predictions=(Outcome(id=f"{ident}.1", value=1), Outcome(id=ident, value=1))
+        "rows", predictions=(GroundTruth(id=f"{ident}.1", value=1), GroundTruth(id=ident, value=1))
     )
 
     assert (told.stored, told.unknown) == (1, (ident,))
-    assert platform.endpoints.stats("rows").scoring is Scoring.LOG_LOSS
+    assert platform.endpoints.stats("rows").scoring is ScoringRule.LOG_LOSS
 
 
 def test_one_prediction_counts_once_however_its_id_is_spelled(platform: OwnPlatform, caller: Caller) -> None:
     """Else one prediction could decide a canary."""
-    platform.endpoints.deploy("spelled", model="m@1", scoring=Scoring.SQUARED_ERROR)
+    platform.endpoints.deploy("spelled", model="m@1", scoring=ScoringRule.SQUARED_ERROR)
     ident = caller.until("spelled", "1")["id"]
     logged(platform, ident)
     batch, _, number = ident.rpartition("-")
     spelled = (f"{ident}.0", f"{batch}-0{number}", f"{ident}.00", f"{batch}-{'9' * 60}", batch)
 
-    first = platform.endpoints.feedback("spelled", predictions=(Outcome(id=ident, value=3),))
+    first = platform.endpoints.feedback("spelled", predictions=(GroundTruth(id=ident, value=3),))
     again = platform.endpoints.feedback(
-        "spelled", predictions=tuple(Outcome(id=each, value=2) for each in (ident, *spelled))
+        "spelled", predictions=tuple(GroundTruth(id=each, value=2) for each in (ident, *spelled))
     )
 
     assert (first.stored, again.stored, again.replaced) == (1, 1, 1)
@@ -464,7 +474,7 @@ def test_a_version_that_may_no_longer_lie_there_is_no_longer_served(
     platform.endpoints.deploy("moved", model=reference)
     caller.until("moved", "1")
 
-    platform.object.label(f"model_version:{reference}", only=("FR",))
+    platform.objects.label(f"model_version:{reference}", only=("FR",))
 
     eventually(lambda: caller.ask("moved").status_code == 404)
     eventually(lambda: "its label has changed" in str(platform.endpoints.show("moved").routes[0].problem))
@@ -473,7 +483,7 @@ def test_a_version_that_may_no_longer_lie_there_is_no_longer_served(
 def test_when_a_key_is_destroyed_its_models_and_predictions_are_gone_from_memory_too(
     platform: OwnPlatform, caller: Caller, tmp_path: Path
 ) -> None:
-    platform.workspace.create("erased")
+    platform.workspaces.create("erased")
     add_version(platform, tmp_path, "m", 8, workspace="erased")
     platform.endpoints.deploy("e", model="erased/m@1", workspace="erased")
     ident = caller.until("erased/e", "1")["id"]
@@ -502,7 +512,7 @@ def test_without_a_model_server_that_is_said(tmp_path: Path) -> None:
             platform.endpoints.infer("m", inputs=(InferInput(**X),))
         assert platform.home.serving.exists()
         assert platform.endpoints.show("m").url is None
-        told = platform.endpoints.feedback("m", predictions=(Outcome(id="x-1", value=1),))
+        told = platform.endpoints.feedback("m", predictions=(GroundTruth(id="x-1", value=1),))
         assert (told.stored, told.unknown) == (0, ("x-1",))
 
 
@@ -513,15 +523,15 @@ def test_the_whole_way_on_both_databases(
         add_version(platform, tmp_path, "m", 1)
         platform.endpoints.deploy("m", model="m@1")
         with serving_platform(platform.parts) as url:
-            caller = Caller(url, platform.token.issue(purpose="t").secret)
+            caller = Caller(url, platform.tokens.issue(purpose="t").secret)
             ident = caller.until("m", "1")["id"]
             logged(platform, ident)
             caller.close()
         for _ in range(2):
-            told = platform.endpoints.feedback("m", predictions=(Outcome(id=ident, value=1),))
+            told = platform.endpoints.feedback("m", predictions=(GroundTruth(id=ident, value=1),))
         stats = platform.endpoints.stats("m", since=platform.clock() - timedelta(minutes=5))
 
-        assert (told.stored, told.replaced, stats.scoring) == (1, 1, Scoring.LOG_LOSS)
+        assert (told.stored, told.replaced, stats.scoring) == (1, 1, ScoringRule.LOG_LOSS)
         assert (stats.versions[0].requests, stats.versions[0].labelled) == (1, 1)
         assert platform.endpoints.show("m").unlogged == 0
         assert platform.verify_audit().ok

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from falaj.errors import InvalidInput, Unavailable
-from falaj.records.serving import ModelFile
+from falaj.records.serving import ServedFile
 from falaj.serving.runtime import engine as engines
 from falaj.serving.runtime.engine import open_model
 
@@ -55,14 +55,14 @@ def test_a_model_cannot_read_files_of_the_server(
     content = reading(in_file(location), as_constant=as_constant).SerializeToString()
 
     with pytest.raises(InvalidInput, match="not an ONNX model that can be opened"):
-        open_model(ModelFile(model="m", version="1"), content)
+        open_model(ServedFile(model="m", version="1"), content)
 
 
 def test_weights_inside_the_model_are_read(tmp_path: Path) -> None:
     inside = TensorProto(data_type=TensorProto.UINT8, dims=[len(SECRET)], raw_data=SECRET)
 
     engine = open_model(
-        ModelFile(model="m", version="1"), reading(inside, as_constant=False).SerializeToString()
+        ServedFile(model="m", version="1"), reading(inside, as_constant=False).SerializeToString()
     )
 
     (answer,) = engine.run([np.zeros((1, len(SECRET)), np.float32)])
@@ -104,7 +104,7 @@ def test_a_model_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> 
     """It is quick on made-up values, and so would run where all requests wait for it."""
     monkeypatch.setattr(engines, "QUICK_S", 0.2)
     monkeypatch.setattr(engines, "LONGEST_S", 0.2)
-    engine = open_model(ModelFile(model="m", version="1"), counting().SerializeToString())
+    engine = open_model(ServedFile(model="m", version="1"), counting().SerializeToString())
 
     with pytest.raises(Unavailable, match=r"within 0\.2 s and was stopped"):
         engine.run([np.array([2**62])])

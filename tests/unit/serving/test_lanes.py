@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from falaj.apps.model_server.server import listen
 from falaj.errors import Damaged, FalajError, InvalidInput, NotFound
-from falaj.records.serving import Deployment, Endpoint, ModelFile, Route
+from falaj.records.serving import Deployment, Endpoint, Route, ServedFile
 from falaj.serving.routing import Spread, interleaved
 from falaj.serving.runtime.engine import load
 from model_servers import (
@@ -79,7 +79,7 @@ def test_routes_that_lead_nowhere_are_refused(routes: list[dict[str, object]]) -
 
 
 def test_a_quick_model_shares_runs_on_the_loop(tmp_path: Path) -> None:
-    cost = load(ModelFile(model="m", version="1", path=mlp(tmp_path / "m.onnx"))).cost
+    cost = load(ServedFile(model="m", version="1", path=mlp(tmp_path / "m.onnx"))).cost
 
     assert (cost.rows, cost.inline) == (32, True)
 
@@ -87,28 +87,28 @@ def test_a_quick_model_shares_runs_on_the_loop(tmp_path: Path) -> None:
 def test_a_heavy_model_goes_to_a_thread(tmp_path: Path) -> None:
     path = mlp(tmp_path / "m.onnx", widths=(2, 2000, 2000, 1))
 
-    assert not load(ModelFile(model="m", version="1", path=path)).cost.inline
+    assert not load(ServedFile(model="m", version="1", path=path)).cost.inline
 
 
 def test_rows_that_depend_on_each_other_never_share_a_run(tmp_path: Path) -> None:
-    assert load(ModelFile(model="m", version="1", path=centred(tmp_path / "m.onnx"))).cost.rows == 1
+    assert load(ServedFile(model="m", version="1", path=centred(tmp_path / "m.onnx"))).cost.rows == 1
 
 
 def test_a_fixed_first_dimension_is_never_shared(tmp_path: Path) -> None:
-    assert load(ModelFile(model="m", version="1", path=mlp(tmp_path / "m.onnx", rows=4))).cost.rows == 1
+    assert load(ServedFile(model="m", version="1", path=mlp(tmp_path / "m.onnx", rows=4))).cost.rows == 1
 
 
 def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = constant(tmp_path / "m.onnx", 1)
 
     with pytest.raises(Damaged, match="m@1 is not what was registered"):
-        load(ModelFile(model="m", version="1", path=path, sha256="0" * 64))
+        load(ServedFile(model="m", version="1", path=path, sha256="0" * 64))
     path.write_bytes(b"not a model")
     with pytest.raises(InvalidInput, match="m@1 is not an ONNX model"):
-        load(ModelFile(model="m", version="1", path=path))
+        load(ServedFile(model="m", version="1", path=path))
     path.unlink()
     with pytest.raises(NotFound, match="cannot be read"):
-        load(ModelFile(model="m", version="1", path=path))
+        load(ServedFile(model="m", version="1", path=path))
 
 
 def test_listening_beyond_loopback_needs_tls() -> None:
@@ -251,7 +251,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def test_endpoints_may_share_a_model(tmp_path: Path) -> None:
-    file = ModelFile(model="m", version="1", path=constant(tmp_path / "m.onnx", 1))
+    file = ServedFile(model="m", version="1", path=constant(tmp_path / "m.onnx", 1))
     endpoints = tuple(Endpoint(name=n, model="m", routes=(Route(version="1"),)) for n in ("a", "b"))
     with serving(Deployment(models=(file,), endpoints=endpoints)) as server, RawClient(server.port) as client:
         for name in ("a", "b"):

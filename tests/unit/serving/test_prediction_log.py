@@ -13,8 +13,8 @@ import pytest
 from falaj.apps.model_server import recorder
 from falaj.apps.model_server.recorder import Key, PredictionLog, Source
 from falaj.errors import FalajError, NotFound, Unavailable
-from falaj.records.monitoring import Role
-from falaj.records.serving import Datatype, Scoring, ServedModel, Tensor
+from falaj.records.monitoring.sketches import ColumnRole
+from falaj.records.serving import Datatype, ScoringRule, ServedModel, Tensor
 from falaj.serving.batches import decode, split_id
 from falaj.serving.neighbours import Asked, Predicted
 from falaj.serving.scores import percentile_ms, score
@@ -47,9 +47,11 @@ class Store:
 
 class Sketches:
     def __init__(self) -> None:
-        self.seen: list[tuple[Role, dict[str, list[float]]]] = []
+        self.seen: list[tuple[ColumnRole, dict[str, list[float]]]] = []
 
-    def note(self, endpoint: str, version: str, columns: Any, *, role: Role = Role.FEATURE) -> None:
+    def note(
+        self, endpoint: str, version: str, columns: Any, *, role: ColumnRole = ColumnRole.FEATURE
+    ) -> None:
         self.seen.append((role, {name: np.asarray(column).tolist() for name, column in columns.items()}))
 
 
@@ -93,8 +95,8 @@ def test_every_row_is_found_by_its_id() -> None:
     assert values(store, f"{several}.2")["outputs"]["label"] == ["yes"]
     assert values(store, f"{several}.2")["predicted"] == pytest.approx([0.06, 0.07])
     assert split_id(later)[0] != split_id(one)[0]
-    assert sketches.seen[0] == (Role.FEATURE, {"a": [0.0, 2.0, 4.0, 6.0], "b": [1.0, 3.0, 5.0, 7.0]})
-    assert sketches.seen[1][0] is Role.PREDICTION
+    assert sketches.seen[0] == (ColumnRole.FEATURE, {"a": [0.0, 2.0, 4.0, 6.0], "b": [1.0, 3.0, 5.0, 7.0]})
+    assert sketches.seen[1][0] is ColumnRole.PREDICTION
     assert not log.lost
 
 
@@ -178,15 +180,15 @@ def test_an_answer_that_comes_after_its_batch_is_counted_as_lost(monkeypatch: py
 @pytest.mark.parametrize(
     ("scoring", "predicted", "label", "expected"),
     [
-        (Scoring.SQUARED_ERROR, [3.0], 1.0, 4.0),
-        (Scoring.LOG_LOSS, [0.25], 1, 1.386294),
-        (Scoring.LOG_LOSS, [0.25], 0, 0.287682),
-        (Scoring.LOG_LOSS, [0.25, 0.75], 1, 0.287682),
-        (Scoring.LOG_LOSS, [0.2, 0.3, 0.5], 2, 0.693147),
-        (Scoring.LOG_LOSS, [0.0], 1, 16.118096),
+        (ScoringRule.SQUARED_ERROR, [3.0], 1.0, 4.0),
+        (ScoringRule.LOG_LOSS, [0.25], 1, 1.386294),
+        (ScoringRule.LOG_LOSS, [0.25], 0, 0.287682),
+        (ScoringRule.LOG_LOSS, [0.25, 0.75], 1, 0.287682),
+        (ScoringRule.LOG_LOSS, [0.2, 0.3, 0.5], 2, 0.693147),
+        (ScoringRule.LOG_LOSS, [0.0], 1, 16.118096),
     ],
 )
-def test_scores(scoring: Scoring, predicted: Sequence[float], label: float, expected: float) -> None:
+def test_scores(scoring: ScoringRule, predicted: Sequence[float], label: float, expected: float) -> None:
     assert score(scoring, predicted, label) == pytest.approx(expected, rel=1e-5)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from falaj.errors import Conflict, InvalidInput, KeyReused, NotFound
-from falaj.governance.operations import operations_of
+from falaj.governance.operations.operation import operations_of
 from falaj.records.tracking import BATCH_POINTS, INT64_MAX, INT64_MIN, Metric, MetricPoint
 from falaj.tracking import store
 from falaj.tracking.runs import Runs

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 
 from falaj.errors import Conflict, Denied, InvalidInput, NotFound
-from falaj.governance.caller import acting_as
-from falaj.governance.operations import operations_of
-from falaj.records.identity import Role
-from falaj.records.lineage import Direction
-from falaj.records.residency import Label
+from falaj.governance.operations.caller import acting_as
+from falaj.governance.operations.operation import operations_of
+from falaj.records.governance.identity import Role
+from falaj.records.governance.lineage import Direction
+from falaj.records.governance.residency import Label
 from falaj.records.tracking import MetricPoint, RunStatus
 from falaj.tracking.runs import Runs
 from platforms import OwnPlatform
@@ -37,7 +37,7 @@ def test_a_run_says_what_was_logged_to_it(platform: OwnPlatform, runs: Runs) -> 
     assert {param.key: param.value for param in shown.params} == {"depth": "4", "lr": "0.1"}
     assert {tag.key: tag.value for tag in shown.tags} == {"team": "risk"}
     assert [metric.key for metric in shown.metrics] == ["loss"]
-    assert platform.object.show("experiment:churn").id == ended.experiment
+    assert platform.objects.show("experiment:churn").id == ended.experiment
 
 
 def test_an_experiment_is_made_once_however_many_start_at_a_time(platform: OwnPlatform, runs: Runs) -> None:
@@ -45,7 +45,7 @@ def test_an_experiment_is_made_once_however_many_start_at_a_time(platform: OwnPl
         started = list(pool.map(lambda _: runs.start("churn"), range(16)))
 
     assert len({run.experiment for run in started}) == 1
-    assert len(platform.object.list("experiment").items) == 1
+    assert len(platform.objects.list("experiment").items) == 1
     assert len(runs.list("churn").items) == 16
 
 
@@ -152,7 +152,7 @@ def test_a_condition_that_is_none_is_refused(condition: str) -> None:
 
 
 def test_a_run_of_another_workspace_is_not_there(platform: OwnPlatform, runs: Runs) -> None:
-    platform.workspace.create("risk")
+    platform.workspaces.create("risk")
     stranger = platform.join("sam", Role.DEVELOPER, workspace="risk")
     run = runs.start("churn").id
     point = MetricPoint(key="loss", value=1.0)
@@ -173,7 +173,7 @@ def test_a_run_of_another_workspace_is_not_there(platform: OwnPlatform, runs: Ru
 
 
 def test_experiments_of_one_name_in_two_workspaces_are_two(platform: OwnPlatform, runs: Runs) -> None:
-    platform.workspace.create("risk")
+    platform.workspaces.create("risk")
 
     here, there = runs.start("churn"), runs.start("churn", workspace="risk")
 
@@ -200,11 +200,11 @@ def test_what_a_run_reads_restricts_it_and_what_comes_from_it(platform: OwnPlatf
 
     run = runs.start("churn", sources=("blob:patients",))
     model = platform.put("model", b"y", sources=(run.id,))
-    runs.attach(run.id, "model/model.onnx", "model")
+    runs.log_artifact(run.id, "model/model.onnx", "model")
 
     restricted = Label(only={"AE"}, classes={"health"})
     assert (run.label, model.label) == (restricted, restricted)
-    assert platform.object.show("experiment:churn").label == Label()
+    assert platform.objects.show("experiment:churn").label == Label()
     above = [node.id for node in platform.lineage.graph("blob:model", direction=Direction.UP)]
     assert {data.id, run.id} < set(above)
 
@@ -213,7 +213,7 @@ def test_a_later_label_reaches_a_run(platform: OwnPlatform, runs: Runs) -> None:
     platform.put("patients", b"x")
     run = runs.start("churn", sources=("blob:patients",)).id
 
-    platform.object.label("blob:patients", only=("AE",))
+    platform.objects.label("blob:patients", only=("AE",))
 
     assert runs.show(run).run.label.only == {"AE"}
 
@@ -222,9 +222,9 @@ def test_an_artifact_has_its_path_and_size(runs: Runs, platform: OwnPlatform) ->
     run = runs.start("churn").id
     blob = platform.put("plot", b"12345", sources=(run,))
 
-    attached = runs.attach(run, "plots/roc.png", "plot")
+    attached = runs.log_artifact(run, "plots/roc.png", "plot")
 
-    assert runs.attach(run, "plots/roc.png", "plot") == attached
+    assert runs.log_artifact(run, "plots/roc.png", "plot") == attached
     assert (attached.blob, attached.size_bytes) == (blob.id, 5)
     assert runs.show(run).artifacts == (attached,)
 
@@ -236,12 +236,12 @@ def test_a_blob_that_has_nothing_to_do_with_the_run_is_not_attached(
     platform.put("stray", b"x")
     platform.put("one", b"x", sources=(run,))
     platform.put("two", b"x", sources=(run,))
-    staged = platform.blob.upload(iter([b"x"]), sources=(run,)).id
-    runs.attach(run, "a", "one")
+    staged = platform.blobs.upload(iter([b"x"]), sources=(run,)).id
+    runs.log_artifact(run, "a", "one")
 
     for path, blob in (("b", "stray"), ("a", "two"), ("c", staged)):
         with pytest.raises(Conflict):
-            runs.attach(run, path, blob)
+            runs.log_artifact(run, path, blob)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from falaj.errors import Conflict, Denied, FalajError, InvalidInput, NotFound
-from falaj.governance.caller import acting_as
-from falaj.records.identity import Role
-from falaj.records.scheduling import Gpu, Quota
-from falaj.records.training import JobSpec, JobState
+from falaj.governance.operations.caller import acting_as
+from falaj.records.governance.identity import Role
+from falaj.records.scheduling.snapshot import Gpu, Quota
+from falaj.records.training.jobs import JobSpec, JobState
 from job_ground import NODE, JobGround
 from platforms import make_platform
 
@@ -88,7 +88,7 @@ def test_kinds_of_gpu_that_exclude_each_other_are_refused_by_the_spec(spec: dict
 
 
 def test_an_unknown_queue_is_refused_with_those_that_there_are(light_ground: JobGround) -> None:
-    light_ground.platform.queue.set("risk")
+    light_ground.platform.queues.set("risk")
 
     with pytest.raises(FalajError, match=r"no queue 'rsik'.*risk"):
         light_ground.submit(queue="rsik")
@@ -97,8 +97,8 @@ def test_an_unknown_queue_is_refused_with_those_that_there_are(light_ground: Job
 
 
 def test_a_workspace_submits_only_into_queues_that_are_open_to_it(light_ground: JobGround) -> None:
-    light_ground.platform.workspace.create("risk-team")
-    light_ground.platform.queue.set("risk", workspaces=("risk-team",))
+    light_ground.platform.workspaces.create("risk-team")
+    light_ground.platform.queues.set("risk", workspaces=("risk-team",))
 
     with pytest.raises(Denied, match="may not submit into queue risk"):
         light_ground.submit(queue="risk")
@@ -107,7 +107,7 @@ def test_a_workspace_submits_only_into_queues_that_are_open_to_it(light_ground: 
 def test_a_job_that_is_larger_than_its_queue_may_ever_hold_is_refused_with_the_figures(
     light_ground: JobGround,
 ) -> None:
-    light_ground.platform.queue.set("small", quota=Quota(cpus=2))
+    light_ground.platform.queues.set("small", quota=Quota(cpus=2))
 
     with pytest.raises(InvalidInput, match="never start") as refused:
         light_ground.submit(queue="small", cpus=3)
@@ -117,7 +117,7 @@ def test_a_job_that_is_larger_than_its_queue_may_ever_hold_is_refused_with_the_f
 
 
 def test_a_job_is_decided_about_in_its_queue(light_ground: JobGround) -> None:
-    light_ground.platform.queue.set("small", quota=Quota(cpus=1))
+    light_ground.platform.queues.set("small", quota=Quota(cpus=1))
     first, second = (light_ground.submit(queue="small") for _ in range(2))
     light_ground.begin(first)
 
@@ -149,8 +149,8 @@ def test_a_workspace_has_no_more_unfinished_jobs_than_it_may(strict: JobGround) 
     strict.submit()
     with pytest.raises(Conflict, match="has 2 jobs"):
         strict.jobs.retry(first.id)
-    strict.platform.workspace.create("elsewhere")
-    code = strict.platform.blob.upload(iter([b"x"]), workspace="elsewhere")
+    strict.platform.workspaces.create("elsewhere")
+    code = strict.platform.blobs.upload(iter([b"x"]), workspace="elsewhere")
     spec = JobSpec(name="x", script="a.py")
     assert strict.jobs.submit(spec, code=code.id, workspace="elsewhere").state is JobState.QUEUED
 
@@ -158,12 +158,12 @@ def test_a_workspace_has_no_more_unfinished_jobs_than_it_may(strict: JobGround) 
 def test_who_may_not_read_the_code_may_not_have_it_tried_again(light_ground: JobGround) -> None:
     platform = light_ground.platform
     worker = platform.join("worker", Role.DEVELOPER)
-    platform.workspace.create("vault")
-    code = platform.blob.upload(iter([b"x"]), workspace="vault")
+    platform.workspaces.create("vault")
+    code = platform.blobs.upload(iter([b"x"]), workspace="vault")
     job = light_ground.jobs.submit(JobSpec(name="x", script="a.py"), code=code.id)
     light_ground.jobs.cancel(job.id)
 
-    with acting_as(worker), pytest.raises(FalajError, match=r"blob\.read"):
+    with acting_as(worker), pytest.raises(FalajError, match=r"blobs\.read"):
         light_ground.jobs.retry(job.id)
 
     assert light_ground.jobs.retry(job.id).state is JobState.QUEUED

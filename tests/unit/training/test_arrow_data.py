@@ -145,7 +145,7 @@ def test_a_job_trains_on_a_training_set_of_the_platform(
     with light_platform.database.read() as tx:
         found = objects.by_id(tx, made.id)
     assert found is not None
-    put_input(light_platform.parts.rooms, found, tmp_path, "churn")
+    put_input(light_platform.parts.services, found, tmp_path, "churn")
 
     inputs, target = whole(open_data(job.inputs["churn"], target="churned"))
 

@@ -17,7 +17,7 @@ from agent_ground import agent_of
 from falaj.control import allowance as allowances
 from falaj.control.allowance import Allowance
 from falaj.errors import TooLarge
-from falaj.records.training import Job
+from falaj.records.training.jobs import Job
 from falaj.training.runtime.agent.protocol import SocketAgent, send_head
 from falaj.training.runtime.checkpointing.storage.store import CheckpointStore, Retention, SaveId
 from falaj.training.runtime.errors import CheckpointFailed, InvalidTraining

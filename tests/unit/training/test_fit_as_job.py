@@ -39,7 +39,7 @@ def train(directory: Path, agent: Path, monkeypatch: pytest.MonkeyPatch) -> FitR
 def test_fit_in_a_job_is_told_in_full(light_ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> None:
     ground = light_ground
     ground.launcher.program = lambda _: AttemptState("running")
-    rows = ground.platform.blob.upload(iter([b"rows"]))
+    rows = ground.platform.blobs.upload(iter([b"rows"]))
     job = ground.submit(inputs={"rows": rows.id})
     keeper = ground.keeper()
     keeper.tick()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from falaj.errors import FalajError, InvalidInput
-from falaj.records.scheduling import Gpu
-from falaj.records.training import Estimate, Job, JobState, TrainingWay
+from falaj.records.scheduling.snapshot import Gpu
+from falaj.records.training.jobs import Job, JobState, MemoryEstimate, TrainingPlan
 from job_ground import NODE, JobGround
 
 GIB = 1 << 30
@@ -244,19 +244,19 @@ def tiny_card() -> Any:
     return NODE.model_copy(update={"gpus": (Gpu(id="GPU-7", model="T4", memory_bytes=4 * GIB),)})
 
 
-def on_cpu(*ways: TrainingWay) -> Estimate:
+def on_cpu(*ways: TrainingPlan) -> MemoryEstimate:
     return estimated(*ways).model_copy(update={"device": "cpu"})
 
 
-def estimated(*ways: TrainingWay) -> Estimate:
+def estimated(*ways: TrainingPlan) -> MemoryEstimate:
     sizes = dict.fromkeys(("parameters", "gradients", "state", "activations"), GIB)
     amounts: dict[str, Any] = {f"{name}_bytes": size for name, size in sizes.items()}
-    return Estimate(device="cuda", batch_size=32, method="traced", ways=ways, **amounts)
+    return MemoryEstimate(device="cuda", batch_size=32, method="traced", ways=ways, **amounts)
 
 
-def way(gib: int, **fields: Any) -> TrainingWay:
+def way(gib: int, **fields: Any) -> TrainingPlan:
     plain: dict[str, Any] = {"processes": 1, "layout": "one process", "precision": "fp32", "micro_batches": 1}
-    return TrainingWay(**plain | {"as_asked": True, "peak_bytes": gib * GIB} | fields)
+    return TrainingPlan(**plain | {"as_asked": True, "peak_bytes": gib * GIB} | fields)
 
 
 def refused(ground: JobGround, **spec: Any) -> Any:

@@ -18,11 +18,11 @@ from falaj.errors import (
     NotFound,
     ResidencyDenied,
 )
-from falaj.governance.caller import Caller, acting_as, on_terms
+from falaj.governance.operations.caller import Caller, acting_as, on_terms
 from falaj.ports.launcher import AttemptState
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
-from falaj.records.identity import Role
-from falaj.records.training import Checkpoint, CodeOrigin, Job, JobOutput, JobSpec, JobState
+from falaj.records.governance.identity import Role
+from falaj.records.training.jobs import Checkpoint, CodeOrigin, Job, JobOutput, JobSpec, JobState
 from falaj.training.tables import attempts
 from job_ground import GPU_NODE, JobGround
 
@@ -45,7 +45,7 @@ def test_a_submitted_job_waits_with_a_run_of_its_own(ground: JobGround) -> None:
 def test_code_stays_once_a_job_has_it(ground: JobGround) -> None:
     job = ground.submit()
 
-    assert ground.platform.blob.show(str(job.code)).committed
+    assert ground.platform.blobs.show(str(job.code)).committed
 
 
 def test_inputs_flow_into_the_job_and_its_run(ground: JobGround) -> None:
@@ -147,7 +147,7 @@ def test_an_input_that_is_no_input_is_refused(light_ground: JobGround) -> None:
 
 def test_an_input_must_be_readable_by_whoever_submits(light_ground: JobGround) -> None:
     platform = light_ground.platform
-    platform.workspace.create("secret")
+    platform.workspaces.create("secret")
     hidden = platform.put("hidden", b"rows", workspace="secret")
     worker = platform.join("worker", Role.DEVELOPER)
 
@@ -156,8 +156,8 @@ def test_an_input_must_be_readable_by_whoever_submits(light_ground: JobGround) -
 
 
 def test_a_token_that_does_not_reach_what_the_job_does_is_refused_at_once(light_ground: JobGround) -> None:
-    owner = light_ground.platform.user.whoami().principal
-    narrow = Caller(owner.id, owner.name, "user", "test", actions=("jobs.*", "blob.*"))  # type: ignore[arg-type]
+    owner = light_ground.platform.users.whoami().principal
+    narrow = Caller(owner.id, owner.name, "user", "test", actions=("jobs.*", "blobs.*"))  # type: ignore[arg-type]
 
     with acting_as(narrow), pytest.raises(Denied, match=r"runs\.log_metrics"):
         light_ground.submit()
@@ -166,7 +166,7 @@ def test_a_token_that_does_not_reach_what_the_job_does_is_refused_at_once(light_
 def test_a_home_of_several_users_without_walls_runs_no_jobs(light_ground: JobGround) -> None:
     light_ground.machine.refuses = True
     light_ground.submit()
-    light_ground.platform.user.create("second")
+    light_ground.platform.users.create("second")
 
     with pytest.raises(IsolationRefused, match="2 users"):
         light_ground.submit()
@@ -202,7 +202,7 @@ def test_bookkeeping_is_the_controllers(light_ground: JobGround) -> None:
     worker = light_ground.platform.join("worker", Role.DEVELOPER)
 
     with acting_as(worker), pytest.raises(Denied):
-        light_ground.jobs.settle(job.id, attempt=1, verdict="done")
+        light_ground.jobs.finish(job.id, attempt=1, verdict="done")
 
 
 def test_a_controller_that_lost_its_lease_writes_nothing(light_ground: JobGround) -> None:
@@ -219,7 +219,7 @@ def test_a_controller_that_lost_its_lease_writes_nothing(light_ground: JobGround
 def test_what_it_made_is_published_with_its_end(ground: JobGround) -> None:
     job = ground.begin(ground.submit())
     made = [
-        ground.platform.blob.upload(iter([text]), sources=(job.id, job.run)) for text in (b"model", b"log")
+        ground.platform.blobs.upload(iter([text]), sources=(job.id, job.run)) for text in (b"model", b"log")
     ]
 
     done = ground.settle(
@@ -230,7 +230,7 @@ def test_what_it_made_is_published_with_its_end(ground: JobGround) -> None:
     run = ground.platform.runs.show(job.run)
     assert run.run.status == "finished"
     assert {each.path for each in run.artifacts} == {"model/m.bin", "log.txt"}
-    assert all(ground.platform.blob.show(each.id).committed for each in made)
+    assert all(ground.platform.blobs.show(each.id).committed for each in made)
     assert b"".join(ground.jobs.logs(job.id, offset=1)) == b"og"
     with pytest.raises(Conflict):
         ground.settle(job, "failed")
@@ -301,8 +301,8 @@ def test_the_newest_checkpoints_stay_and_the_best(ground: JobGround) -> None:
     for gone in (saves[4], saves[2], saves[0]):
         for part in (gone.manifest, *gone.parts):
             with pytest.raises(NotFound):
-                ground.platform.blob.show(part.blob)
-    assert ground.platform.blob.show(kept[1].parts[0].blob).committed
+                ground.platform.blobs.show(part.blob)
+    assert ground.platform.blobs.show(kept[1].parts[0].blob).committed
 
 
 def test_the_same_save_twice_is_one(ground: JobGround) -> None:
@@ -314,7 +314,7 @@ def test_the_same_save_twice_is_one(ground: JobGround) -> None:
         second = ground.jobs.save_checkpoint(job.id, attempt=1, step=3, save=first.save, **blobs)
 
     assert second == first
-    assert ground.platform.blob.show(first.parts[0].blob).committed
+    assert ground.platform.blobs.show(first.parts[0].blob).committed
 
 
 def test_what_an_earlier_attempt_saves_late_replaces_nothing(ground: JobGround) -> None:
@@ -333,7 +333,9 @@ def test_what_an_earlier_attempt_saves_late_replaces_nothing(ground: JobGround) 
 def save(
     ground: JobGround, job: Job, step: int, *, parts: int = 1, attempt: int = 1, **retention: int
 ) -> Checkpoint:
-    manifest, *others = (ground.platform.blob.upload(iter([bytes(each + 1)])).id for each in range(parts + 1))
+    manifest, *others = (
+        ground.platform.blobs.upload(iter([bytes(each + 1)])).id for each in range(parts + 1)
+    )
     with ground.as_controller():
         return ground.jobs.save_checkpoint(
             job.id,
@@ -404,7 +406,7 @@ def test_a_followed_log_goes_from_attempt_to_attempt(light_ground: JobGround) ->
     follow = light_ground.jobs.logs(job.id, follow=True)
     assert next(follow) == b"first"
 
-    whole = light_ground.platform.blob.upload(iter([b"first, to its end"]))
+    whole = light_ground.platform.blobs.upload(iter([b"first, to its end"]))
     light_ground.settle(job, "failed", log=whole.id)
     light_ground.begin(job, 2)
     launcher.known = {f"{job.id}/2": AttemptState("running")}
@@ -417,7 +419,7 @@ def test_a_followed_log_goes_from_attempt_to_attempt(light_ground: JobGround) ->
 
 def test_a_job_of_another_workspace_is_unknown(light_ground: JobGround) -> None:
     job = light_ground.submit()
-    light_ground.platform.workspace.create("elsewhere")
+    light_ground.platform.workspaces.create("elsewhere")
     stranger = light_ground.platform.join("stranger", Role.DEVELOPER, workspace="elsewhere")
 
     with acting_as(stranger):

@@ -24,10 +24,10 @@ import model_files
 from falaj.control import attempts as attempting
 from falaj.control import jobs as keeping
 from falaj.control.agents import AgentDoor, is_owner
-from falaj.governance.caller import acting_as
+from falaj.governance.operations.caller import acting_as
 from falaj.ports.launcher import AttemptState, Launch
-from falaj.records.identity import Role
-from falaj.records.training import Job, JobState
+from falaj.records.governance.identity import Role
+from falaj.records.training.jobs import Job, JobState
 from falaj.training.runtime.agent.agents import MetricValue
 from falaj.training.runtime.agent.protocol import SocketAgent, receive, send_head
 from falaj.training.runtime.checkpointing.storage.store import Retention, SaveId
@@ -102,7 +102,7 @@ def test_a_job_runs_with_its_inputs_and_leaves_its_outputs(ground: JobGround) ->
 
 def test_a_model_version_is_a_folder_of_its_files(ground: JobGround) -> None:
     platform, seen = ground.platform, {}
-    blobs = [platform.blob.upload(iter([data])).id for data in (model_files.onnx(), b'{"a": 1}')]
+    blobs = [platform.blobs.upload(iter([data])).id for data in (model_files.onnx(), b'{"a": 1}')]
     made = platform.models.register("churn", files=(blobs[0],), paths=("deep/model.onnx",))
 
     def program(launch: Launch) -> AttemptState:
@@ -187,7 +187,7 @@ def test_a_job_whose_owner_was_disabled_does_not_run(ground: JobGround) -> None:
     worker = ground.platform.join("worker", Role.DEVELOPER)
     with acting_as(worker):
         job = ground.submit()
-    ground.platform.user.disable("worker")
+    ground.platform.users.disable("worker")
 
     ground.keeper().tick()
 
@@ -288,7 +288,7 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
         step += 1
 
     assert step > 15
-    settled = [entry for entry in ground.platform.entries() if entry["action"] == "jobs.settle"]
+    settled = [entry for entry in ground.platform.entries() if entry["action"] == "jobs.finish"]
     assert len([entry for entry in settled if entry["outcome"] == "done"]) == step
 
 

@@ -20,8 +20,8 @@ from falaj.control.office import Office
 from falaj.control.resting import Rests
 from falaj.errors import Conflict, InvalidInput
 from falaj.ports.launcher import AttemptState
-from falaj.records.scheduling import Decision, Snapshot
-from falaj.records.training import Job, JobState
+from falaj.records.scheduling.snapshot import Decision, Snapshot
+from falaj.records.training.jobs import Job, JobState
 from falaj.scheduling import Backlog
 from falaj.training import packing, store
 from falaj.training.settling import LONGEST_PAUSE_S

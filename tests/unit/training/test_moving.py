@@ -12,10 +12,10 @@ import pytest
 from falaj.control import jobs as keeping
 from falaj.control.jobs import JobKeeper
 from falaj.errors import Conflict, FalajError, InvalidInput
-from falaj.governance.caller import on_terms, once
+from falaj.governance.operations.caller import on_terms, once
 from falaj.ports.launcher import AttemptState
-from falaj.records.scheduling import Gpu, Node
-from falaj.records.training import Asked, Job, JobSpec, JobState
+from falaj.records.scheduling.snapshot import Gpu, Node
+from falaj.records.training.jobs import Job, JobSpec, JobState, RequestedResources
 from falaj.training.moving import Move, as_held, moved_spec, words_of
 from falaj.training.queue import request_for
 from falaj.training.tables import attempts, jobs
@@ -87,7 +87,7 @@ def test_a_running_job_leaves_and_goes_on_in_the_other_kind_of_pool(ground: JobG
     runs_at(ground, job, "plain", 2)
     again = ground.jobs.show(job.id)
     assert (again.attempt, row(ground, job)["failures"]) == (2, 0)
-    assert (again.spec.gpus, again.spec.asked) == (0, Asked(cpus=2, gpus=2))
+    assert (again.spec.gpus, again.spec.asked) == (0, RequestedResources(cpus=2, gpus=2))
     verdicts = [each["verdict"] for each in ground.platform.rows(attempts) if each["job"] == job.id]
     assert verdicts == ["moved", None]
     assert [each for each in ground.platform.entries() if each["action"] == "jobs.move"]
@@ -136,7 +136,7 @@ def test_a_repeated_call_moves_once(lone: JobGround) -> None:
 
 def test_the_answer_names_the_checkpoint_that_it_goes_on_from(lone: JobGround) -> None:
     job = lone.begin(lone.submit(gpus=1))
-    manifest, part = (lone.platform.blob.upload(iter([data])).id for data in (b"{}", b"weights"))
+    manifest, part = (lone.platform.blobs.upload(iter([data])).id for data in (b"{}", b"weights"))
     with lone.as_controller(), on_terms(fence=lone.fence):
         lone.jobs.save_checkpoint(job.id, attempt=1, step=40, save="0" * 32, manifest=manifest, parts=(part,))
 
@@ -188,7 +188,7 @@ def test_one_that_is_moved_again_on_its_way_goes_where_it_was_told_last(lone: Jo
 
     keeper.tick()
     back = waits_again(lone, job)
-    assert (back.spec.gpus, back.spec.asked) == (1, Asked(gpus=2))
+    assert (back.spec.gpus, back.spec.asked) == (1, RequestedResources(gpus=2))
     keeper.stop()
 
 

@@ -14,7 +14,7 @@ from falaj.control import jobs as keeping
 from falaj.control.collecting import output_files
 from falaj.errors import InvalidInput
 from falaj.ports.launcher import AttemptState, Launch
-from falaj.records.training import JobState
+from falaj.records.training.jobs import JobState
 from job_ground import DONE, JobGround
 from polling import eventually
 

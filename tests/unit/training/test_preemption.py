@@ -10,10 +10,10 @@ import pytest
 
 from falaj.control import jobs as keeping
 from falaj.errors import Conflict
-from falaj.governance.caller import on_terms
+from falaj.governance.operations.caller import on_terms
 from falaj.ports.launcher import AttemptState
-from falaj.records.scheduling import Decision, Evict, Placement, Reason, Snapshot, Start, Wait
-from falaj.records.training import Job, JobState
+from falaj.records.scheduling.snapshot import Decision, Evict, Placement, Reason, Snapshot, Start, Wait
+from falaj.records.training.jobs import Job, JobState
 from falaj.scheduling import Backlog
 from falaj.training.tables import attempts, jobs
 from job_ground import DONE, JobGround
@@ -166,7 +166,7 @@ def test_nobody_is_told_to_leave_for_a_job_that_does_not_wait(ground: JobGround,
         ground.jobs.cancel(urgent.id)
 
     with ground.as_controller(), on_terms(fence=ground.fence), pytest.raises(Conflict):
-        ground.jobs.make_room(urgent.id, leaving=(victim.id,))
+        ground.jobs.preempt(urgent.id, leaving=(victim.id,))
 
     assert not any(each["leaving"] or each["claim"] for each in ground.platform.rows(jobs))
 
@@ -176,7 +176,7 @@ def test_who_leaves_for_whom_is_written_down_for_all_or_for_none(ground: JobGrou
     ground.begin(there)
 
     with ground.as_controller(), on_terms(fence=ground.fence), pytest.raises(Conflict):
-        ground.jobs.make_room(urgent.id, leaving=(there.id, gone.id))
+        ground.jobs.preempt(urgent.id, leaving=(there.id, gone.id))
 
     assert not any(each["leaving"] or each["claim"] for each in ground.platform.rows(jobs))
 
@@ -228,6 +228,6 @@ def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
         assert set(ground.launcher.runs.values()) == {1}, step
         step += 1
 
-    told = [entry for entry in ground.platform.entries() if entry["action"] == "jobs.make_room"]
+    told = [entry for entry in ground.platform.entries() if entry["action"] == "jobs.preempt"]
     assert len([entry for entry in told if entry["outcome"] == "done"]) == step
     assert step > 20, step

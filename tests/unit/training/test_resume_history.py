@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from agent_ground import agent_of
 from falaj.control.recalling import recall
 from falaj.records.tracking import MetricPoint
-from falaj.records.training import Job
+from falaj.records.training.jobs import Job
 from falaj.training.run_facts import GOES_ON_FROM
 from falaj.training.runtime.agent.agents import RESUME_PREFIX
 from falaj.training.runtime.agent.protocol import LOSS_FORMAT

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from falaj.apps.api.problems import problem
 from falaj.errors import FalajError
-from falaj.governance.operations import Operation, Shape
+from falaj.governance.operations.operation import Operation, ResponseShape
 
 STREAMS = 256
 """Streams at a time; each may hold a thread while it waits, and none of those that operations run in."""
@@ -32,8 +32,8 @@ class Answers:
     def answer(self, operation: Operation, result: Any) -> Response:
         """The answer to a request. Called in a worker thread: the first part of a stream is fetched here, so that
         what goes wrong at its beginning is a problem with a status, not a broken stream."""
-        if operation.shape is Shape.RECORD:
-            return Response(operation.output.dump_json(result), media_type=Shape.RECORD.value)
+        if operation.shape is ResponseShape.RECORD:
+            return Response(operation.output.dump_json(result), media_type=ResponseShape.RECORD.value)
         pieces = PIECES[operation.shape](operation, result)
         first = list(itertools.islice(pieces, 1))
         stream = self._pulled(itertools.chain(first, pieces))
@@ -83,10 +83,10 @@ def _arrow(_operation: Operation, result: Any) -> Iterator[bytes]:
     yield sink.take()
 
 
-PIECES: dict[Shape, Callable[[Operation, Any], Iterator[bytes]]] = {
-    Shape.RECORDS: _records,
-    Shape.BYTES: _bytes,
-    Shape.ARROW: _arrow,
+PIECES: dict[ResponseShape, Callable[[Operation, Any], Iterator[bytes]]] = {
+    ResponseShape.RECORDS: _records,
+    ResponseShape.BYTES: _bytes,
+    ResponseShape.ARROW: _arrow,
 }
 
 

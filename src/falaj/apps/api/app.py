@@ -24,13 +24,13 @@ from falaj.apps.api.openapi import openapi
 from falaj.apps.api.problems import problem_response
 from falaj.apps.api.requests import body_stream, idempotency_key, read_body, request_id, typed_input
 from falaj.apps.api.telemetry import REQUESTS, SECONDS
-from falaj.assembly.platform import Platform
+from falaj.assembly.platform import LocalPlatform
 from falaj.control.lease import held_by
 from falaj.control.platform import all_operations
 from falaj.errors import FalajError, Internal, InvalidInput, NotFound
-from falaj.governance.caller import acting_as, on_terms
-from falaj.governance.operations import Operation
-from falaj.governance.tokens import redeem_link
+from falaj.governance.identity.tokens import redeem_link
+from falaj.governance.operations.caller import acting_as, on_terms
+from falaj.governance.operations.operation import Operation
 from falaj.version import VERSION
 
 log = logging.getLogger("falaj.api")
@@ -41,7 +41,7 @@ R = TypeVar("R")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(platform: Platform) -> Starlette:
+def make_app(platform: LocalPlatform) -> Starlette:
     """The application of `platform`."""
     door = Door(platform)
     operations = all_operations()
@@ -77,9 +77,9 @@ class SignIn(BaseModel):
 class Door:
     """Lets requests in: recognizes the caller, performs the operation in a worker thread, answers."""
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: LocalPlatform) -> None:
         self._platform = platform
-        self._keeper = Doorkeeper(platform.reception, platform.database, platform.gate.clock)
+        self._keeper = Doorkeeper(platform.authenticator, platform.database, platform.gate.clock)
         self._limit = platform.config.server.body_limit_bytes
         self._threads = platform.config.server.threads
         self._limiter: anyio.CapacityLimiter | None = None
@@ -111,7 +111,7 @@ class Door:
         async def scrape(request: Request, ident: str) -> Response:
             def work() -> Response:
                 with acting_as(self._keeper.caller(request)), on_terms(request=ident):
-                    found = self._platform.rooms.platform.metrics()
+                    found = self._platform.services.platform.metrics()
                 return Response(found.text, media_type="text/plain; version=0.0.4")
 
             return await self._in_thread(work)
@@ -119,8 +119,8 @@ class Door:
         return await self._answered(request, "platform.metrics", scrape)
 
     async def sign_in(self, request: Request) -> Response:
-        """The sign-in link's door to token.issue: the code in the body is spent, and a token comes back."""
-        return await self._answered(request, "token.issue", self._redeem)
+        """The sign-in link's door to tokens.issue: the code in the body is spent, and a token comes back."""
+        return await self._answered(request, "tokens.issue", self._redeem)
 
     def behind_token(self, document: str) -> Endpoint:
         async def serve(request: Request) -> Response:
@@ -135,7 +135,7 @@ class Door:
     async def _operate(self, operation: Operation, request: Request, ident: str) -> Response:
         caller = await self._in_thread(lambda: self._keeper.caller(request))
         body = body_stream(request) if operation.upload else await read_body(request, limit=self._limit)
-        room = getattr(self._platform.rooms, operation.room)
+        room = getattr(self._platform.services, operation.group)
 
         def work() -> Response:
             with acting_as(caller), on_terms(key=idempotency_key(request), request=ident):
@@ -159,10 +159,10 @@ class Door:
             gate = self._platform.gate
             with gate.database.write() as tx:
                 caller = redeem_link(tx, code, now=gate.clock(), origin=origin_of(request))
-            issue = all_operations()["token.issue"]
+            issue = all_operations()["tokens.issue"]
             given = issue.check({"purpose": "signed in by link", "expires_in": SIGNED_IN_FOR})
             with acting_as(caller), on_terms(request=ident):
-                return self._answers.answer(issue, gate.perform(issue, self._platform.rooms.token, given))
+                return self._answers.answer(issue, gate.perform(issue, self._platform.services.tokens, given))
 
         return await self._in_thread(work)
 

@@ -9,9 +9,9 @@ from datetime import datetime
 from starlette.requests import Request
 
 from falaj.errors import Unauthenticated
-from falaj.governance.caller import Caller
-from falaj.governance.directory import Reception
-from falaj.governance.epochs import RecentEpoch
+from falaj.governance.identity.directory import Authenticator
+from falaj.governance.operations.caller import Caller
+from falaj.governance.policy.epochs import RecentEpoch
 from falaj.ports.metadata import Database
 
 REMEMBERED = 10_000
@@ -20,8 +20,10 @@ REMEMBERED = 10_000
 class Doorkeeper:
     """Remembers whom the reception let in. A revoked token is refused within a second, in every process."""
 
-    def __init__(self, reception: Reception, database: Database, clock: Callable[[], datetime]) -> None:
-        self._reception = reception
+    def __init__(
+        self, authenticator: Authenticator, database: Database, clock: Callable[[], datetime]
+    ) -> None:
+        self._authenticator = authenticator
         self._clock = clock
         self._epoch = RecentEpoch(database)
         self._known: dict[bytes, tuple[int, datetime, Caller]] = {}
@@ -39,7 +41,7 @@ class Doorkeeper:
         known = self._known.get(digest)
         if known is not None and known[0] == epoch and now < known[1]:
             return known[2]
-        caller, until = self._reception.receive(credential, origin=origin)
+        caller, until = self._authenticator.authenticate(credential, origin=origin)
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         self._known[digest] = (epoch, until, caller)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
 from falaj.apps.api.problems import CONTENT_TYPE
 from falaj.errors import Fault
-from falaj.governance.operations import Operation, Shape
+from falaj.governance.operations.operation import Operation, ResponseShape
 
 REF = "#/components/schemas/{model}"
 PROBLEMS = {
@@ -59,7 +59,7 @@ def _schemas(operations: list[Operation]) -> tuple[dict[Any, Any], dict[str, Any
     outputs = [
         (f"{op.name} out", "serialization", op.output)
         for op in operations
-        if op.shape in (Shape.RECORD, Shape.RECORDS)
+        if op.shape in (ResponseShape.RECORD, ResponseShape.RECORDS)
     ]
     problem = ("problem", "serialization", TypeAdapter(Problem))
     found, document = TypeAdapter.json_schemas([*inputs, *outputs, problem], ref_template=REF)  # type: ignore[list-item]
@@ -99,13 +99,13 @@ def _methods(op: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 def _described(op: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if op.shape in (Shape.RECORD, Shape.RECORDS):
+    if op.shape in (ResponseShape.RECORD, ResponseShape.RECORDS):
         content = {"schema": schemas[f"{op.name} out", "serialization"]}
     problem = {CONTENT_TYPE: {"schema": schemas["problem", "serialization"]}}
     failures = {code: {"description": text, "content": problem} for code, text in PROBLEMS.items()}
     return {
         "operationId": op.name,
-        "tags": [op.room],
+        "tags": [op.group],
         "summary": op.summary,
         "responses": {"200": {"description": op.summary, "content": {op.shape.value: content}}, **failures},
     }

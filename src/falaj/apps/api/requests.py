@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from falaj.errors import Interrupted, InvalidInput, TooLarge
-from falaj.governance.operations import Operation
+from falaj.governance.operations.operation import Operation
 from falaj.records.names import new_id
 
 CHUNK_S = 60.0
@@ -111,5 +111,5 @@ def request_id(request: Request) -> str:
 
 def _too_large(given: object, limit: int) -> TooLarge:
     return TooLarge.at(
-        "body", given=f"{given} bytes", allowed=f"at most {limit} bytes", fix="use blob.upload"
+        "body", given=f"{given} bytes", allowed=f"at most {limit} bytes", fix="use blobs.upload"
     )

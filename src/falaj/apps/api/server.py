@@ -21,10 +21,10 @@ from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
 from falaj.apps.open_files import raise_file_limit
 from falaj.assembly.home import open_home
-from falaj.assembly.platform import Platform, assemble, local_caller
+from falaj.assembly.platform import LocalPlatform, assemble, local_caller
 from falaj.errors import InvalidInput, NotFound
-from falaj.governance.caller import acting_as
-from falaj.governance.tokens import in_use
+from falaj.governance.identity.tokens import in_use
+from falaj.governance.operations.caller import acting_as
 from falaj.records.config import Config
 
 HEAD_BYTES = 64 * 1024
@@ -114,7 +114,7 @@ class LimitedHeaders(HttpToolsProtocol):
             raise ValueError("the head of the request is too large")
 
 
-def _settings(platform: Platform, config: Config) -> uvicorn.Config:
+def _settings(platform: LocalPlatform, config: Config) -> uvicorn.Config:
     tls = config.server.tls
     settings = uvicorn.Config(
         make_app(platform),
@@ -144,7 +144,7 @@ def _listen(bind: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(platform: Platform, bind: str, port: int) -> None:
+def _announce(platform: LocalPlatform, bind: str, port: int) -> None:
     """Tell the parent the address and, at its start, a sign-in code for the owner and a token for the command line."""
     scheme = "http" if platform.config.server.tls is None else "https"
     host = f"[{bind}]" if ":" in bind else bind
@@ -155,7 +155,7 @@ def _announce(platform: Platform, bind: str, port: int) -> None:
         json.dump(told, parent)
 
 
-def introduce_owner(platform: Platform) -> dict[str, str]:
+def introduce_owner(platform: LocalPlatform) -> dict[str, str]:
     """A new token in place of those of earlier starts, whose work goes on, and a sign-in code."""
     try:
         owner = local_caller(platform.database)
@@ -166,9 +166,9 @@ def introduce_owner(platform: Platform) -> dict[str, str]:
         earlier = in_use(tx, owner.id, purpose=purpose, now=platform.gate.clock())
     with acting_as(owner):
         for token in earlier:
-            platform.rooms.token.revoke(token, keep_work=True)
-        issued = platform.rooms.token.issue(purpose=purpose, expires_in=timedelta(days=LOCAL_TOKEN_DAYS))
-        link = platform.rooms.token.link()
+            platform.services.tokens.revoke(token, keep_work=True)
+        issued = platform.services.tokens.issue(purpose=purpose, expires_in=timedelta(days=LOCAL_TOKEN_DAYS))
+        link = platform.services.tokens.sign_in_link()
     return {"code": link.code, "token": issued.secret}
 
 

@@ -15,7 +15,7 @@ from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import plural, text_of
-from falaj.records.features import Change, Planned
+from falaj.records.features import ChangeKind, PlannedChange
 from falaj.sdk.definitions import Definitions, read_definitions
 
 
@@ -49,7 +49,7 @@ def apply(
     say(session, _said(changes, found, path=path, dry_run=dry_run))
 
 
-def _show_changes(changes: Sequence[Planned]) -> None:
+def _show_changes(changes: Sequence[PlannedChange]) -> None:
     rows = [
         [each.kind, each.name, text_of(each.version), each.change.value, ", ".join(each.differences)]
         for each in changes
@@ -57,8 +57,8 @@ def _show_changes(changes: Sequence[Planned]) -> None:
     show_rows(["kind", "name", "version", "change", "differs in"], rows)
 
 
-def _said(changes: Sequence[Planned], found: Definitions, *, path: str, dry_run: bool) -> Said:
-    changed = [each for each in changes if each.change is not Change.UNCHANGED]
+def _said(changes: Sequence[PlannedChange], found: Definitions, *, path: str, dry_run: bool) -> Said:
+    changed = [each for each in changes if each.change is not ChangeKind.UNCHANGED]
     if not changed:
         return Said("nothing has changed", (("next", "features list"),))
     words = f"{plural(len(changed), 'definition')} {'would change' if dry_run else 'changed'}"

@@ -13,12 +13,12 @@ import typer
 from pydantic import BaseModel
 
 from falaj.apps.cli.values import duration
-from falaj.governance.operations import Operation
+from falaj.governance.operations.operation import Operation
 from falaj.records.names import PlacedIn, RefersTo
 
 HELP = {
-    "action": "An action, such as blob.read.",
-    "actions": "What it may do, such as blob.read or blob.*",
+    "action": "An action, such as blobs.read.",
+    "actions": "What it may do, such as blobs.read or blobs.*",
     "after": "Go on behind this cursor.",
     "before": "Go on before this entry.",
     "caller": "Who did it.",
@@ -74,7 +74,7 @@ def signature(operation: Operation) -> list[inspect.Parameter]:
 
 def command_path(operation: Operation) -> str:
     """What is typed after `falaj`."""
-    return f"{operation.room} {operation.verb.replace('_', '-')}"
+    return f"{operation.group} {operation.verb.replace('_', '-')}"
 
 
 def _typed(operation: Operation, name: str) -> Typed:
@@ -138,7 +138,7 @@ def _from_markers(annotation: Any) -> str:
         if isinstance(marker, RefersTo):
             return f"{REFERENCES.get(marker.kind or '') or _with_article(marker.kind or '')}: its name or id."
         if isinstance(marker, PlacedIn):
-            return "A zone; falaj zone list names them."
+            return "A zone; falaj zones list names them."
     return ""
 
 

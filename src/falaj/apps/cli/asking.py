@@ -18,7 +18,7 @@ from falaj.apps.cli.values import text_of
 from falaj.control.platform import all_operations
 from falaj.errors import FalajError, InvalidInput
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import DeployedEndpoint, Inferred
+from falaj.records.serving import DeployedEndpoint, InferenceResult
 from falaj.sdk.platform import Platform
 
 ENDPOINT = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint: its name or id.")]
@@ -161,7 +161,7 @@ def _signature(platform: Platform, found: DeployedEndpoint, version: str | None)
         return {}
 
 
-def _show_answer(answer: Inferred) -> None:
+def _show_answer(answer: InferenceResult) -> None:
     for each in answer.outputs:
         width = len(each.data) // each.shape[0] if each.shape and each.shape[0] else 1
         rows = [each.data[at : at + width] for at in range(0, len(each.data), width or 1)]

@@ -25,7 +25,7 @@ from falaj.apps.cli.values import plural
 from falaj.control.platform import all_operations
 from falaj.errors import InvalidInput
 from falaj.governance.audit import verify as verifier
-from falaj.records.audit import ExportLine, LogCheck
+from falaj.records.governance.audit import ExportLine, LogCheck
 
 
 def export(

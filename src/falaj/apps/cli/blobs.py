@@ -1,4 +1,4 @@
-"""Files into the platform and back: `falaj blob put` and `falaj blob get`."""
+"""Files into the platform and back: `falaj blobs put` and `falaj blobs get`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import size
 from falaj.control.platform import all_operations
 from falaj.errors import AlreadyExists, Damaged, Fault, Interrupted, InvalidInput
-from falaj.records.blobs import Blob
+from falaj.records.governance.blobs import Blob
 from falaj.sdk.platform import Platform
 
 
@@ -41,15 +41,15 @@ def put(
     ] = None,
 ) -> None:
     """Store a file, encrypted, under a name; its restrictions and those of its sources go with it."""
-    upload, commit = all_operations()["blob.upload"], all_operations()["blob.commit"]
+    upload, commit = all_operations()["blobs.upload"], all_operations()["blobs.commit"]
     typed = {"workspace": workspace, "zone": zone, "sources": source, "only": only, "classes": classes}
-    where = reading.gather(upload, typed, command="blob put")
-    reading.check(upload, where | {"data": file}, command="blob put")
-    reading.check(commit, {"blob": "staged", "name": name}, command="blob put", spelling={"name": "NAME"})
+    where = reading.gather(upload, typed, command="blobs put")
+    reading.check(upload, where | {"data": file}, command="blobs put")
+    reading.check(commit, {"blob": "staged", "name": name}, command="blobs put", spelling={"name": "NAME"})
     total = None if file == "-" or not os.path.isfile(file) else os.path.getsize(file)
     with open_input(file, where="FILE") as pieces, session.platform() as platform:
         with progress(f"storing {name}", total=total, unit="bytes") as advance:
-            staged = platform.blob.upload(counted(pieces, advance), **where)
+            staged = platform.blobs.upload(counted(pieces, advance), **where)
         stored = _name_it(session, platform, staged, name)
     deliver(session, commit, {"name": name, "workspace": workspace}, stored)
 
@@ -65,9 +65,9 @@ def get(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Fetch a blob into a file. A download that broke off goes on where it stopped."""
-    reading.check(all_operations()["blob.read"], {"blob": blob}, command="blob get")
+    reading.check(all_operations()["blobs.read"], {"blob": blob}, command="blobs get")
     with session.platform() as platform:
-        found = platform.blob.show(blob)
+        found = platform.blobs.show(blob)
         with progress(f"fetching {found.name}", total=found.size_bytes, unit="bytes") as advance:
             if file == "-":
                 _to_stdout(platform, found, advance)
@@ -83,9 +83,9 @@ def get(
 
 def _name_it(session: Session, platform: Platform, staged: Blob, name: str) -> Blob:
     try:
-        return platform.blob.commit(staged.id, name=name)
+        return platform.blobs.commit(staged.id, name=name)
     except AlreadyExists as error:
-        fix = session.spell(f"blob commit {staged.id} --name OTHER")
+        fix = session.spell(f"blobs commit {staged.id} --name OTHER")
         fault = Fault(where="NAME", given=name, allowed="a name that is free", fix=fix)
         raise AlreadyExists(f"{error.message}; the bytes are staged for a day", faults=[fault]) from None
 
@@ -145,7 +145,7 @@ def _read_on(platform: Platform, found: Blob, start: int) -> Iterator[bytes]:
     while start < found.size_bytes:
         before = start
         try:
-            for chunk in platform.blob.read(found.id, offset=start):
+            for chunk in platform.blobs.read(found.id, offset=start):
                 start += len(chunk)
                 yield chunk
         except Interrupted:

@@ -19,7 +19,7 @@ from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import plural
 from falaj.control.platform import all_operations
 from falaj.errors import FalajError, InvalidInput
-from falaj.records.features import Ingested
+from falaj.records.features import IngestResult
 from falaj.sdk.features import place_of, spine_reference
 from falaj.sdk.platform import Platform
 
@@ -42,10 +42,10 @@ def ingest(
 ) -> None:
     """Upload files and add their rows to a view. Each file is taken whole or not at all."""
     label = reading.gather(
-        all_operations()["blob.upload"], {"only": only, "classes": classes}, command="features ingest"
+        all_operations()["blobs.upload"], {"only": only, "classes": classes}, command="features ingest"
     )
     _require_files(files)
-    done: list[Ingested] = []
+    done: list[IngestResult] = []
     with session.platform() as platform:
         place = place_of(platform, view)
         for file in files:
@@ -178,7 +178,7 @@ def _upload(platform: Platform, file: str, *, where: str = "FILE", **place: Any)
     with ExitStack() as stack:
         pieces = stack.enter_context(open_input(file, where=where))
         advance = stack.enter_context(progress(f"uploading {file}", total=total, unit="bytes"))
-        return platform.blob.upload(counted(pieces, advance), **place).id
+        return platform.blobs.upload(counted(pieces, advance), **place).id
 
 
 def _require_files(files: list[str], *, where: str = "FILE") -> None:

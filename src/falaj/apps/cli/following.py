@@ -14,7 +14,7 @@ from typing import TextIO
 from falaj.apps.cli.job_words import far, state_of
 from falaj.apps.cli.values import printable
 from falaj.errors import FalajError, Interrupted, Unavailable
-from falaj.records.training import Job, JobState
+from falaj.records.training.jobs import Job, JobState
 from falaj.sdk.platform import Platform
 
 LINE_EVERY_S = 10.0

@@ -19,8 +19,8 @@ from falaj.apps.cli.sentences import say, sentence
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import text_of
-from falaj.governance.operations import Operation, Shape
-from falaj.records.objects import Page
+from falaj.governance.operations.operation import Operation, ResponseShape
+from falaj.records.governance.objects import Page
 from falaj.sdk.platform import Platform
 
 YES = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -48,7 +48,11 @@ def command_for(operation: Operation) -> CommandFunction:
         return None
 
     added = [_added("yes", YES, False)] if operation.confirm else []
-    added += [_added("output_file", OUTPUT, None)] if operation.shape in (Shape.BYTES, Shape.ARROW) else []
+    added += (
+        [_added("output_file", OUTPUT, None)]
+        if operation.shape in (ResponseShape.BYTES, ResponseShape.ARROW)
+        else []
+    )
     session = inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Session)
     parameters = [session, *arguments.signature(operation), *added]
     perform.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -58,7 +62,7 @@ def command_for(operation: Operation) -> CommandFunction:
 
 def call(platform: Platform, operation: Operation, given: Mapping[str, Any]) -> Any:
     """Perform `operation` on `platform`."""
-    method = getattr(getattr(platform, operation.room), operation.body.__name__)
+    method = getattr(getattr(platform, operation.group), operation.body.__name__)
     return method(**given)
 
 
@@ -71,13 +75,13 @@ def deliver(
     to: str | None = None,
 ) -> None:
     """Show the result of `operation`, in the shape that it has."""
-    if operation.shape is Shape.BYTES:
+    if operation.shape is ResponseShape.BYTES:
         with output(to) as file:
             for chunk in result:
                 file.write(chunk)
-    elif operation.shape is Shape.ARROW:
+    elif operation.shape is ResponseShape.ARROW:
         _write_arrow(result, to, as_json=session.json)
-    elif operation.shape is Shape.RECORDS:
+    elif operation.shape is ResponseShape.RECORDS:
         (show_lines if session.json else show_records)(result)
     else:
         _show_result(session, operation, given, result)

@@ -5,9 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 
 from falaj.apps.cli.values import number, plural, printable
-from falaj.records.scheduling import WHOLE_GPU, Affinity
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Affinity
 from falaj.records.sizes import spell_size
-from falaj.records.training import Asked, Estimate, Job, JobSpec, JobState, Progress
+from falaj.records.training.jobs import (
+    Job,
+    JobProgress,
+    JobSpec,
+    JobState,
+    MemoryEstimate,
+    RequestedResources,
+)
 
 
 def state_of(job: Job) -> str:
@@ -19,7 +26,7 @@ def state_of(job: Job) -> str:
     return job.state.value
 
 
-def far(progress: Progress) -> str:
+def far(progress: JobProgress) -> str:
     """How far it is, in one line."""
     parts = [f"step {step_of(progress)}"]
     parts += [f"loss {number(progress.loss)}"] if progress.loss is not None else []
@@ -28,7 +35,7 @@ def far(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def step_of(progress: Progress) -> str:
+def step_of(progress: JobProgress) -> str:
     return f"{progress.step} of {progress.total}" if progress.total else str(progress.step)
 
 
@@ -80,7 +87,7 @@ def asks(spec: JobSpec) -> str:
     return ", ".join(parts)
 
 
-def memory_of(estimate: Estimate) -> str:
+def memory_of(estimate: MemoryEstimate) -> str:
     """What its training takes of memory, as it was estimated, and of what that is made up."""
     way = estimate.ways[0]
     kinds = (
@@ -102,7 +109,7 @@ def rough_size(count: int) -> str:
     return f"{count / step:.0f} {unit}" if count >= 100 * step else f"{count / step:.3g} {unit}"
 
 
-def asked_first(asked: Asked) -> str:
+def asked_first(asked: RequestedResources) -> str:
     """What it asked for before it was moved."""
     share = f"{asked.gpu_milli / WHOLE_GPU:g} of a GPU"
     gpus = share if asked.gpu_milli < WHOLE_GPU else plural(asked.gpus, "GPU")

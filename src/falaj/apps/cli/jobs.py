@@ -20,8 +20,8 @@ from falaj.apps.cli.top import name_of, top
 from falaj.apps.cli.training import JOB, submit_file, tell_end
 from falaj.apps.cli.values import plural, printable, size, text_of
 from falaj.control.platform import all_operations
-from falaj.records.scheduling import Explanation
-from falaj.records.training import Checkpoint, Job, JobState
+from falaj.records.scheduling.snapshot import Explanation
+from falaj.records.training.jobs import Checkpoint, Job, JobState
 
 
 def list_jobs(

@@ -23,7 +23,7 @@ def destroy(
     operation, given = all_operations()["keys.destroy"], {"workspace": workspace}
     reading.check(operation, given)
     with session.platform() as platform:
-        name = platform.workspace.show(workspace).name
+        name = platform.workspaces.show(workspace).name
         question = f"Nobody will ever read the blobs of {name} again. Type the workspace's name to go on"
         confirm_by_name(question, name, yes=yes)
         deliver(session, operation, given, platform.keys.destroy(workspace))

@@ -6,22 +6,22 @@ import re
 
 LISTS = {
     "alert": "monitoring alerts",
-    "blob": "blob list",
+    "blob": "blobs list",
     "dataset": "features training-sets",
     "endpoint": "endpoints list",
-    "group": "group list",
+    "group": "groups list",
     "job": "jobs list",
     "model": "models list",
     "monitor": "monitoring list",
     "optimization": "optimization list",
     "pipeline": "pipelines list",
-    "queue": "queue show",
-    "secret": "secret list",
-    "user": "user list",
+    "queue": "queues show",
+    "secret": "secrets list",
+    "user": "users list",
     "view": "features list",
-    "work": "work list",
-    "workspace": "workspace list",
-    "zone": "zone list",
+    "work": "workflows list",
+    "workspace": "workspaces list",
+    "zone": "zones list",
 }
 _UNKNOWN = re.compile(r"there is no (?P<kind>[a-z_]+) '(?P<name>[^']*)'")
 

@@ -12,8 +12,8 @@ from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import printable
 from falaj.control.platform import all_operations
-from falaj.records.monitoring import DriftReport, ModelDrift, Statistic
-from falaj.records.monitors import Monitor, MonitorReport
+from falaj.records.monitoring.monitors import Monitor, MonitorReport
+from falaj.records.monitoring.sketches import DriftReport, ModelDrift, Statistic
 
 MONITOR = Annotated[str, typer.Argument(metavar="MONITOR", help="A monitor: its name or id.")]
 SPELLING = {"window": "--rows or --every", "columns": "--column"}

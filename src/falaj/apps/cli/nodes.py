@@ -1,4 +1,4 @@
-"""`falaj node list` and `falaj node show`: the machines that run jobs."""
+"""`falaj nodes list` and `falaj nodes show`: the machines that run jobs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.values import plural, printable, size, text_of
 from falaj.errors import NotFound
-from falaj.records.hardware import Machine
-from falaj.records.scheduling import WHOLE_GPU
+from falaj.records.scheduling.hardware import Machine
+from falaj.records.scheduling.snapshot import WHOLE_GPU
 
 
 def list_nodes(session: Session) -> None:
     """The machines that run jobs, and what is free of each."""
     with session.platform() as platform:
-        found = platform.node.list()
+        found = platform.nodes.list()
     session.show(found, _print_all)
 
 
@@ -31,10 +31,10 @@ def show_node(
 ) -> None:
     """What a machine is made of: CPUs, cards and how they are joined, slices, adapters."""
     with session.platform() as platform:
-        found = platform.node.list()
+        found = platform.nodes.list()
     chosen = tuple(each for each in found if node in (None, each.node.name))
     if not chosen:
-        raise NotFound(f"there is no node {node}; falaj node list names them")
+        raise NotFound(f"there is no node {node}; falaj nodes list names them")
     session.show(chosen, _print_each)
 
 

@@ -20,7 +20,7 @@ def show_page(
     given = reading.gather(operation, typed)
     reading.check(operation, given)
     with session.platform() as platform:
-        found = getattr(getattr(platform, operation.room), operation.body.__name__)(**given)
+        found = getattr(getattr(platform, operation.group), operation.body.__name__)(**given)
     if session.json or not found.items:
         show(found, as_json=session.json)
         return

@@ -16,7 +16,7 @@ from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.values import text_of
 from falaj.control.platform import all_operations
 from falaj.errors import InvalidInput
-from falaj.records.pipelines import Canary, StoredPipeline
+from falaj.records.control.pipelines import Canary, StoredPipeline
 from falaj.sdk.pipelines import apply_pipeline, located, read_pipeline
 
 PIPELINE = Annotated[str, typer.Argument(metavar="PIPELINE", help="A pipeline: its name or id.")]

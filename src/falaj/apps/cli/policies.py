@@ -18,7 +18,7 @@ from falaj.apps.cli.values import plural
 from falaj.control.platform import all_operations
 from falaj.errors import InvalidInput, PolicyInvalid
 from falaj.governance.policy.examples import run_examples
-from falaj.records.policy import ExampleOutcome
+from falaj.records.governance.policy import ExampleOutcome
 
 CEDAR = Annotated[str, typer.Argument(metavar="FILE", help="The policy in Cedar; - for standard input.")]
 
@@ -33,12 +33,12 @@ def publish(
     ] = None,
 ) -> None:
     """Put the policy in a file in force; an earlier version steps back."""
-    operation = all_operations()["policy.publish"]
+    operation = all_operations()["policies.publish"]
     typed = {"name": name, "text": read_text(file, where="FILE"), "workspace": workspace}
     given = reading.gather(operation, typed)
     reading.check(operation, given)
     with session.platform() as platform:
-        deliver(session, operation, given, platform.policy.publish(**given))
+        deliver(session, operation, given, platform.policies.publish(**given))
 
 
 def check(session: Session, file: CEDAR) -> None:
@@ -46,7 +46,7 @@ def check(session: Session, file: CEDAR) -> None:
     text = read_text(file, where="FILE")
     with session.platform() as platform:
         try:
-            checked = platform.policy.check(text=text)
+            checked = platform.policies.check(text=text)
         except PolicyInvalid as error:
             faults = [fault.model_copy(update={"where": file}) for fault in error.faults]
             raise PolicyInvalid(f"{file} cannot be published", faults=faults) from None

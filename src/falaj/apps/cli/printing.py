@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from falaj.apps.cli.tables import heading, show_fields, show_table, show_text
 from falaj.apps.cli.values import text_of
-from falaj.records.objects import Page
+from falaj.records.governance.objects import Page
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.trees import ASCII
 from falaj.apps.cli.values import exact, number, printable, size, text_of
-from falaj.records.accounting import BudgetState, QueueState
+from falaj.records.scheduling.accounting import BudgetState, QueueState
 
 BAR = 10
 PLAIN = ASCII | str.maketrans({"█": "#", "░": "."})

@@ -1,4 +1,4 @@
-"""`falaj queue`: the tree of queues with what each holds, how one is set, and budgets."""
+"""`falaj queues`: the tree of queues with what each holds, how one is set, and budgets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ from falaj.apps.cli.what_if import what_if, what_if_result
 from falaj.control.platform import all_operations
 from falaj.errors import InvalidInput, NotFound
 from falaj.records import sizes
-from falaj.records.accounting import BudgetState, BudgetTerms, QueueChange, QueueSettings, QueueState
-from falaj.records.scheduling import Quota
+from falaj.records.scheduling.accounting import (
+    BudgetState,
+    BudgetTerms,
+    QueueChange,
+    QueueSettings,
+    QueueState,
+)
+from falaj.records.scheduling.snapshot import Quota
 from falaj.sdk.platform import Platform
 
 NAME = Annotated[str, typer.Argument(metavar="QUEUE", help="A queue: its name.")]
@@ -48,9 +54,9 @@ def show_queue(
 ) -> None:
     """What a queue may have, holds, borrows and waits for; without a name, the tree of all queues."""
     if queue is not None:
-        reading.check(all_operations()["queue.show"], {"queue": queue})
+        reading.check(all_operations()["queues.show"], {"queue": queue})
     with session.platform() as platform:
-        found: Any = _all(platform) if queue is None else platform.queue.show(queue)
+        found: Any = _all(platform) if queue is None else platform.queues.show(queue)
     if session.json:
         show(found, as_json=True)
     elif queue is None:
@@ -66,7 +72,7 @@ def list_queues(
     limit: Annotated[str, typer.Option(metavar="LIMIT", help=arguments.HELP["limit"])] = "100",
 ) -> None:
     """The queues by name, and how each stands."""
-    show_page(session, "queue.list", {"after": after, "limit": limit}, print_tree)
+    show_page(session, "queues.list", {"after": after, "limit": limit}, print_tree)
 
 
 def set_queue(
@@ -89,7 +95,7 @@ def set_queue(
     What is not said stays as it is. Without a quota a queue may have everything; with a quota and without a limit it
     never has more than its quota.
     """
-    reading.check_name("QUEUE", queue, command="queue set")
+    reading.check_name("QUEUE", queue, command="queues set")
     asked = {"cpus": cpus, "gpus": gpus, "memory_bytes": memory}
     limits = {"cpus": cpu_limit, "gpus": gpu_limit, "memory_bytes": memory_limit}
     with session.platform() as platform:
@@ -104,8 +110,8 @@ def set_queue(
             "workspaces": _workspaces(was, workspace),
             "version": was.version,
         }
-        reading.check(all_operations()["queue.set"], given)
-        made = platform.queue.set(**given)
+        reading.check(all_operations()["queues.set"], given)
+        made = platform.queues.set(**given)
     _tell_set(session, made)
 
 
@@ -114,18 +120,18 @@ def _tell_set(session: Session, made: QueueChange) -> None:
         show(made, as_json=session.json)
         return
     name = made.queue.name
-    undo = f"queue remove {name}" if made.before is None else spelled(made.before)
-    say(session, Said(f"queue {name} {_words(made.queue)}", (("undo", undo), ("next", "queue show"))))
+    undo = f"queues remove {name}" if made.before is None else spelled(made.before)
+    say(session, Said(f"queue {name} {_words(made.queue)}", (("undo", undo), ("next", "queues show"))))
 
 
 def remove_queue(
     session: Session, queue: NAME, *, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
 ) -> None:
     """Remove a queue that has neither jobs nor queues below it."""
-    reading.check(all_operations()["queue.remove"], {"queue": queue})
-    confirm(f"queue remove {shlex.quote(queue)}: its settings are lost. Go on?", yes=yes)
+    reading.check(all_operations()["queues.remove"], {"queue": queue})
+    confirm(f"queues remove {shlex.quote(queue)}: its settings are lost. Go on?", yes=yes)
     with session.platform() as platform:
-        made = platform.queue.remove(queue)
+        made = platform.queues.remove(queue)
     if session.json or made.before is None:
         show(made, as_json=session.json)
         return
@@ -143,13 +149,13 @@ def set_budget(
     period: PERIOD = "month",
 ) -> None:
     """Say what a workspace may spend on jobs in each period; with neither amount its budget is taken away."""
-    operation = all_operations()["queue.set_budget"]
+    operation = all_operations()["queues.set_budget"]
     given = reading.gather(
         operation, {"workspace": workspace, "gpu_hours": gpu_hours, "money": money, "period": period}
     )
     reading.check(operation, given)
     with session.platform() as platform:
-        made = platform.queue.set_budget(**given)
+        made = platform.queues.set_budget(**given)
     if session.json:
         show(made, as_json=True)
         return
@@ -170,9 +176,9 @@ def list_budgets(
     ] = None,
 ) -> None:
     """The budgets of the workspaces that you may see: what was used in the period, and what is left."""
-    reading.check(all_operations()["queue.budgets"], {"workspace": workspace})
+    reading.check(all_operations()["queues.budgets"], {"workspace": workspace})
     with session.platform() as platform:
-        found = platform.queue.budgets(workspace=workspace)
+        found = platform.queues.budgets(workspace=workspace)
     session.show(found, print_budgets)
 
 
@@ -199,7 +205,7 @@ def _all(platform: Platform) -> tuple[QueueState, ...]:
     found: list[QueueState] = []
     after: str | None = ""
     while after is not None:
-        page = platform.queue.list(after=after, limit=1000)
+        page = platform.queues.list(after=after, limit=1000)
         found += page.items
         after = page.next
     return tuple(found)
@@ -208,7 +214,7 @@ def _all(platform: Platform) -> tuple[QueueState, ...]:
 def _settings(platform: Platform, name: str) -> QueueSettings:
     """The queue as it is, or as one that was never set."""
     try:
-        return platform.queue.show(name).settings
+        return platform.queues.show(name).settings
     except NotFound:
         return QueueSettings(name=name)
 

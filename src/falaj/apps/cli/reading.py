@@ -18,13 +18,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from falaj.apps.cli.arguments import Typed, command_path, typed_parameters
 from falaj.apps.cli.values import duration
 from falaj.errors import Fault, InvalidInput
-from falaj.governance.operations import Operation, invalid
+from falaj.governance.operations.operation import Operation, invalid
 from falaj.records import durations
 from falaj.records.durations import read_duration
 from falaj.records.names import Name
 
 EXAMPLES = {
-    "actions": "blob.read",
+    "actions": "blobs.read",
     "classes": "personal",
     "expires_in": "30d",
     "limit": "100",

@@ -8,11 +8,11 @@ from typing import Any
 from falaj.apps.cli.commands import CommandFunction, group
 from falaj.apps.cli.generated import command_for
 from falaj.control.platform import room_types
-from falaj.governance.operations import operations_of
+from falaj.governance.operations.operation import operations_of
 
 BY_HAND = {
     "audit": "audit",
-    "blob": "blobs",
+    "blobs": "blobs",
     "endpoints": "serving",
     "features": "features",
     "jobs": "jobs",
@@ -20,16 +20,16 @@ BY_HAND = {
     "lineage": "lineage",
     "models": "models",
     "monitoring": "monitoring",
-    "node": "nodes",
+    "nodes": "nodes",
     "optimization": "optimization",
     "pipelines": "pipelines",
-    "policy": "policies",
-    "queue": "queues",
+    "policies": "policies",
+    "queues": "queues",
     "runs": "runs",
-    "secret": "secrets",
-    "token": "tokens",
+    "secrets": "secrets",
+    "tokens": "tokens",
     "usage": "usage",
-    "work": "work",
+    "workflows": "work",
 }
 """The module here whose `ROOM` has the hand-written commands of a room; they replace generated ones."""
 

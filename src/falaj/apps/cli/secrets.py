@@ -1,4 +1,4 @@
-"""`falaj secret set`: the value comes by standard input, a file or a prompt; no shell and no process list has it."""
+"""`falaj secrets set`: the value comes by standard input, a file or a prompt; no shell and no process list has it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from falaj.apps.cli.generated import deliver
 from falaj.apps.cli.session import Session
 from falaj.control.platform import all_operations
 from falaj.errors import Conflict, InvalidInput
-from falaj.records.secrets import LARGEST_BYTES, RULE
+from falaj.records.governance.secrets import LARGEST_BYTES, RULE
 
-FIX = "falaj secret set NAME --from-file FILE"
+FIX = "falaj secrets set NAME --from-file FILE"
 
 
 def set_secret(
@@ -32,12 +32,12 @@ def set_secret(
 
     The end of its line does not belong to a value of one line.
     """
-    operation = all_operations()["secret.set"]
-    reading.check_name("NAME", name, command="secret set")
+    operation = all_operations()["secrets.set"]
+    reading.check_name("NAME", name, command="secrets set")
     given: dict[str, Any] = {"name": name, "value": _value(name, from_file), "workspace": workspace}
     reading.check(operation, given, spelling={"value": "the value"})
     with session.platform() as platform:
-        deliver(session, operation, given, platform.secret.set(**given))
+        deliver(session, operation, given, platform.secrets.set(**given))
 
 
 def _value(name: str, from_file: str | None) -> str:

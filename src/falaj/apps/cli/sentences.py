@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import plural, size, text_of
-from falaj.records.blobs import Blob
-from falaj.records.features import Materialized
-from falaj.records.identity import Grant, Group, Principal, SignInLink, Token, Workspace
-from falaj.records.keys import Destruction, Rotation
-from falaj.records.monitors import Alert, Monitor, Removed
-from falaj.records.objects import Labelled
-from falaj.records.pipelines import StoredPipeline
-from falaj.records.policy import Policy
+from falaj.records.control.pipelines import StoredPipeline
+from falaj.records.control.workflows import WorkflowRun
+from falaj.records.features import MaterializeResult
+from falaj.records.governance.blobs import Blob
+from falaj.records.governance.identity import Grant, Group, Principal, SignInLink, Token, Workspace
+from falaj.records.governance.keys import KeyDestruction, KeyRotation
+from falaj.records.governance.objects import LabelChange
+from falaj.records.governance.policy import Policy
+from falaj.records.governance.secrets import Secret
+from falaj.records.monitoring.monitors import Alert, Monitor, MonitorRemoval
 from falaj.records.registry import Alias, Approval, ModelVersion, Promotion
-from falaj.records.secrets import Secret
-from falaj.records.serving import DeployedEndpoint, Scored
-from falaj.records.training import Job, Moved
-from falaj.records.work import Work
+from falaj.records.serving import DeployedEndpoint, FeedbackResult
+from falaj.records.training.jobs import Job, JobMove
 
 
 class Said(NamedTuple):
@@ -47,17 +47,17 @@ def sentence(operation: str, result: Any, given: Given) -> Said | None:
 
 
 def _workspace_made(made: Workspace, given: Given) -> Said:
-    grant = f"workspace grant {made.name} USER --role developer"
+    grant = f"workspaces grant {made.name} USER --role developer"
     return Said(f"workspace {made.name} is made; you administer it", (("next", grant),))
 
 
 def _granted(made: Grant, given: Given) -> Said:
-    undo = _of(f"workspace revoke {made.workspace}", given["subject"], f"--role {made.role}")
+    undo = _of(f"workspaces revoke {made.workspace}", given["subject"], f"--role {made.role}")
     return Said(f"{made.subject} is {made.role} in {made.workspace}", (("undo", undo),))
 
 
 def _revoked(made: Grant, given: Given) -> Said:
-    undo = _of(f"workspace grant {made.workspace}", given["subject"], f"--role {made.role}")
+    undo = _of(f"workspaces grant {made.workspace}", given["subject"], f"--role {made.role}")
     return Said(f"{made.subject} is no longer {made.role} in {made.workspace}", (("undo", undo),))
 
 
@@ -66,33 +66,33 @@ def _user_made(made: Principal, given: Given) -> Said:
     return Said(
         f"{kind} {made.name} is made, without any role",
         (
-            ("next", f"workspace grant default {made.name} --role developer"),
-            ("next", f"token issue --user {made.name} --purpose PURPOSE"),
+            ("next", f"workspaces grant default {made.name} --role developer"),
+            ("next", f"tokens issue --user {made.name} --purpose PURPOSE"),
         ),
     )
 
 
 def _disabled(made: Principal, given: Given) -> Said:
     return Said(
-        f"{made.name} is disabled, with every token of theirs", (("undo", f"user enable {made.name}"),)
+        f"{made.name} is disabled, with every token of theirs", (("undo", f"users enable {made.name}"),)
     )
 
 
 def _enabled(made: Principal, given: Given) -> Said:
-    return Said(f"{made.name} is let in again", (("undo", f"user disable {made.name}"),))
+    return Said(f"{made.name} is let in again", (("undo", f"users disable {made.name}"),))
 
 
 def _group_made(made: Group, given: Given) -> Said:
-    return Said(f"group {made.name} is made, empty", (("next", f"group add {made.name} USER"),))
+    return Said(f"group {made.name} is made, empty", (("next", f"groups add {made.name} USER"),))
 
 
 def _joined(made: Group, given: Given) -> Said:
-    undo = _of(f"group remove {made.name}", given["user"])
+    undo = _of(f"groups remove {made.name}", given["user"])
     return Said(f"{given['user']} is in {made.name}: {text_of(made.members)}", (("undo", undo),))
 
 
 def _left(made: Group, given: Given) -> Said:
-    undo = _of(f"group add {made.name}", given["user"])
+    undo = _of(f"groups add {made.name}", given["user"])
     return Said(f"{given['user']} is not in {made.name}: {text_of(made.members)}", (("undo", undo),))
 
 
@@ -109,30 +109,30 @@ def _linked(made: SignInLink, given: Given) -> Said:
 
 def _published(made: Policy, given: Given) -> Said:
     where = "everywhere" if made.workspace == "platform" else f"in {made.workspace}"
-    undo = f"policy withdraw {made.workspace}/{made.name}"
+    undo = f"policies withdraw {made.workspace}/{made.name}"
     return Said(f"policy {made.name}, version {made.version}, is in force {where}", (("undo", undo),))
 
 
 def _withdrawn(made: Policy, given: Given) -> Said:
-    undo = f"policy publish {made.name} FILE --workspace {made.workspace}"
+    undo = f"policies publish {made.name} FILE --workspace {made.workspace}"
     return Said(f"policy {made.name} is out of force in {made.workspace}", (("undo", undo),))
 
 
-def _labelled(made: Labelled, given: Given) -> Said:
+def _labelled(made: LabelChange, given: Given) -> Said:
     words = f"{made.object.address} is labelled: {made.object.label.describe()}"
     reach = f"{plural(made.reached, 'object')} downstream changed with it"
     wrong = [f"  {each.address} must not lie in zone {each.zone} any more" for each in made.misplaced]
     undo = (
-        (("undo", _of("object unlabel", given["object"])),) if "only" in given or "classes" in given else ()
+        (("undo", _of("objects unlabel", given["object"])),) if "only" in given or "classes" in given else ()
     )
     return Said("\n".join([f"{words}; {reach}", *wrong]), undo)
 
 
-def _rotated(made: Rotation, given: Given) -> Said:
+def _rotated(made: KeyRotation, given: Given) -> Said:
     return Said(f"root key {made.root} wraps from now on; {plural(made.rewrapped, 'data key')} wrapped again")
 
 
-def _destroyed(made: Destruction, given: Given) -> Said:
+def _destroyed(made: KeyDestruction, given: Given) -> Said:
     return Said(
         f"the keys of {made.workspace} are destroyed: nobody can read its {plural(made.blobs, 'blob')} again"
     )
@@ -145,18 +145,18 @@ def _secret_set(made: Secret, given: Given) -> Said:
     use = _of("train SCRIPT --secret", f"{variable}={place}{made.name}")
     return Said(
         f"secret {made.name} {words}; jobs get it, nobody is shown it",
-        (("next", use), ("undo", f"secret remove {place}{made.name}")),
+        (("next", use), ("undo", f"secrets remove {place}{made.name}")),
     )
 
 
 def _secret_removed(made: Secret, given: Given) -> Said:
-    return Said(f"secret {made.name} is removed with its value", (("undo", f"secret set {made.name}"),))
+    return Said(f"secret {made.name} is removed with its value", (("undo", f"secrets set {made.name}"),))
 
 
 def _staged(made: Blob, given: Given) -> Said:
     return Said(
         f"{size(made.size_bytes)} staged in zone {made.zone} as {made.id}; without a name they are swept in a day",
-        (("next", f"blob commit {made.id} --name NAME"),),
+        (("next", f"blobs commit {made.id} --name NAME"),),
     )
 
 
@@ -166,38 +166,41 @@ def _committed(made: Blob, given: Given) -> Said:
     stored = f"{size(made.size_bytes)} in zone {made.zone}, {made.label.describe()}"
     return Said(
         f"blob {made.name} is stored: {stored}\n  sha256 {made.sha256}",
-        (("next", f"blob get {named}"), ("undo", f"blob delete {named}")),
+        (("next", f"blobs get {named}"), ("undo", f"blobs delete {named}")),
     )
 
 
 def _deleted(made: Blob, given: Given) -> Said:
     return Said(
         f"blob {made.name} is deleted; its {size(made.size_bytes)} go with the next sweep",
-        (("next", "blob sweep --older-than 0s"),),
+        (("next", "blobs cleanup --older-than 0s"),),
     )
 
 
-def _copying(made: Work, given: Given) -> Said:
+def _copying(made: WorkflowRun, given: Given) -> Said:
     return Said(
-        f"work {made.id} copies {given['blob']} to zone {given['zone']}", (("next", f"work watch {made.id}"),)
+        f"work {made.id} copies {given['blob']} to zone {given['zone']}",
+        (("next", f"workflows watch {made.id}"),),
     )
 
 
-def _optimizing(made: Work, given: Given) -> Said:
-    return Said(f"work {made.id} measures variants of {given['model']}", (("next", f"work watch {made.id}"),))
+def _optimizing(made: WorkflowRun, given: Given) -> Said:
+    return Said(
+        f"work {made.id} measures variants of {given['model']}", (("next", f"workflows watch {made.id}"),)
+    )
 
 
 def _swept(made: Any, given: Given) -> Said:
     return Said(f"{plural(made.removed, 'leftover')} removed")
 
 
-def _materialized(made: Materialized, given: Given) -> Said:
+def _materialized(made: MaterializeResult, given: Given) -> Said:
     words = f"{given['view']}: the newest of {plural(made.keys, 'key')} online, version {made.version}"
     return Said(words, (("next", _of("features read", given["view"], "KEY")),))
 
 
-def _cancelled(made: Work, given: Given) -> Said:
-    return Said(f"work {made.id} stops before its next step", (("next", f"work watch {made.id}"),))
+def _cancelled(made: WorkflowRun, given: Given) -> Said:
+    return Said(f"work {made.id} stops before its next step", (("next", f"workflows watch {made.id}"),))
 
 
 def _submitted(made: Job, given: Given) -> Said:
@@ -216,7 +219,7 @@ def _job_cancelled(made: Job, given: Given) -> Said:
     return Said(f"job {made.id} {words}", (("undo", f"jobs retry {made.id}"),))
 
 
-def _job_moved(made: Moved, given: Given) -> Said:
+def _job_moved(made: JobMove, given: Given) -> Said:
     return Said(f"job {made.job.id} is moved: {made.words}", (("next", f"jobs show {made.job.id}"),))
 
 
@@ -243,7 +246,7 @@ def _removed(made: DeployedEndpoint, given: Given) -> Said:
     return Said(f"{made.name} answers no more; its predictions stay", (("undo", undo),))
 
 
-def _scored(made: Scored, given: Given) -> Said:
+def _scored(made: FeedbackResult, given: Given) -> Said:
     unknown = f"; {plural(len(made.unknown), 'prediction')} not in the log (yet)" if made.unknown else ""
     return Said(
         f"{plural(made.stored, 'label')} stored, {made.replaced} in place of earlier ones{unknown}",
@@ -284,7 +287,7 @@ def _rebased(made: Monitor, given: Given) -> Said:
     return Said(words, (("next", f"monitoring check {made.name}"),))
 
 
-def _unwatched(made: Removed, given: Given) -> Said:
+def _unwatched(made: MonitorRemoval, given: Given) -> Said:
     return Said(f"{given['monitor']} watches no more; its alerts stay")
 
 
@@ -301,13 +304,13 @@ def _pipeline_applied(made: StoredPipeline, given: Given) -> Said:
     return Said(words, (("next", f"pipelines start {plan.name}"),))
 
 
-def _pipeline_started(made: Work, given: Given) -> Said:
-    return Said(f"work {made.id} trains anew", (("next", f"work watch {made.id}"),))
+def _pipeline_started(made: WorkflowRun, given: Given) -> Said:
+    return Said(f"work {made.id} trains anew", (("next", f"workflows watch {made.id}"),))
 
 
-def _canary_started(made: Work, given: Given) -> Said:
+def _canary_started(made: WorkflowRun, given: Given) -> Said:
     words = f"work {made.id} tries {given['model']} on {given['endpoint']}"
-    return Said(words, (("next", f"work watch {made.id}"),))
+    return Said(words, (("next", f"workflows watch {made.id}"),))
 
 
 def _of(start: str, *words: Any) -> str:
@@ -317,32 +320,32 @@ def _of(start: str, *words: Any) -> str:
 
 
 SENTENCES: dict[str, Callable[[Any, Given], Said]] = {
-    "workspace.create": _workspace_made,
-    "workspace.grant": _granted,
-    "workspace.revoke": _revoked,
-    "user.create": _user_made,
-    "user.disable": _disabled,
-    "user.enable": _enabled,
-    "group.create": _group_made,
-    "group.add": _joined,
-    "group.remove": _left,
-    "token.revoke": _token_revoked,
-    "token.link": _linked,
-    "policy.publish": _published,
-    "policy.withdraw": _withdrawn,
-    "object.label": _labelled,
-    "object.unlabel": _labelled,
+    "workspaces.create": _workspace_made,
+    "workspaces.grant": _granted,
+    "workspaces.revoke": _revoked,
+    "users.create": _user_made,
+    "users.disable": _disabled,
+    "users.enable": _enabled,
+    "groups.create": _group_made,
+    "groups.add": _joined,
+    "groups.remove": _left,
+    "tokens.revoke": _token_revoked,
+    "tokens.sign_in_link": _linked,
+    "policies.publish": _published,
+    "policies.withdraw": _withdrawn,
+    "objects.label": _labelled,
+    "objects.unlabel": _labelled,
     "keys.rotate": _rotated,
     "keys.destroy": _destroyed,
-    "secret.set": _secret_set,
-    "secret.remove": _secret_removed,
-    "blob.upload": _staged,
-    "blob.commit": _committed,
-    "blob.delete": _deleted,
-    "blob.copy": _copying,
-    "blob.sweep": _swept,
+    "secrets.set": _secret_set,
+    "secrets.remove": _secret_removed,
+    "blobs.upload": _staged,
+    "blobs.commit": _committed,
+    "blobs.delete": _deleted,
+    "blobs.copy": _copying,
+    "blobs.cleanup": _swept,
     "optimization.start": _optimizing,
-    "work.cancel": _cancelled,
+    "workflows.cancel": _cancelled,
     "endpoints.deploy": _deployed,
     "endpoints.route": _deployed,
     "endpoints.remove": _removed,
@@ -353,7 +356,7 @@ SENTENCES: dict[str, Callable[[Any, Given], Said]] = {
     "jobs.move": _job_moved,
     "features.materialize": _materialized,
     "models.register": _registered,
-    "monitoring.rebase": _rebased,
+    "monitoring.set_reference": _rebased,
     "monitoring.remove": _unwatched,
     "monitoring.acknowledge": _acknowledged,
     "models.promote": _promoted,

@@ -42,9 +42,9 @@ def _keep_token(url: str) -> str:
     given = typer.prompt("Token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     secret = given.strip()
     if not secret:
-        raise InvalidInput("no token was given; falaj token issue makes one")
+        raise InvalidInput("no token was given; falaj tokens issue makes one")
     with connect(url, secret) as platform:
-        name = platform.user.whoami().principal.name
+        name = platform.users.whoami().principal.name
     save(url, secret)
     return name
 

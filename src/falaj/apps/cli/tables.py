@@ -13,7 +13,7 @@ from falaj.apps.cli.values import printable, text_of
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "Alert": ("id", "state", "version", "columns", "since", "until", "rows", "windows"),
-    "Allowed": ("principal", "kind", "rule"),
+    "AllowedPrincipal": ("principal", "kind", "rule"),
     "AuditEntry": ("seq", "at", "caller", "action", "outcome", "rule", "objects"),
     "Blob": ("name", "size_bytes", "zone", "label", "created_at", "committed", "id"),
     "Group": ("name", "members", "id"),
@@ -27,7 +27,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "StoredObject": ("name", "kind", "zone", "label", "created_at", "id"),
     "Token": ("id", "principal", "purpose", "workspace", "actions", "expires_at", "revoked_at"),
     "TrainingSet": ("name", "rows", "event_time", "zone", "label", "created_at", "id"),
-    "Work": ("id", "workflow", "state", "step", "steps", "doing", "created_at"),
+    "WorkflowRun": ("id", "workflow", "state", "step", "steps", "doing", "created_at"),
     "Workspace": ("name", "created_at", "id"),
 }
 """The fields that a table shows, the most useful first; a type that is not here shows them all."""

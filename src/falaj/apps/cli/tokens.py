@@ -1,4 +1,4 @@
-"""`falaj token issue`: the secret alone goes to stdout, so that a script can take it."""
+"""`falaj tokens issue`: the secret alone goes to stdout, so that a script can take it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def issue(
     ] = None,
 ) -> None:
     """Issue a token for yourself or, as an administrator, for a user. Its secret is shown this once."""
-    operation = all_operations()["token.issue"]
+    operation = all_operations()["tokens.issue"]
     typed = {
         "purpose": purpose,
         "user": user,
@@ -43,7 +43,7 @@ def issue(
     given = reading.gather(operation, typed)
     reading.check(operation, given)
     with session.platform() as platform:
-        issued = platform.token.issue(**given)
+        issued = platform.tokens.issue(**given)
     if session.json:
         show(issued, as_json=True)
         return
@@ -52,7 +52,7 @@ def issue(
     print(
         f"token {token.id} for {token.principal} ({token.purpose}), until {text_of(token.expires_at)}\n"
         f"  note   the secret is shown this once; keep it in FALAJ_TOKEN\n"
-        f"  undo   {session.spell(f'token revoke {token.id}')}",
+        f"  undo   {session.spell(f'tokens revoke {token.id}')}",
         file=sys.stderr,
     )
 

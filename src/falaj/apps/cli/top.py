@@ -18,11 +18,11 @@ from falaj.apps.cli.tables import aligned, fitting, on_terminal, widths
 from falaj.apps.cli.values import number, plural, printable, size
 from falaj.control.platform import all_operations
 from falaj.errors import FalajError, Interrupted, InvalidInput, Unavailable
-from falaj.records.accounting import QueueState
-from falaj.records.hardware import Machine
 from falaj.records.record import utc_now
-from falaj.records.scheduling import WHOLE_GPU
-from falaj.records.training import Job, JobState
+from falaj.records.scheduling.accounting import QueueState
+from falaj.records.scheduling.hardware import Machine
+from falaj.records.scheduling.snapshot import WHOLE_GPU
+from falaj.records.training.jobs import Job, JobState
 from falaj.sdk.platform import Platform
 
 T = TypeVar("T")
@@ -95,8 +95,8 @@ class Onlooker:
             self._people[owner] = name_of(platform, owner)
         scene = Scene(utc_now(), running, waiting, reasons=self._explain(waiting), people=self._people)
         scene.is_cut = any(page.next for page in pages)
-        scene.nodes = tuple(_listed(platform.node.list))
-        scene.queues = tuple(_listed(lambda: platform.queue.list().items))
+        scene.nodes = tuple(_listed(platform.nodes.list))
+        scene.queues = tuple(_listed(lambda: platform.queues.list().items))
         return scene
 
     def _explain(self, waiting: Sequence[Job]) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _why(platform: Platform, job: Job) -> str:
 def name_of(platform: Platform, owner: str) -> str:
     """What whoever owns a job is called; their id, where they cannot be seen."""
     try:
-        return platform.object.show(owner).name
+        return platform.objects.show(owner).name
     except FalajError:
         return owner
 

@@ -55,7 +55,7 @@ OPTIONS: dict[str, Choice] = {
     "timeout": Choice("TIME", "The most for an attempt, like 2h."),
     "hang_after": Choice("TIME", "Without a sign of life for so long, it counts as hung, like 10m."),
     "env": Choice("K=V", "A variable of its environment.", "several"),
-    "secret": Choice("VARIABLE=NAME", "A variable whose value is a secret; falaj secret set.", "several"),
+    "secret": Choice("VARIABLE=NAME", "A variable whose value is a secret; falaj secrets set.", "several"),
     "experiment": Choice("NAME", "Of its run; else as the job."),
     "network": Choice("", "Let it reach the network.", "flag", "--network"),
     "nsys": Choice("", "Run it under Nsight Systems; the reports are outputs.", "flag", "--nsys"),

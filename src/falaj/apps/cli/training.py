@@ -20,7 +20,7 @@ from falaj.apps.cli.session import Session
 from falaj.apps.cli.train_options import form_of_options, option_parameters, spell_option
 from falaj.apps.cli.values import plural, printable, span
 from falaj.errors import FalajError, Fault
-from falaj.records.training import Job, JobSpec, JobState
+from falaj.records.training.jobs import Job, JobSpec, JobState
 from falaj.sdk.job_fields import SAME
 from falaj.sdk.platform import Platform
 from falaj.sdk.training import Prepared, estimated, prepare, submit
@@ -127,7 +127,7 @@ def warn_of_secrets(spec: JobSpec) -> None:
             name = re.sub(r"[^a-z0-9]+", "-", variable.lower()).strip("-")
             print(
                 f"warning: {variable} looks like a secret, and all who see the job see its value\n"
-                f"  fix    falaj secret set {name}, and --secret {variable}={name} instead of --env",
+                f"  fix    falaj secrets set {name}, and --secret {variable}={name} instead of --env",
                 file=sys.stderr,
             )
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from falaj.apps.cli.values import printable, text_of
-from falaj.records.lineage import LineageNode
+from falaj.records.governance.lineage import LineageNode
 
 ASCII = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|"})
 

@@ -15,8 +15,8 @@ from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import printable, text_of
 from falaj.control.platform import all_operations
 from falaj.errors import InvalidInput
-from falaj.records.accounting import UsageLine, UsageReport
 from falaj.records.durations import read_duration
+from falaj.records.scheduling.accounting import UsageReport, UsageRow
 
 BY = Annotated[str, typer.Option(metavar="BY", help="job, user, workspace or queue.")]
 SINCE = Annotated[
@@ -87,7 +87,7 @@ def print_report(found: UsageReport) -> None:
         print("no prices are set: [prices] in falaj.toml", file=sys.stderr)
 
 
-def _row(each: UsageLine, *, with_workspace: bool) -> list[str]:
+def _row(each: UsageRow, *, with_workspace: bool) -> list[str]:
     running = f" ({each.running} running)" if each.running else ""
     return [
         printable(each.name if each.name == each.id or not with_workspace else f"{each.name} {each.id}"),

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from falaj.records.residency import Label
+from falaj.records.governance.residency import Label
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")

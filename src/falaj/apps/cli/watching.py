@@ -10,36 +10,38 @@ from contextlib import contextmanager
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import printable
 from falaj.errors import Conflict, Interrupted, Unavailable
-from falaj.records.work import Work, WorkState
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.sdk.platform import Platform
 
 LINE_EVERY_S = 10.0
 PATIENCE_S = 60.0
 
-Tell = Callable[[Work], None]
+Tell = Callable[[WorkflowRun], None]
 
 
-def follow_work(session: Session, platform: Platform, work: Work, what: str, *, result: str) -> Work:
+def follow_work(
+    session: Session, platform: Platform, work: WorkflowRun, what: str, *, result: str
+) -> WorkflowRun:
     """Show how far `work` is until it is done; Conflict if it ends otherwise. `result` is the command that shows it."""
     try:
         with _progress(what) as tell:
             ended = _watch(platform, work, tell)
     except KeyboardInterrupt:
-        watch, cancel = (session.spell(f"work {verb} {work.id}") for verb in ("watch", "cancel"))
+        watch, cancel = (session.spell(f"workflows {verb} {work.id}") for verb in ("watch", "cancel"))
         print(f"{what} {work.id} was not cancelled: {cancel} does that, {watch} goes on", file=sys.stderr)
         print(f"when it is done: {session.spell(f'{result} {work.id}')}", file=sys.stderr)
         raise
-    if ended.state is not WorkState.DONE:
+    if ended.state is not WorkflowState.DONE:
         raise Conflict(f"{what} {work.id} {ended.state}: {ended.error}")
     return ended
 
 
-def _watch(platform: Platform, work: Work, tell: Tell) -> Work:
+def _watch(platform: Platform, work: WorkflowRun, tell: Tell) -> WorkflowRun:
     """A stream that breaks off is begun anew."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            for now in platform.work.watch(work.id):
+            for now in platform.workflows.watch(work.id):
                 deadline, work = time.monotonic() + PATIENCE_S, now
                 tell(now)
             return work
@@ -73,7 +75,7 @@ def _progress(what: str) -> Iterator[Tell]:
 def _lines(what: str) -> Tell:
     last = time.monotonic()
 
-    def tell(work: Work) -> None:
+    def tell(work: WorkflowRun) -> None:
         nonlocal last
         if not work.state.ended and time.monotonic() - last >= LINE_EVERY_S:
             last = time.monotonic()
@@ -83,5 +85,5 @@ def _lines(what: str) -> Tell:
     return tell
 
 
-def _doing(what: str, work: Work) -> str:
+def _doing(what: str, work: WorkflowRun) -> str:
     return printable(work.doing or f"{what} {work.state}")

@@ -1,4 +1,4 @@
-"""`falaj queue what-if`: changes as people type them, and each team's figures before and after."""
+"""`falaj queues what-if`: changes as people type them, and each team's figures before and after."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from falaj.apps.cli.typed_changes import read_changes
 from falaj.apps.cli.values import printable, span
 from falaj.apps.cli.watching import follow_work
 from falaj.control.platform import all_operations
+from falaj.records.control.workflows import WorkflowRun
 from falaj.records.durations import read_duration
 from falaj.records.record import utc_now
-from falaj.records.simulation import Comparison, Figures
-from falaj.records.work import Work
+from falaj.records.scheduling.simulation import SimulationFigures, WhatIfComparison
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-COMMAND = "queue what-if"
-RESULT = "queue what-if-result"
+COMMAND = "queues what-if"
+RESULT = "queues what-if-result"
 SPELLING = {
     "changes": "the changes",
     "since": "--since",
@@ -80,7 +80,7 @@ def what_if(
 
     Every option that names a change may be repeated. It may take long: it goes on if you stop watching.
     """
-    operation = all_operations()["queue.what_if"]
+    operation = all_operations()["queues.what_if"]
     given: dict[str, Any] = {
         "changes": read_changes(
             quota or (), limit or (), weight or (), node or (), remove_node or (), command=COMMAND
@@ -92,12 +92,12 @@ def what_if(
     given = {name: value for name, value in given.items() if value is not None}
     reading.check(operation, given, command=COMMAND, spelling=SPELLING)
     with session.platform() as platform:
-        work = platform.queue.what_if(**given)
+        work = platform.queues.what_if(**given)
         if detach:
             _tell_asked(session, work)
             return
         follow_work(session, platform, work, "replay", result=RESULT)
-        found = platform.queue.what_if_result(work.id)
+        found = platform.queues.what_if_result(work.id)
     session.show(found, _tell)
 
 
@@ -106,17 +106,17 @@ def what_if_result(
     work: Annotated[str, typer.Argument(metavar="WORK", help="The id that what-if --detach has printed.")],
 ) -> None:
     """The table of a what-if that is done: each team's waits, use, preemptions and cost, before and after."""
-    reading.check(all_operations()["queue.what_if_result"], {"work": work})
+    reading.check(all_operations()["queues.what_if_result"], {"work": work})
     with session.platform() as platform:
-        found = platform.queue.what_if_result(work)
+        found = platform.queues.what_if_result(work)
     session.show(found, _tell)
 
 
-def _tell_asked(session: Session, work: Work) -> None:
+def _tell_asked(session: Session, work: WorkflowRun) -> None:
     if session.json:
         show(work, as_json=True)
         return
-    then = (("watch", f"work watch {work.id}"), ("next", f"{RESULT} {work.id}"))
+    then = (("watch", f"workflows watch {work.id}"), ("next", f"{RESULT} {work.id}"))
     say(session, Said(f"{work.id}: past jobs will be replayed", then))
 
 
@@ -135,7 +135,7 @@ def _length(text: str | None) -> timedelta | str | None:
 # --------------------------------------------------------------------------------------------------- words
 
 
-def _tell(found: Comparison) -> None:
+def _tell(found: WhatIfComparison) -> None:
     print(f"{found.jobs} jobs, submitted {found.since:%Y-%m-%d %H:%MZ} to {found.until:%Y-%m-%d %H:%MZ}")
     for change in found.changes or ("nothing is changed",):
         print(f"  {printable(change)}")
@@ -157,7 +157,7 @@ def _tell(found: Comparison) -> None:
     _notes(found.words)
 
 
-def _row(name: str, before: Figures, after: Figures) -> list[str]:
+def _row(name: str, before: SimulationFigures, after: SimulationFigures) -> list[str]:
     return [
         name,
         _arrow(_jobs(before), _jobs(after)),
@@ -171,7 +171,7 @@ def _row(name: str, before: Figures, after: Figures) -> list[str]:
     ]
 
 
-def _jobs(figures: Figures) -> str:
+def _jobs(figures: SimulationFigures) -> str:
     return f"{figures.ended}/{figures.jobs}" if figures.ended < figures.jobs else str(figures.jobs)
 
 

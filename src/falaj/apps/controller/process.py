@@ -11,9 +11,9 @@ from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
 from falaj.apps.open_files import raise_file_limit
 from falaj.assembly import drivers
+from falaj.assembly.compute import job_reconciler
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
-from falaj.assembly.workbench import job_keeper
 from falaj.control.controller import Controller, Pace
 from falaj.control.holders import holder_name
 from falaj.control.workflows import WORKFLOWS, Workflow
@@ -35,12 +35,12 @@ def main(*, pace: Pace = Pace(), workflows: Mapping[str, Workflow] = WORKFLOWS) 
     stop_with_parent(stop.set)
     controller = Controller(
         platform.gate,
-        platform.rooms,
+        platform.services,
         lambda: drivers.open_workflows(home, platform.config),
         holder=holder_name(),
         pace=pace,
         workflows=workflows,
-        jobs=job_keeper(platform),
+        jobs=job_reconciler(platform),
     )
     controller.run(stop)
     platform.close()

@@ -9,8 +9,8 @@ from falaj.apps.logs import log_to
 from falaj.apps.model_server.process import announce, favour_requests, run, serve, told_to_stop
 from falaj.apps.model_server.server import listen
 from falaj.assembly.home import open_home
+from falaj.assembly.model_server import publish_local_socket
 from falaj.assembly.platform import assemble
-from falaj.assembly.serving import publish_inner_door
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
             sys.exit(
                 f"error: the model server cannot listen on {bind}:{port} ({error.strerror}); set serving.port"
             )
-        with publish_inner_door(home) as inner:
+        with publish_local_socket(home) as inner:
             run(lambda: serve(platform, listener, inner, ready=_begin, until=told_to_stop))
     finally:
         platform.close()

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from falaj.errors import NotFound
-from falaj.governance.caller import Caller
-from falaj.governance.directory import Reception
-from falaj.governance.epochs import current_epoch
-from falaj.governance.gate import Gate
+from falaj.governance.identity.directory import Authenticator
+from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.gate import Gate
+from falaj.governance.policy.epochs import current_epoch
 from falaj.records.names import ROOT
 from falaj.serving.neighbours import METRICS
 
@@ -33,10 +33,10 @@ class Known(NamedTuple):
 class GateAdmits:
     """Who may call which endpoint, as the gate decides it; every call is counted in its audit window."""
 
-    def __init__(self, gate: Gate, reception: Reception, clock: Callable[[], datetime]) -> None:
+    def __init__(self, gate: Gate, authenticator: Authenticator, clock: Callable[[], datetime]) -> None:
         self._gate = gate
         self._hot = gate.hot
-        self._reception = reception
+        self._authenticator = authenticator
         self._clock = clock
         self._known: dict[str, Known] = {}
         self._epoch = -1
@@ -63,7 +63,7 @@ class GateAdmits:
         with self._gate.database.read() as tx:
             epoch = current_epoch(tx)
         self.observe(epoch)
-        caller, until = self._reception.receive(credential, origin=ORIGIN)
+        caller, until = self._authenticator.authenticate(credential, origin=ORIGIN)
         left_s = (until - self._clock()).total_seconds()
         if len(self._known) >= REMEMBERED:
             self._known.clear()

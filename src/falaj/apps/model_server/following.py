@@ -14,10 +14,10 @@ from falaj.apps.model_server.recorder import Key, PredictionLog, Source
 from falaj.apps.model_server.server import ModelServer
 from falaj.errors import FalajError, KeyUnavailable, ResidencyDenied
 from falaj.governance import objects
-from falaj.governance.epochs import current_epoch
+from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
-from falaj.records.objects import StoredObject
-from falaj.records.serving import DeployedEndpoint, Deployment, Endpoint, LoadProblem, ModelFile, Route
+from falaj.records.governance.objects import StoredObject
+from falaj.records.serving import DeployedEndpoint, Deployment, Endpoint, LoadProblem, Route, ServedFile
 from falaj.serving import store
 from falaj.serving.lookups import feature_names
 from falaj.serving.neighbours import OpenVersion
@@ -47,7 +47,7 @@ class Wanted:
 
     shown: DeployedEndpoint
     endpoint: Endpoint
-    files: dict[str, ModelFile]
+    files: dict[str, ServedFile]
     problems: dict[str, str]
     barred: set[str]
 
@@ -65,7 +65,7 @@ class Follower:
     servable: Servable
     _known: tuple[int, int] = (-1, -1)
     _retry_at: float = float("inf")
-    _serving: dict[str, tuple[Endpoint, dict[str, ModelFile]]] = field(default_factory=dict)
+    _serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = field(default_factory=dict)
     _told: dict[Key, str | None] = field(default_factory=dict)
 
     async def follow(self) -> None:
@@ -97,7 +97,7 @@ class Follower:
     async def sync(self) -> None:
         """Serve what the database says now. Where no version of an endpoint can be served, the earlier ones stay."""
         wanted = await asyncio.to_thread(self._wanted)
-        serving: dict[str, tuple[Endpoint, dict[str, ModelFile]]] = {}
+        serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = {}
         for each in wanted:
             found = await self._loaded(each) or self._earlier(each)
             if found is not None:
@@ -112,12 +112,12 @@ class Follower:
         self._retry_at = time.monotonic() + RETRY_S if failing else float("inf")
         await asyncio.to_thread(self._tell, wanted)
 
-    def _earlier(self, wanted: Wanted) -> tuple[Endpoint, dict[str, ModelFile]] | None:
+    def _earlier(self, wanted: Wanted) -> tuple[Endpoint, dict[str, ServedFile]] | None:
         """What is served now, unless that must not be."""
         found = self._serving.get(wanted.shown.id)
         return None if found is None or wanted.barred & found[1].keys() else found
 
-    async def _loaded(self, wanted: Wanted) -> tuple[Endpoint, dict[str, ModelFile]] | None:
+    async def _loaded(self, wanted: Wanted) -> tuple[Endpoint, dict[str, ServedFile]] | None:
         """The endpoint with those of its versions that can be served; none if requests would have nowhere to go."""
         files = {}
         for version, file in wanted.files.items():
@@ -158,7 +158,7 @@ class Follower:
             return [self._one(tx, each) for each in store.all_endpoints(tx)]
 
     def _one(self, tx: Transaction, shown: DeployedEndpoint) -> Wanted:
-        files: dict[str, ModelFile] = {}
+        files: dict[str, ServedFile] = {}
         problems: dict[str, str] = {}
         barred: set[str] = set()
         for route in shown.routes:
@@ -179,7 +179,7 @@ class Follower:
         )
         return Wanted(shown, endpoint, files, problems, barred)
 
-    def _file(self, tx: Transaction, ident: str, number: str, served: DeployedEndpoint) -> ModelFile:
+    def _file(self, tx: Transaction, ident: str, number: str, served: DeployedEndpoint) -> ServedFile:
         """A version, if it is there, its signature holds, and it may be served still."""
         found = objects.by_id(tx, ident)
         if found is None:
@@ -187,10 +187,10 @@ class Follower:
         version = self.versions(tx, found)
         self.servable(tx, found, served)
         name = path_name(objects.by_id(tx, found.workspace), version.name)
-        return ModelFile(model=name, version=number, registered=found.id, features=feature_names(version))
+        return ServedFile(model=name, version=number, registered=found.id, features=feature_names(version))
 
 
-def _sources(serving: dict[str, tuple[Endpoint, dict[str, ModelFile]]]) -> dict[Key, Source]:
+def _sources(serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]]) -> dict[Key, Source]:
     """What the predictions of every version that is served come from."""
     found: dict[Key, Source] = {}
     for ident, (endpoint, files) in serving.items():

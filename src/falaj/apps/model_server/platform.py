@@ -6,29 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 
 from falaj.apps.model_server.meters import Meter, Meters
 from falaj.apps.model_server.recorder import Key, PredictionLog, Source
-from falaj.assembly.platform import Platform
-from falaj.assembly.serving import read_online
+from falaj.assembly.model_server import read_online
+from falaj.assembly.platform import LocalPlatform
 from falaj.errors import Damaged, NotFound
-from falaj.governance.caller import Caller, acting_as
+from falaj.governance.operations.caller import Caller, acting_as
 from falaj.monitoring.collector import Collector
 from falaj.monitoring.delivery import Delivery
 from falaj.records.features import OnlineRows
-from falaj.records.monitors import WindowRecord
-from falaj.records.serving import LoadProblem, ModelFile, VersionCounts
+from falaj.records.monitoring.monitors import WindowRecord
+from falaj.records.serving import LoadProblem, ServedFile, VersionCounts
 from falaj.serving.runtime.engine import OnnxEngine, open_model
 
 
 class Hands:
     """Everything the server does to the platform goes through operations, and so through the gate."""
 
-    def __init__(self, platform: Platform, account: Caller) -> None:
+    def __init__(self, platform: LocalPlatform, account: Caller) -> None:
         self._platform = platform
-        self._rooms = platform.rooms
+        self._rooms = platform.services
         self._account = account
         self.collector = Collector()
         self._windows = Delivery(self.collector, self._hand_in)
 
-    def load(self, file: ModelFile) -> OnnxEngine:
+    def load(self, file: ServedFile) -> OnnxEngine:
         """A registered version, its signature and bytes verified, opened from memory."""
         with acting_as(self._account):
             version = self._rooms.models.version(str(file.registered))

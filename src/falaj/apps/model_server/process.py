@@ -18,9 +18,9 @@ from falaj.apps.model_server.following import Follower
 from falaj.apps.model_server.platform import Counters, Hands
 from falaj.apps.model_server.recorder import PredictionLog
 from falaj.apps.model_server.server import ModelServer
-from falaj.assembly.platform import Platform
-from falaj.assembly.serving import service_caller, version_opener
-from falaj.records.identity import Role
+from falaj.assembly.model_server import service_caller, version_opener
+from falaj.assembly.platform import LocalPlatform
+from falaj.records.governance.identity import Role
 from falaj.serving.checks import require_still_servable
 from falaj.serving.neighbours import NoLogs
 from falaj.serving.room import MODEL_SERVER
@@ -30,7 +30,7 @@ SWITCH_S = 0.001
 
 
 async def serve(
-    platform: Platform,
+    platform: LocalPlatform,
     listener: socket.socket,
     inner: socket.socket,
     *,
@@ -40,7 +40,7 @@ async def serve(
     """Serve what the platform says, until `until` returns; then write down what is left."""
     account = service_caller(platform.gate, MODEL_SERVER, Role.OPERATOR)
     hands = Hands(platform, account)
-    admits = GateAdmits(platform.gate, platform.reception, platform.gate.clock)
+    admits = GateAdmits(platform.gate, platform.authenticator, platform.gate.clock)
     every_s = platform.config.serving.log_every.total_seconds()
     log = PredictionLog(hands.keep, every_s=every_s, collector=hands.collector)
     logs = log if platform.config.serving.predictions == "log" else NoLogs()
@@ -48,7 +48,7 @@ async def serve(
     counters = Counters(hands, server.meters, log, lambda: admits.endpoints)
     log.after = (counters.report, hands.hand_in_windows)
     servable = partial(require_still_servable, platform.gate)
-    opened = version_opener(platform.rooms)
+    opened = version_opener(platform.services)
     follower = Follower(platform.database, server, admits, log, opened, hands.tell, servable)
     log.start()
     tls = platform.config.tls_of_serving

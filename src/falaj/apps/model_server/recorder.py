@@ -24,8 +24,8 @@ from falaj.errors import (
     KeyUnavailable,
     NotFound,
 )
-from falaj.governance.caller import start_thread
-from falaj.records.monitoring import Role
+from falaj.governance.operations.caller import start_thread
+from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import new_id
 from falaj.serving.batches import Rows, encode
 from falaj.serving.neighbours import Asked, Collector, Predicted
@@ -219,7 +219,7 @@ class PredictionLog:
             return
         inputs, outputs = rows.blocks()
         self._collector.note(*key, _named(inputs, source.features))
-        self._collector.note(*key, _plain(outputs), role=Role.PREDICTION)
+        self._collector.note(*key, _plain(outputs), role=ColumnRole.PREDICTION)
 
     def _write(self) -> None:
         """Store what is encoded, oldest first; what fails is tried again next time, as long as memory allows."""

@@ -18,8 +18,8 @@ from falaj.apps.model_server.meters import Meters
 from falaj.apps.model_server.prediction import Prediction, logged
 from falaj.apps.model_server.settings import Limits
 from falaj.errors import FalajError
-from falaj.records.config import Server, Tls
-from falaj.records.serving import Deployment, Endpoint, ModelFile
+from falaj.records.config import ServerConfig, Tls
+from falaj.records.serving import Deployment, Endpoint, ServedFile
 from falaj.serving.catalogue import Catalogue
 from falaj.serving.neighbours import Admits, Features, Logs, NoFeatures, NoLogs
 from falaj.serving.runtime.engine import Engine
@@ -43,7 +43,7 @@ class ModelServer:
         features: Features | None = None,
         logs: Logs | None = None,
         limits: Limits | None = None,
-        load: Callable[[ModelFile], Engine] = load_file,
+        load: Callable[[ServedFile], Engine] = load_file,
     ) -> None:
         self.limits = limits or Limits()
         self.meters = Meters()
@@ -75,7 +75,7 @@ class ModelServer:
             await self._loop.create_unix_server(lambda: Connection(self, inside=True), sock=listener)
         )
 
-    async def prepare(self, file: ModelFile, endpoint: Endpoint) -> None:
+    async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
         """Load a model ahead of the deployment that serves it for `endpoint`; the error says why it cannot be."""
         await self._catalogue.prepare(file, endpoint)
 
@@ -142,7 +142,7 @@ class ModelServer:
 
 def listen(bind: str, port: int, *, tls: Tls | None = None, shared: bool = False) -> socket.socket:
     """A listening socket; beyond loopback only with TLS. `shared` lets several processes answer on one port."""
-    checked = Server(bind=bind, port=port, tls=tls)
+    checked = ServerConfig(bind=bind, port=port, tls=tls)
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from falaj.assembly.config import read_config
 from falaj.assembly.doctor import hardware, machine, state
-from falaj.assembly.doctor.findings import Check, Patient, failures, guarded, ok
+from falaj.assembly.doctor.findings import Check, DoctorContext, failures, guarded, ok
 from falaj.assembly.home import Home
 from falaj.errors import FalajError
 from falaj.records.config import Config
@@ -33,10 +33,10 @@ def examine(path: Path | None = None) -> list[Finding]:
     """Every check of this machine and of the home at `path` (FALAJ_HOME, or .falaj)."""
     home = _home((path or default_home()).absolute())
     config, about_config = _read_config(home)
-    patient = Patient(home, config)
+    context = DoctorContext(home, config)
     findings = [machine.check_python(), *about_config]
     for name, check in CHECKS.items():
-        findings += guarded(name, check, patient)
+        findings += guarded(name, check, context)
     return findings
 
 

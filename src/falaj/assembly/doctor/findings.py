@@ -14,7 +14,7 @@ LATER = "made at the first start"
 
 
 @dataclass(frozen=True)
-class Patient:
+class DoctorContext:
     """The home under examination; `config` holds the defaults where falaj.toml cannot be read."""
 
     home: Home
@@ -29,13 +29,13 @@ class Patient:
         return self.config.metadata.url is not None or self.home.database.exists()
 
 
-Check = Callable[[Patient], Iterable[Finding]]
+Check = Callable[[DoctorContext], Iterable[Finding]]
 
 
-def guarded(name: str, check: Check, patient: Patient) -> list[Finding]:
+def guarded(name: str, check: Check, context: DoctorContext) -> list[Finding]:
     """The findings of a check; a check that breaks is a finding, too."""
     try:
-        return list(check(patient))
+        return list(check(context))
     except Exception as error:
         return failures(name, error)
 

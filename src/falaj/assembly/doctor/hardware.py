@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from falaj.assembly.doctor.findings import Patient, ok, warn
+from falaj.assembly.doctor.findings import DoctorContext, ok, warn
 from falaj.ports.hardware import NodeFacts
 from falaj.records.doctor import Finding
 
 NO_DRIVER = "Shared Library Not Found"
 
 
-def check_hardware(patient: Patient) -> Iterable[Finding]:
+def check_hardware(context: DoctorContext) -> Iterable[Finding]:
     from falaj.drivers.machine.hardware import ThisMachine
     from falaj.drivers.machine.rapl import CpuEnergy
 
-    mps = patient.config.node.mps
+    mps = context.config.node.mps
     for facts in ThisMachine(mps_directory=mps).nodes():
         yield ok("hardware", describe(facts))
         yield from check_gpus(facts, mps)

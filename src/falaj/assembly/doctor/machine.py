@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from falaj.assembly import drivers
-from falaj.assembly.doctor.findings import Patient, fail, ok, warn
+from falaj.assembly.doctor.findings import DoctorContext, fail, ok, warn
 from falaj.governance import isolation
-from falaj.governance.founding import count_users
+from falaj.governance.bootstrap import count_users
 from falaj.records.config import Pkcs11Config
 from falaj.records.doctor import Finding
 
@@ -43,9 +43,9 @@ def check_python() -> Finding:
     return ok("python", here)
 
 
-def check_encryption(patient: Patient) -> Iterable[Finding]:
+def check_encryption(context: DoctorContext) -> Iterable[Finding]:
     note = "blobs are encrypted by Falaj; tables and metadata are not"
-    place = next(folder for folder in (patient.home.path, *patient.home.path.parents) if folder.exists())
+    place = next(folder for folder in (context.home.path, *context.home.path.parents) if folder.exists())
     if _is_encrypted(os.stat(place).st_dev):
         yield ok("encryption", f"{note}, but the home lies on an encrypted volume")
     else:
@@ -66,17 +66,17 @@ def _is_encrypted(device: int) -> bool:
     return False
 
 
-def check_isolation(patient: Patient) -> Iterable[Finding]:
+def check_isolation(context: DoctorContext) -> Iterable[Finding]:
     from falaj.drivers.sandbox import probe
 
-    return isolation.report(probe(), users=_count_users(patient), prefer=patient.config.isolation)
+    return isolation.report(probe(), users=_count_users(context), prefer=context.config.isolation)
 
 
-def check_limits(patient: Patient) -> Iterable[Finding]:
+def check_limits(context: DoctorContext) -> Iterable[Finding]:
     """What holds jobs to their share of the machine."""
     from falaj.drivers.processes.limits import describe
 
-    is_exact, words = describe(patient.config.node.cgroup)
+    is_exact, words = describe(context.config.node.cgroup)
     if is_exact:
         yield ok("limits", words)
     else:
@@ -84,14 +84,14 @@ def check_limits(patient: Patient) -> Iterable[Finding]:
         yield warn("limits", words, fix=fix)
 
 
-def _count_users(patient: Patient) -> int:
+def _count_users(context: DoctorContext) -> int:
     """How many people use this home; one where nobody can say."""
     from falaj.drivers.sql.database import open_database
 
-    if not patient.has_database:
+    if not context.has_database:
         return 1
     try:
-        database = open_database(drivers.metadata_url(patient.home, patient.config))
+        database = open_database(drivers.metadata_url(context.home, context.config))
         try:
             with database.read() as tx:
                 return count_users(tx)
@@ -101,9 +101,9 @@ def _count_users(patient: Patient) -> int:
         return 1  # the check of the metadata says what is wrong with it
 
 
-def check_platform(patient: Patient) -> Iterable[Finding]:
-    home, server = patient.home, patient.config.server
-    if patient.is_made and home.is_held():
+def check_platform(context: DoctorContext) -> Iterable[Finding]:
+    home, server = context.home, context.config.server
+    if context.is_made and home.is_held():
         url = home.platform().get("url")
         yield ok("platform", f"one runs at {url}" if url else "another process holds the home")
         return
@@ -118,10 +118,10 @@ def check_platform(patient: Patient) -> Iterable[Finding]:
         yield fail("port", words, fix="falaj up --port 0 takes one that is free, or set server.port")
 
 
-def check_clock(patient: Patient) -> Iterable[Finding]:
+def check_clock(context: DoctorContext) -> Iterable[Finding]:
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
-    newest = patient.home.database.stat().st_mtime if patient.home.database.exists() else 0.0
+    newest = context.home.database.stat().st_mtime if context.home.database.exists() else 0.0
     if now < LONG_AGO:
         yield fail("clock", f"it says {shown}: it was never set", fix="set the clock, best by NTP")
     elif newest > now + SKEW_S:
@@ -130,9 +130,9 @@ def check_clock(patient: Patient) -> Iterable[Finding]:
         yield ok("clock", shown)
 
 
-def check_extras(patient: Patient) -> Iterable[Finding]:
-    needed = {"postgres"} if patient.config.metadata.url else set()
-    needed |= {"hsm"} if isinstance(patient.config.keys, Pkcs11Config) else set()
+def check_extras(context: DoctorContext) -> Iterable[Finding]:
+    needed = {"postgres"} if context.config.metadata.url else set()
+    needed |= {"hsm"} if isinstance(context.config.keys, Pkcs11Config) else set()
     found = {extra: _installed(package) for extra, package in EXTRAS.items()}
     for extra in sorted(needed):
         if found[extra] is None:

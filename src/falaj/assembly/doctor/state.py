@@ -11,20 +11,20 @@ from pathlib import Path
 
 from falaj.assembly import drivers
 from falaj.assembly.config import reveal
-from falaj.assembly.doctor.findings import LATER, Patient, fail, guarded, ok, warn
+from falaj.assembly.doctor.findings import LATER, DoctorContext, fail, guarded, ok, warn
 from falaj.control.platform import all_operations
 from falaj.errors import NotFound
 from falaj.governance.policy.engine import PolicyEngine, PolicyText
 from falaj.ports.blobs import BlobKey
-from falaj.records.config import S3, Pkcs11Config, ZoneConfig
+from falaj.records.config import Pkcs11Config, S3Bucket, ZoneConfig
 from falaj.records.doctor import Finding
 from falaj.records.names import new_id
 
 REACH_S = 3
 
 
-def check_home(patient: Patient) -> Iterable[Finding]:
-    path = patient.home.path
+def check_home(context: DoctorContext) -> Iterable[Finding]:
+    path = context.home.path
     if not path.exists():
         yield _unmade_home(path)
     elif not path.is_dir():
@@ -44,44 +44,44 @@ def _unmade_home(path: Path) -> Finding:
     return fail("home", f"{path} cannot be made in {above}", fix="name another with --home or FALAJ_HOME")
 
 
-def check_keys(patient: Patient) -> Iterable[Finding]:
-    keys = patient.config.keys
+def check_keys(context: DoctorContext) -> Iterable[Finding]:
+    keys = context.config.keys
     if isinstance(keys, Pkcs11Config):
         from falaj.drivers.pkcs11.keys import Pkcs11Keys
 
         Pkcs11Keys.open(keys.module, keys.token, reveal(keys.pin, field="keys.pin")).close()
         yield ok("keys", f"token {keys.token} answers")
         return
-    path = keys.path or patient.home.key_file
-    yield _key_file(patient, path) if path.exists() else _missing_key_file(patient, path)
+    path = keys.path or context.home.key_file
+    yield _key_file(context, path) if path.exists() else _missing_key_file(context, path)
 
 
-def _key_file(patient: Patient, path: Path) -> Finding:
+def _key_file(context: DoctorContext, path: Path) -> Finding:
     from falaj.drivers.keyfile.keys import KeyFile
 
     KeyFile.open(path).close()  # refuses one that others can read
-    if path.resolve().is_relative_to(patient.home.path.resolve()):
+    if path.resolve().is_relative_to(context.home.path.resolve()):
         words = f"{path} lies in the home: who copies the home has its keys, too"
         return warn("keys", words, fix="move it elsewhere, and name it as keys.path in falaj.toml")
     return ok("keys", f"{path}, mode 0600, outside the home")
 
 
-def _missing_key_file(patient: Patient, path: Path) -> Finding:
-    if not patient.has_database:
+def _missing_key_file(context: DoctorContext, path: Path) -> Finding:
+    if not context.has_database:
         return ok("keys", f"the key file is {LATER}")
     words = f"there is no {path}: nothing that is encrypted can be read without it"
     return fail("keys", words, fix="put the copy of the key file back that you keep offline")
 
 
-def check_metadata(patient: Patient) -> Iterable[Finding]:
+def check_metadata(context: DoctorContext) -> Iterable[Finding]:
     import sqlalchemy as sa
 
     from falaj.drivers.sql.migrate import HEAD, current_version
 
-    if not patient.has_database:
+    if not context.has_database:
         yield ok("metadata", f"the database is {LATER}")
         return
-    engine = sa.create_engine(drivers.metadata_url(patient.home, patient.config))
+    engine = sa.create_engine(drivers.metadata_url(context.home, context.config))
     try:
         found = current_version(engine)
     finally:
@@ -95,32 +95,32 @@ def check_metadata(patient: Patient) -> Iterable[Finding]:
         yield ok("metadata", f"{engine.url.render_as_string(hide_password=True)} answers, schema {HEAD}")
 
 
-def check_zones(patient: Patient) -> Iterable[Finding]:
-    for name, zone in patient.config.zones.items():
+def check_zones(context: DoctorContext) -> Iterable[Finding]:
+    for name, zone in context.config.zones.items():
 
-        def check(patient: Patient, name: str = name, zone: ZoneConfig = zone) -> list[Finding]:
-            return [ok(f"zone {name}", _try_zone(patient, name, zone))]
+        def check(context: DoctorContext, name: str = name, zone: ZoneConfig = zone) -> list[Finding]:
+            return [ok(f"zone {name}", _try_zone(context, name, zone))]
 
-        yield from guarded(f"zone {name}", check, patient)
+        yield from guarded(f"zone {name}", check, context)
 
 
-def _try_zone(patient: Patient, name: str, zone: ZoneConfig) -> str:
+def _try_zone(context: DoctorContext, name: str, zone: ZoneConfig) -> str:
     """Write and delete in a folder, ask in a bucket; what was found."""
-    if isinstance(zone.blobs, S3):
+    if isinstance(zone.blobs, S3Bucket):
         _reach(zone.blobs)
         with suppress(NotFound):
-            drivers.open_blobs(patient.home, name, zone).size(BlobKey("doctor"))
+            drivers.open_blobs(context.home, name, zone).size(BlobKey("doctor"))
         return f"bucket {zone.blobs.bucket} answers ({zone.jurisdiction})"
-    if not patient.is_made and zone.blobs.path is None:
+    if not context.is_made and zone.blobs.path is None:
         return f"its folder is {LATER}"
-    store = drivers.open_blobs(patient.home, name, zone)
+    store = drivers.open_blobs(context.home, name, zone)
     trial = BlobKey(new_id("doctor"))
     store.write(trial, [b"doctor"])
     store.delete(trial)
     return f"blobs can be written and deleted ({zone.jurisdiction})"
 
 
-def _reach(bucket: S3) -> None:
+def _reach(bucket: S3Bucket) -> None:
     """Fail soon where nothing listens: the store itself would try for a minute."""
     if bucket.endpoint is not None:
         scheme, _, rest = bucket.endpoint.partition("://")
@@ -129,15 +129,15 @@ def _reach(bucket: S3) -> None:
         socket.create_connection((host, number), timeout=REACH_S).close()
 
 
-def check_policies(patient: Patient) -> Iterable[Finding]:
-    if not patient.config.policies:
+def check_policies(context: DoctorContext) -> Iterable[Finding]:
+    if not context.config.policies:
         return
     engine = PolicyEngine(all_operations().values())
-    files = drivers.policy_files(patient.home, patient.config)
+    files = drivers.policy_files(context.home, context.config)
     for path in files:
         engine.confined(PolicyText(str(path), path.read_text()))
     if files:
         yield ok("policies", f"{', '.join(path.name for path in files)} can be used")
     else:
-        named = ", ".join(patient.config.policies)
-        yield warn("policies", f"no file fits {named}", fix=f"put it into {patient.home.path}")
+        named = ", ".join(context.config.policies)
+        yield warn("policies", f"no file fits {named}", fix=f"put it into {context.home.path}")

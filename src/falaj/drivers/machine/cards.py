@@ -11,8 +11,8 @@ from typing import Any
 from falaj.drivers.machine.files import number
 from falaj.drivers.machine.nvlink import find_islands, links_up
 from falaj.drivers.machine.nvml import Load, ask, load, pci_address, session, text
-from falaj.records.hardware import Card, Slice
-from falaj.records.scheduling import Gpu
+from falaj.records.scheduling.hardware import GpuCard, MigSlice
+from falaj.records.scheduling.snapshot import Gpu
 
 MIB = 2**20
 MOST_SLICES = 8
@@ -22,7 +22,7 @@ MOST_SLICES = 8
 class Cards:
     """What was found; `fault` says why some or all are missing, empty if none is."""
 
-    cards: tuple[Card, ...] = ()
+    cards: tuple[GpuCard, ...] = ()
     driver: str = ""
     fault: str = ""
 
@@ -40,7 +40,7 @@ def find_cards(*, root: Path = Path("/"), load: Load = load) -> Cards:
         return Cards(fault=f"NVML does not answer: {error}")
 
 
-def gpus_of(cards: tuple[Card, ...]) -> tuple[Gpu, ...]:
+def gpus_of(cards: tuple[GpuCard, ...]) -> tuple[Gpu, ...]:
     """What can be handed out. No slice is joined with another, so each is an island of its own."""
     gpus = [
         Gpu(id=card.id, model=card.model, memory_bytes=card.memory_bytes, island=card.island)
@@ -83,13 +83,13 @@ def list_cards(nvml: Any, root: Path) -> Cards:
     return Cards(tuple(placed), text(ask(nvml, "nvmlSystemGetDriverVersion")), "; ".join(faults))
 
 
-def describe(nvml: Any, handle: Any, index: int, root: Path) -> Card:
+def describe(nvml: Any, handle: Any, index: int, root: Path) -> GpuCard:
     capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
     pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     address = None if pci is None else pci_address(text(pci.busId))
     modes = ask(nvml, "nvmlDeviceGetMigMode", handle)
     is_sliced = modes is not None and modes[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    return Card(
+    return GpuCard(
         id=text(nvml.nvmlDeviceGetUUID(handle)),
         index=index,
         model=text(nvml.nvmlDeviceGetName(handle)),
@@ -116,7 +116,7 @@ def memory_of(nvml: Any, handle: Any) -> int:
         raise
 
 
-def slices_of(nvml: Any, handle: Any) -> tuple[Slice, ...]:
+def slices_of(nvml: Any, handle: Any) -> tuple[MigSlice, ...]:
     """The slices that the card is cut into now."""
     found = []
     for index in range(ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or MOST_SLICES):
@@ -124,7 +124,7 @@ def slices_of(nvml: Any, handle: Any) -> tuple[Slice, ...]:
         uuid = text(ask(nvml, "nvmlDeviceGetUUID", part)) if part is not None else ""
         memory = ask(nvml, "nvmlDeviceGetMemoryInfo", part) if uuid else None
         if memory is not None:
-            found.append(Slice(id=uuid, profile=profile(nvml, part), memory_bytes=memory.total))
+            found.append(MigSlice(id=uuid, profile=profile(nvml, part), memory_bytes=memory.total))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ from falaj.drivers.machine.cgroups import cpu_limit, memory_limit_bytes
 from falaj.drivers.machine.infiniband import rdma_ports
 from falaj.drivers.machine.processors import affinity, cpu_facts, memory_bytes, numa_nodes, sockets
 from falaj.ports.hardware import NodeFacts
-from falaj.records.hardware import MPS_DIRECTORY
+from falaj.records.scheduling.hardware import MPS_DIRECTORY
 
 
 class ThisMachine:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from falaj.drivers.machine.files import entries, number, read
-from falaj.records.hardware import RdmaPort
+from falaj.records.scheduling.hardware import RdmaPort
 
 CLASS = "sys/class/infiniband"
 INFINIBAND = "infiniband"

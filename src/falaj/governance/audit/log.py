@@ -20,7 +20,7 @@ from falaj.governance.audit.verify import canonical, head_message, key_id, leaf_
 from falaj.governance.tables import audit_heads, audit_state
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Database, Transaction, to_micros
-from falaj.records.audit import SignedHead
+from falaj.records.governance.audit import SignedHead
 from falaj.records.record import utc_now
 
 Draft = dict[str, Any]

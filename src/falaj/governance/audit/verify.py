@@ -45,11 +45,11 @@ UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)", 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
-class Unreadable(ValueError):
+class UnreadableExport(ValueError):
     """Not what the verifier reads: no header, no key, or a field of the wrong shape."""
 
 
-class Report(NamedTuple):
+class VerificationReport(NamedTuple):
     """The verdict: `problems` are sentences, nearest to the log's start first; `notes` are not damage."""
 
     entries: int
@@ -64,7 +64,7 @@ class Report(NamedTuple):
         return not self.problems
 
 
-def verify_export(lines: Iterable[str], public_key: bytes, witness: Iterable[str] = ()) -> Report:
+def verify_export(lines: Iterable[str], public_key: bytes, witness: Iterable[str] = ()) -> VerificationReport:
     """Hold an export against its signed heads and the witness's, in one pass. Unreadable without a header."""
     rest = filter(str.strip, lines)
     walk = Verification(next(rest, ""), public_key)
@@ -75,7 +75,7 @@ def verify_export(lines: Iterable[str], public_key: bytes, witness: Iterable[str
     return walk.report()
 
 
-def verify_proof(proof: dict[str, Any], public_key: bytes) -> Report:
+def verify_proof(proof: dict[str, Any], public_key: bytes) -> VerificationReport:
     """Check the document that says: this entry is in the log, under this signed head."""
     _need_fields("the proof", proof, {"entry": dict, "index": int, "size": int, "path": list, "head": dict})
     index, size, head = proof["index"], proof["size"], _read_head(proof["head"], public_key)
@@ -87,7 +87,7 @@ def verify_proof(proof: dict[str, Any], public_key: bytes) -> Report:
     if not verify_inclusion(leaf, index, size, path, bytes.fromhex(head.root)):
         problems.append(f"Entry {index} is not in the tree that was signed at size {head.size}: edited.")
     found = f"Entry {index} is in the log {head.log_id[:80]!a} of {size} entries, signed {head.at}."
-    return Report(1, 1, 0, 0, problems, [] if problems else [found])
+    return VerificationReport(1, 1, 0, 0, problems, [] if problems else [found])
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -139,7 +139,7 @@ def head_message(log_id: str, size: int, root: str, at: str) -> bytes:
     return b"falaj audit head v1\n" + canonical({"log_id": log_id, "size": size, "root": root, "at": at})
 
 
-class Head(NamedTuple):
+class VerifiedHead(NamedTuple):
     """A signed statement: at this time, the log had this size and this root."""
 
     log_id: str
@@ -149,19 +149,21 @@ class Head(NamedTuple):
     fault: str  # why it proves nothing, as the end of a sentence; empty when it is sound
 
 
-def _read_head(head: Any, public_key: bytes) -> Head:
+def _read_head(head: Any, public_key: bytes) -> VerifiedHead:
     kinds = {"log_id": str, "size": int, "root": HASH, "at": UTC_TIME, "key": KEY, "signature": SIGNATURE}
     _need_fields("the head", head, kinds)
     said = head["log_id"], head["size"], head["root"], head["at"]
     if head["key"] != key_id(public_key):
-        return Head(*said, f"is signed by the key {head['key']}, not by the given one, {key_id(public_key)}")
+        return VerifiedHead(
+            *said, f"is signed by the key {head['key']}, not by the given one, {key_id(public_key)}"
+        )
     sound = signed_by(public_key, bytes.fromhex(head["signature"]), head_message(*said))
-    return Head(*said, "" if sound else "does not have a valid signature: edited or forged")
+    return VerifiedHead(*said, "" if sound else "does not have a valid signature: edited or forged")
 
 
 def _need(condition: object, otherwise: str) -> None:
     if not condition:
-        raise Unreadable(otherwise)
+        raise UnreadableExport(otherwise)
 
 
 def _need_fields(what: str, value: Any, kinds: dict[str, Any]) -> None:
@@ -187,9 +189,11 @@ def _read_object(what: str, text: str) -> dict[str, Any]:
         text.encode()
         value = json.loads(text, object_pairs_hook=_unique_keys)
     except UnicodeEncodeError:
-        raise Unreadable(f"{what} is not UTF-8") from None
+        raise UnreadableExport(f"{what} is not UTF-8") from None
     except (ValueError, RecursionError) as fault:
-        raise Unreadable(f"{what} {fault if isinstance(fault, Unreadable) else 'is not JSON'}") from None
+        raise UnreadableExport(
+            f"{what} {fault if isinstance(fault, UnreadableExport) else 'is not JSON'}"
+        ) from None
     _need(isinstance(value, dict), f"{what} is not a JSON object")
     return {name: part for name, part in value.items() if part is not None}
 
@@ -205,7 +209,7 @@ def _read_entry(entry: Any) -> tuple[int, bytes]:
     try:
         return entry["seq"], leaf_hash(canonical(entry))
     except (ValueError, RecursionError):
-        raise Unreadable("its entry has no canonical form") from None
+        raise UnreadableExport("its entry has no canonical form") from None
 
 
 class Verification:
@@ -225,7 +229,7 @@ class Verification:
         self.matched = {"export": self.first, "witness": self.first}  # the last size with the signed root
         self.parted: set[str] = set()  # those whose heads have another root from there on
         self.known = (self.size, f"the header says {self.size}")  # the largest size, and who says so
-        self.waiting: dict[int, list[tuple[str, Head]]] = {}
+        self.waiting: dict[int, list[tuple[str, VerifiedHead]]] = {}
         self.missing: list[range] = []
         self.problems: list[tuple[int, str]] = []
 
@@ -237,14 +241,14 @@ class Verification:
             else:
                 _need({"entry"} <= set(value) <= {"entry", "leaf"}, "it is neither an entry nor a head")
                 self._take_entry(*_read_entry(value["entry"]), value.get("leaf"))
-        except Unreadable as fault:
+        except UnreadableExport as fault:
             self._say(self.next, f"Line {number} of the {origin} cannot be read: {fault}.")
 
     def _say(self, place: int, sentence: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append((place, sentence))
 
-    def _take_head(self, origin: str, head: Head) -> None:
+    def _take_head(self, origin: str, head: VerifiedHead) -> None:
         self.heads[origin] += 1
         if head.fault or head.log_id != self.log_id:
             fault = head.fault or f"belongs to another log, {head.log_id[:80]!a}"
@@ -277,7 +281,7 @@ class Verification:
             for origin, head in self.waiting.pop(self.next, ()):
                 self._compare(origin, head)
 
-    def _compare(self, origin: str, head: Head) -> None:
+    def _compare(self, origin: str, head: VerifiedHead) -> None:
         self.covered, low = head.size, self.matched[origin]
         if self.tree is None or origin in self.parted:
             return
@@ -288,7 +292,7 @@ class Verification:
             what = "has edited, deleted, inserted or reordered entries" if low < head.size else "forks"
             self._say(low, f"By the {origin}'s heads, the log {what} between sizes {low} and {head.size}.")
 
-    def report(self) -> Report:
+    def report(self) -> VerificationReport:
         for gap in self.missing:
             what = f"Entry {gap[0]} is" if len(gap) == 1 else f"Entries {gap[0]} to {gap[-1]} are"
             self._say(gap[0], f"{what} missing: deleted.")
@@ -303,7 +307,9 @@ class Verification:
         what = "entry is" if tail == 1 else f"{tail} entries are"
         notes = [f"The last {what} not covered by a signed head yet."] if tail else []
         problems = [sentence for _, sentence in sorted(self.problems)]
-        return Report(self.entries, self.heads["export"], self.heads["witness"], tail, problems, notes)
+        return VerificationReport(
+            self.entries, self.heads["export"], self.heads["witness"], tail, problems, notes
+        )
 
 
 # Ed25519 (RFC 8032), for where `cryptography` is not installed. It only verifies: there is no secret to leak.
@@ -363,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         key, proof = _read_key(args.public_key), _read_proof(args.export)
         witness = _lines(args.witness) if args.witness else ()
         report = verify_proof(proof, key) if proof else verify_export(_lines(args.export), key, witness)
-    except (OSError, Unreadable) as fault:
+    except (OSError, UnreadableExport) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 2
     if args.json:
@@ -383,7 +389,7 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def _read_proof(path: str) -> dict[str, Any] | None:
-    with open(path, "rb") as file, suppress(Unreadable):
+    with open(path, "rb") as file, suppress(UnreadableExport):
         value = _read_object("it", file.read(MAX_LINE).decode(errors="surrogateescape"))
         return value if "path" in value else None
     return None

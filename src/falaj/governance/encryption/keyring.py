@@ -15,7 +15,7 @@ from sqlalchemy import RowMapping, insert, select, update
 
 from falaj.errors import Damaged, KeyUnavailable
 from falaj.governance.encryption.frames import DataKey
-from falaj.governance.epochs import RecentEpoch, advance_epoch
+from falaj.governance.policy.epochs import RecentEpoch, advance_epoch
 from falaj.governance.tables import data_keys
 from falaj.ports.keys import KeyService, WrappedKey
 from falaj.ports.metadata import Database, Transaction

@@ -8,21 +8,21 @@ from typing import Any
 
 from sqlalchemy import select
 
-from falaj.governance.call import running_call
-from falaj.governance.caller import Caller
-from falaj.governance.epochs import current_epoch
 from falaj.governance.objects import by_id
-from falaj.governance.operations import Operation
+from falaj.governance.operations.call import running_call
+from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.operation import Operation
 from falaj.governance.policy.engine import PolicyEngine, PolicyText, PrincipalFacts
+from falaj.governance.policy.epochs import current_epoch
 from falaj.governance.tables import grants, group_members, objects, policies
 from falaj.ports.metadata import Transaction
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.policy import Decision
 from falaj.records.names import ROOT
-from falaj.records.objects import StoredObject
-from falaj.records.policy import Decision
 
 CACHE_LIMIT = 100_000
-SEE = "object.show"
+SEE = "objects.show"
 """The action that decides whether a caller may know of an object."""
 
 

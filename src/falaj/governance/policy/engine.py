@@ -10,14 +10,14 @@ from typing import Any
 import cedarpy
 
 from falaj.errors import Fault, PolicyInvalid
-from falaj.governance.operations import Operation
+from falaj.governance.operations.operation import Operation
 from falaj.governance.policy.roles import BUILT_IN, GOVERNING, role_entity, roles_allowed
 from falaj.governance.policy.schema import cedar_schema, entity_type, groups_of
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.policy import Decision
+from falaj.records.governance.residency import UNRESTRICTED
 from falaj.records.names import ROOT
-from falaj.records.objects import StoredObject
-from falaj.records.policy import Decision
-from falaj.records.residency import UNRESTRICTED
 
 NO_RULE = "default"
 """The name of the rule that denies when no other speaks."""

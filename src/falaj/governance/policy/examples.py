@@ -7,7 +7,7 @@
     who = "sara"
     roles = {risk = ["developer"]}      # by workspace; "platform" stands for every workspace
     groups = ["analysts"]
-    action = "blob.upload"
+    action = "blobs.upload"
     resource = {kind = "workspace", workspace = "risk", only = ["AE"], classes = ["personal"]}
     expect = "allow"
     rule = "role.developer"             # the rule that must say so; may be left out
@@ -27,21 +27,21 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from falaj.errors import Fault, InvalidInput, PolicyInvalid, shorten
-from falaj.governance.operations import Operation
+from falaj.governance.operations.operation import Operation
 from falaj.governance.policy.engine import PolicyEngine, PolicyText, PrincipalFacts
 from falaj.governance.policy.schema import kinds_of, resource_kinds
-from falaj.records.identity import PrincipalKind, Role
+from falaj.records.governance.identity import PrincipalKind, Role
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.policy import Decision, ExampleOutcome
+from falaj.records.governance.residency import Label
 from falaj.records.names import DEFAULT_WORKSPACE, ROOT, DataClass, Jurisdiction, ObjectId, PrincipalId
-from falaj.records.objects import StoredObject
-from falaj.records.policy import Decision, ExampleOutcome
 from falaj.records.record import Record
-from falaj.records.residency import Label
 
-OF_THE_PLATFORM = {"user", "service", "group", "token"}
+PLATFORM_SCOPED_KINDS = {"user", "service", "group", "token"}
 """Kinds that lie in no workspace."""
 
 
-class Resource(Record):
+class ExampleResource(Record):
     """What is acted on; unless said, it is of the kind that the action takes."""
 
     kind: str | None = None
@@ -53,7 +53,7 @@ class Resource(Record):
     classes: frozenset[DataClass] = frozenset()
 
 
-class Example(Record):
+class PolicyExample(Record):
     """Who does what, and what the rules should say."""
 
     who: str = Field(min_length=1)
@@ -61,13 +61,13 @@ class Example(Record):
     roles: dict[str, tuple[Role, ...]] = {}
     groups: tuple[str, ...] = ()
     action: str
-    resource: Resource = Resource()
+    resource: ExampleResource = ExampleResource()
     origin: str = "local"
     expect: Literal["allow", "deny"]
     rule: str | None = None
 
 
-class Setting(Record):
+class ExampleFile(Record):
     """What all the examples of a file share: the policies that they are about."""
 
     policies: tuple[str, ...] = ()
@@ -89,20 +89,20 @@ def run_examples(path: Path, operations: Iterable[Operation]) -> list[ExampleOut
     return [_decide(engine, number, each, known[each.action]) for number, each in examples.items()]
 
 
-def _read(path: Path, faults: list[Fault]) -> tuple[Setting, dict[int, Example]]:
+def _read(path: Path, faults: list[Fault]) -> tuple[ExampleFile, dict[int, PolicyExample]]:
     """What can be read of the file; the rest becomes faults."""
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         faults.append(Fault(where=str(path), allowed=f"TOML ({error})"))
-        return Setting(), {}
+        return ExampleFile(), {}
     tables = document.pop("example", [])
     if not isinstance(tables, list) or not tables:
         faults.append(Fault(where=str(path), given="no example", allowed="one [[example]] or more"))
         tables = []
-    setting = _validated(Setting, document, str(path), faults) or Setting()
+    setting = _validated(ExampleFile, document, str(path), faults) or ExampleFile()
     read = {
-        number: _validated(Example, table, f"{path} example {number}", faults)
+        number: _validated(PolicyExample, table, f"{path} example {number}", faults)
         for number, table in enumerate(tables, 1)
     }
     return setting, {number: example for number, example in read.items() if example is not None}
@@ -128,7 +128,7 @@ def _fault(where: str, found: Mapping[str, Any]) -> Fault:
     )
 
 
-def _policy_texts(path: Path, setting: Setting, faults: list[Fault]) -> list[PolicyText]:
+def _policy_texts(path: Path, setting: ExampleFile, faults: list[Fault]) -> list[PolicyText]:
     """The policies that the file names."""
     confined_to = None if setting.workspace == ROOT else setting.workspace
     texts: list[PolicyText] = []
@@ -156,13 +156,15 @@ def _check_policies(
             faults += error.faults
 
 
-def _check_example(where: str, example: Example, known: Mapping[str, Operation], faults: list[Fault]) -> None:
+def _check_example(
+    where: str, example: PolicyExample, known: Mapping[str, Operation], faults: list[Fault]
+) -> None:
     """An action that there is, on something that it is performed on."""
     operation = known.get(example.action)
     if operation is None:
         near = get_close_matches(example.action, known, n=1)
         fix = f'action = "{near[0]}"' if near else None
-        allowed = "an action; falaj policy schema lists them"
+        allowed = "an action; falaj policies schema lists them"
         faults.append(Fault(where=f"{where} action", given=example.action, allowed=allowed, fix=fix))
         return
     kinds = resource_kinds(operation, kinds_of(known.values()))
@@ -171,7 +173,9 @@ def _check_example(where: str, example: Example, known: Mapping[str, Operation],
         faults.append(Fault(where=f"{where} resource.kind", given=given, allowed=", ".join(kinds)))
 
 
-def _decide(engine: PolicyEngine, number: int, example: Example, operation: Operation) -> ExampleOutcome:
+def _decide(
+    engine: PolicyEngine, number: int, example: PolicyExample, operation: Operation
+) -> ExampleOutcome:
     principal = PrincipalFacts(
         id=example.who,
         name=example.who,
@@ -192,10 +196,14 @@ def _decide(engine: PolicyEngine, number: int, example: Example, operation: Oper
     )
 
 
-def _resource(example: Example, operation: Operation) -> StoredObject:
+def _resource(example: PolicyExample, operation: Operation) -> StoredObject:
     given = example.resource
     kind = _kind(example, operation)
-    place = ROOT if operation.resource == "platform" or kind in OF_THE_PLATFORM else ObjectId(given.workspace)
+    place = (
+        ROOT
+        if operation.resource == "platform" or kind in PLATFORM_SCOPED_KINDS
+        else ObjectId(given.workspace)
+    )
     name = place if kind == "workspace" else given.name or kind
     return StoredObject(
         id=ObjectId(name),
@@ -209,7 +217,7 @@ def _resource(example: Example, operation: Operation) -> StoredObject:
     )
 
 
-def _kind(example: Example, operation: Operation) -> str:
+def _kind(example: PolicyExample, operation: Operation) -> str:
     of_action = {"platform": "workspace", "object": ""}.get(operation.resource, operation.resource)
     return example.resource.kind or of_action
 
@@ -218,7 +226,7 @@ def _is_by(decision: Decision, rule: str | None) -> bool:
     return rule is None or rule in decision.rule.split(", ")
 
 
-def _words(example: Example, resource: StoredObject) -> str:
+def _words(example: PolicyExample, resource: StoredObject) -> str:
     held = [f"{' and '.join(roles)} in {place}" for place, roles in example.roles.items()]
     who = f"{example.who} ({'; '.join(held)})" if held else example.who
     place = "" if resource.kind == "workspace" else f" in {resource.workspace}"

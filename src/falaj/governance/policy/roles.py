@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from falaj.governance.operations import Grantee
-from falaj.records.identity import Role
+from falaj.governance.operations.operation import Grantee
+from falaj.records.governance.identity import Role
 from falaj.records.names import ROOT
 
 INCLUDES: dict[Role, frozenset[Role]] = {
@@ -30,11 +30,13 @@ GOVERNING = "governing"
 """The actions by which the platform is kept in hand: no workspace's policy takes them from its administrators and
 auditors."""
 
-_GOVERNING_ROOMS = frozenset({"policy", "workspace", "audit", "keys", "object", "user", "group", "token"})
+_GOVERNING_GROUPS = frozenset(
+    {"policies", "workspaces", "audit", "keys", "objects", "users", "groups", "tokens"}
+)
 
 
 def is_governing(action: str) -> bool:
-    return action.partition(".")[0] in _GOVERNING_ROOMS
+    return action.partition(".")[0] in _GOVERNING_GROUPS
 
 
 def action_groups(allow: Iterable[Grantee]) -> list[str]:
@@ -61,7 +63,7 @@ BUILT_IN = "\n".join(
         *(_rule(role) for role in Role),
         '@id("anyone")\npermit (principal, action in Action::"anyone", resource);\n',
         *(
-            f'@id("directory")\npermit (principal, action == Action::"object.show", resource is {kind});\n'
+            f'@id("directory")\npermit (principal, action == Action::"objects.show", resource is {kind});\n'
             for kind in ("User", "Service", "Group")
         ),
         '@id("owner")\npermit (principal, action in Action::"owner", resource)\n'

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from falaj.governance.operations import Operation
+from falaj.governance.operations.operation import Operation
 from falaj.governance.policy.roles import GOVERNING, action_groups, is_governing
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
 
 PRINCIPALS = ["User", "Service"]
 

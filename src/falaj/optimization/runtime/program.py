@@ -24,7 +24,7 @@ from falaj.optimization.runtime.subjects import (
 )
 from falaj.optimization.settings import Settings
 from falaj.optimization.verdicts import decide
-from falaj.records.optimization import Measurement, Recipe, Report, Variant, Verdict
+from falaj.records.optimization import Measurement, OptimizationReport, OptimizationVerdict, Recipe, Variant
 from falaj.records.registry import TensorSpec
 
 Say = Callable[[str], None]
@@ -42,7 +42,7 @@ class Judged:
     auc: float | None
 
 
-def optimize(settings: Settings, *, inputs: Path, outputs: Path, say: Say = print) -> Report:
+def optimize(settings: Settings, *, inputs: Path, outputs: Path, say: Say = print) -> OptimizationReport:
     """Do all of it; what comes of it lies in `outputs`: report.json and variants/<recipe>/model.onnx."""
     original = open_original(inputs / "model")
     features = settings.features or (named_columns(original.content) if original.content else ())
@@ -63,7 +63,7 @@ def optimize(settings: Settings, *, inputs: Path, outputs: Path, say: Say = prin
     ] + refused
     for each in variants:
         say(f"{each.recipe} {each.verdict}: {each.reason}")
-    report = Report(
+    report = OptimizationReport(
         metric=judge.metric,
         rows=len(rows.target),
         skipped_rows=rows.skipped,
@@ -106,7 +106,9 @@ def _make(
             content = make_variant(recipe, original, sample=sample, names=columns)
             subject = onnx_subject(recipe, content)
         except CannotMake as error:
-            refused.append(Variant(recipe=recipe, verdict=Verdict.REFUSED, reason=str(error)[:4000]))
+            refused.append(
+                Variant(recipe=recipe, verdict=OptimizationVerdict.REFUSED, reason=str(error)[:4000])
+            )
             continue
         path = outputs / _file(recipe)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +148,7 @@ def _judge_variant(
     if wrong:
         reason = f"it predicts no number for {wrong} rows for which the original does"
         bare = _measurement(subject, times, None)
-        return Variant(verdict=Verdict.REFUSED, reason=reason, measured=bare, **facts)
+        return Variant(verdict=OptimizationVerdict.REFUSED, reason=reason, measured=bare, **facts)
     after = _judged(judge, predicted)
     worse = quality.share_worse(judge, before.losses, after.losses, seed=settings.seed)
     served = {name: speedup[name] for name in timing.SERVED}

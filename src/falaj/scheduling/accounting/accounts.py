@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from falaj.errors import Denied, Fault, NotFound
 from falaj.governance import objects
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import UsedUp
 from falaj.records.config import Prices
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Budget, Node, Placement, Price, Queue, Request
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import Budget, Node, Placement, Price, Queue, Request
 from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts, budgets, history
 from falaj.scheduling.accounting.charges import Held, Rates, bill_for, held_by, hours, price_of, rates_of
@@ -89,7 +89,7 @@ class QueueAccounts:
                 where="spec.queue",
                 given=queue,
                 allowed=f"a queue: {there}",
-                fix=f"one of these, or an operator makes it: falaj queue set {queue}",
+                fix=f"one of these, or an operator makes it: falaj queues set {queue}",
             )
             raise NotFound(f"there is no queue {queue!r}; there is {there}", faults=[fault])
         allowed = found[queue].workspaces if queue in found else ()
@@ -97,7 +97,7 @@ class QueueAccounts:
             home = objects.ever(tx, workspace)
             raise Denied(
                 f"workspace {home.name if home else workspace} may not submit into queue {queue}; an operator of the "
-                f"platform can let it: falaj queue set {queue} --workspace NAME"
+                f"platform can let it: falaj queues set {queue} --workspace NAME"
             )
 
     def begin(
@@ -137,7 +137,14 @@ class QueueAccounts:
         )
 
     def end(
-        self, tx: Transaction, job: ObjectId, *, attempt: int, verdict: str, used: UsedUp, now: datetime
+        self,
+        tx: Transaction,
+        job: ObjectId,
+        *,
+        attempt: int,
+        verdict: str,
+        used: ResourceUsage,
+        now: datetime,
     ) -> None:
         """Write down what an attempt used; nothing for one that began before there were accounts, or has ended."""
         row = attempts.open_attempt(tx, job, attempt)

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, insert, or_, select, tuple_, update
 
 from falaj.ports.metadata import Database, Transaction
-from falaj.records.accounting import By, PastAttempt
-from falaj.records.scheduling import WHOLE_GPU, Request
+from falaj.records.scheduling.accounting import By, PastAttempt
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Request
 from falaj.scheduling.accounting.decay import Stretch, Sums
 from falaj.scheduling.tables import usage
 

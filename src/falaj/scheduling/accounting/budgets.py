@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import BudgetState, BudgetTerms
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Budget
+from falaj.records.scheduling.accounting import BudgetState, BudgetTerms
+from falaj.records.scheduling.snapshot import Budget
 from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts, reports
 from falaj.scheduling.accounting.periods import period_at

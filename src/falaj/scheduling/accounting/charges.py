@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from falaj.records.accounting import UsedUp
 from falaj.records.config import Prices
-from falaj.records.scheduling import WHOLE_GPU, Price, Request
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Price, Request
 from falaj.scheduling.deciding.ledger import total
 
 JOULES_PER_KWH = 3_600_000.0
@@ -70,7 +70,7 @@ def kwh(joules: float) -> float:
     return joules / JOULES_PER_KWH
 
 
-def bill_for(held: Held, rates: Rates, used: UsedUp, lasted_h: float, prices: Prices | None) -> Bill:
+def bill_for(held: Held, rates: Rates, used: ResourceUsage, lasted_h: float, prices: Prices | None) -> Bill:
     """What an attempt that lasted so many hours comes to, at the rates that it began with."""
     joules = (used.cpu_energy_j or 0.0) + (used.gpu_energy_j or 0.0)
     priced = prices is not None and prices.currency == rates.currency

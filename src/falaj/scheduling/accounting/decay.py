@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from falaj.records.scheduling import WHOLE_GPU, Node
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Node
 from falaj.scheduling.deciding.ledger import slice_thousandths
 
 LOOKS_BACK = 6

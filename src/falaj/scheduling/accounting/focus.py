@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from falaj.records.scheduling import WHOLE_GPU
+from falaj.records.scheduling.snapshot import WHOLE_GPU
 from falaj.scheduling.accounting.charges import hours, kwh
 from falaj.scheduling.accounting.periods import by_months, month_at
 from falaj.scheduling.deciding.words import several

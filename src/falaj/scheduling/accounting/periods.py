@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from falaj.records.accounting import Period
+from falaj.records.scheduling.accounting import Period
 
 WEEK = timedelta(days=7)
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import By, UsageLine
-from falaj.records.scheduling import WHOLE_GPU
+from falaj.records.scheduling.accounting import By, UsageRow
+from falaj.records.scheduling.snapshot import WHOLE_GPU
 from falaj.scheduling.accounting import attempts
 from falaj.scheduling.accounting.charges import hours, kwh
 
@@ -103,8 +103,8 @@ def part_of(row: Any, *, since: datetime, until: datetime, now: datetime) -> Tal
     return tally
 
 
-def line(ident: str, name: str, tally: Tally, *, workspace: str | None) -> UsageLine:
-    return UsageLine(
+def line(ident: str, name: str, tally: Tally, *, workspace: str | None) -> UsageRow:
+    return UsageRow(
         id=ident,
         name=name,
         workspace=workspace,

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import Amounts, QueueSettings, QueueState
-from falaj.records.scheduling import Queue, Quota
+from falaj.records.scheduling.accounting import Amounts, QueueSettings, QueueState
+from falaj.records.scheduling.snapshot import Queue, Quota
 from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts
 from falaj.scheduling.accounting.accounts import QueueAccounts

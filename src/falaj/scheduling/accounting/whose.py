@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from falaj.governance import objects
-from falaj.governance.caller import Caller
-from falaj.governance.gate import Gate
+from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.gate import Gate
 from falaj.ports.metadata import Transaction
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT
-from falaj.records.objects import StoredObject
 
 BATCH = 500
 OVERSEERS = frozenset({Role.OPERATOR, Role.AUDITOR, Role.ADMIN})

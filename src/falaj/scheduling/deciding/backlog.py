@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
-from falaj.records.scheduling import Affinity, Request
+from falaj.records.scheduling.snapshot import Affinity, Request
 from falaj.scheduling.deciding.cluster import ANYWHERE
 from falaj.scheduling.deciding.ledger import Rank, rank
 

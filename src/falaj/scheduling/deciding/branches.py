@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from falaj.records.scheduling import Queue
+from falaj.records.scheduling.snapshot import Queue
 from falaj.scheduling.deciding.ledger import NOTHING, UNLIMITED, Amount, Held, bounds
 
 BOUNDLESS = Amount(UNLIMITED, UNLIMITED, UNLIMITED)

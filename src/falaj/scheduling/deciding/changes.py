@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from falaj.records.scheduling import (
+from falaj.records.scheduling.snapshot import (
     HIGHEST_PRIORITY,
     WHOLE_GPU,
     Affinity,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from falaj.records.scheduling import Decision, Evict, Placement, Reason, Request, Start, Wait
+from falaj.records.scheduling.snapshot import Decision, Evict, Placement, Reason, Request, Start, Wait
 from falaj.scheduling.deciding.backlog import shape_of
 from falaj.scheduling.deciding.branches import Branch
 from falaj.scheduling.deciding.eviction import victims_for

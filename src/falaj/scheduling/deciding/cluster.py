@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from falaj.records.scheduling import WHOLE_GPU, Affinity, Node, Placement, Request, Resources, Running
+from falaj.records.scheduling.snapshot import (
+    WHOLE_GPU,
+    Affinity,
+    Node,
+    Placement,
+    Request,
+    Resources,
+    RunningJob,
+)
 from falaj.scheduling.deciding.ledger import END_OF_TIME, Amount, Held, Slot, rank, slice_thousandths, total
 
 ANYWHERE: Affinity = Request.model_fields["affinity"].default
@@ -36,7 +44,7 @@ class Hardware(NamedTuple):
 class Cluster:
     """The nodes in the order of their names, whatever the order in which they were given."""
 
-    def __init__(self, nodes: Iterable[Node], running: Iterable[Running] = ()) -> None:
+    def __init__(self, nodes: Iterable[Node], running: Iterable[RunningJob] = ()) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.name)
         self.all = range(len(self.nodes))
         self.index = {node.name: index for index, node in enumerate(self.nodes)}
@@ -77,7 +85,7 @@ class Cluster:
             ]
         return self._permitted[key]
 
-    def held_by(self, running: Running) -> Held:
+    def held_by(self, running: RunningJob) -> Held:
         request = running.request
         return Held(
             running.ends_by or END_OF_TIME,
@@ -114,7 +122,7 @@ class Cluster:
         ]
         return Slot(each.cpus, each.memory_bytes, mask, tuple(parts))
 
-    def _in_parts(self, running: Iterable[Running]) -> set[int]:
+    def _in_parts(self, running: Iterable[RunningJob]) -> set[int]:
         """Nodes whose GPUs are had in parts, also those that have stopped it and still run such jobs."""
         found = {index for index, node in enumerate(self.nodes) if node.shares and node.gpus}
         for job in running:

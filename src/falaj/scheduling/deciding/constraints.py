@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falaj.records.scheduling import WHOLE_GPU, Reason, Request
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Reason, Request
 from falaj.scheduling.deciding.branches import Account, Branch
 from falaj.scheduling.deciding.ledger import NOTHING, Amount, Slot, total
 from falaj.scheduling.deciding.turns import Turns

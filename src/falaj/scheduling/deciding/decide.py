@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from falaj.records.scheduling import Decision, Reason, Request, Snapshot, Wait
+from falaj.records.scheduling.snapshot import Decision, Reason, Request, Snapshot, Wait
 from falaj.scheduling.deciding.backlog import Backlog
 from falaj.scheduling.deciding.cluster import Cluster
 from falaj.scheduling.deciding.ledger import Rank, rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from falaj.records.scheduling import Request
+from falaj.records.scheduling.snapshot import Request
 from falaj.scheduling.deciding.branches import Branch, Branches
 from falaj.scheduling.deciding.ground import Ground
 from falaj.scheduling.deciding.ledger import NOTHING, Amount, Held

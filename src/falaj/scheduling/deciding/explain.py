@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from falaj.errors import NotFound
-from falaj.records.scheduling import Evict, Explanation, Reason, Request, Running, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import (
+    Evict,
+    Explanation,
+    Reason,
+    Request,
+    RunningJob,
+    Snapshot,
+    Start,
+    Wait,
+)
 from falaj.scheduling.deciding.backlog import Backlog
 from falaj.scheduling.deciding.changes import Trials, changes_that_start
 from falaj.scheduling.deciding.cluster import Cluster
@@ -25,7 +34,7 @@ def explain(snapshot: Snapshot, job: str) -> Explanation:
     raise NotFound(f"no job {job} waits or runs")
 
 
-def _of_running(running: Running, snapshot: Snapshot) -> Explanation:
+def _of_running(running: RunningJob, snapshot: Snapshot) -> Explanation:
     words = f"runs on {places(running.placements)} since {running.started_at:%Y-%m-%d %H:%M:%S %Z}"
     if running.leaving:
         words += ", and was told to make room: it saves itself and goes back to its queue"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from falaj.records.scheduling import Decision, Evict, Request, Running, Snapshot, Start
+from falaj.records.scheduling.snapshot import Decision, Evict, Request, RunningJob, Snapshot, Start
 from falaj.scheduling.deciding.backlog import Backlog
 from falaj.scheduling.deciding.cluster import Cluster
 from falaj.scheduling.deciding.decide import decide_from
@@ -70,8 +70,8 @@ def after(
     return snapshot.model_copy(update={"running": (*staying, *started)})
 
 
-def running_from(request: Request, start: Start, now: datetime) -> Running:
-    return Running(
+def running_from(request: Request, start: Start, now: datetime) -> RunningJob:
+    return RunningJob(
         request=request,
         placements=start.placements,
         started_at=now,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from falaj.records.scheduling import Request
+from falaj.records.scheduling.snapshot import Request
 from falaj.scheduling.deciding.cluster import Cluster
 from falaj.scheduling.deciding.ledger import Held, Slot
 

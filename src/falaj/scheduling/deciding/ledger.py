@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from falaj.records.scheduling import WHOLE_GPU, Quota, Request, Resources
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Quota, Request, Resources
 
 UNLIMITED = 1 << 80
 END_OF_TIME = datetime.max.replace(tzinfo=UTC)

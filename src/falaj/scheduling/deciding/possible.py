@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from falaj.records.scheduling import Affinity, Reason, Request
+from falaj.records.scheduling.snapshot import Affinity, Reason, Request
 from falaj.scheduling.deciding.backlog import Shape
 from falaj.scheduling.deciding.branches import Branch, could_hold
 from falaj.scheduling.deciding.cluster import Cluster

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from falaj.records.scheduling import Placement, Request
+from falaj.records.scheduling.snapshot import Placement, Request
 from falaj.scheduling.deciding.branches import Branch
 from falaj.scheduling.deciding.ground import Ground
 from falaj.scheduling.deciding.ledger import NOTHING, Amount, Rank, Slot

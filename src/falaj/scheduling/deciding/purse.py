@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from math import fsum
 
-from falaj.records.scheduling import WHOLE_GPU, Budget, Placement, Price, Request, Running
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Budget, Placement, Price, Request, RunningJob
 from falaj.scheduling.deciding.cluster import Cluster
 from falaj.scheduling.deciding.ledger import total
 
@@ -25,7 +25,7 @@ class Purse:
         budgets: Iterable[Budget],
         price: Price,
         cluster: Cluster,
-        running: Sequence[Running],
+        running: Sequence[RunningJob],
         now: datetime,
     ) -> None:
         self.budgets = {budget.workspace: budget for budget in budgets}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from falaj.records.scheduling import Placement, Request
+from falaj.records.scheduling.snapshot import Placement, Request
 from falaj.scheduling.deciding.cluster import Cluster
 from falaj.scheduling.deciding.ground import Ground
 from falaj.scheduling.deciding.ledger import Held, Slot

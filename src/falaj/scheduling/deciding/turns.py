@@ -11,7 +11,7 @@ from datetime import timedelta
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from falaj.records.scheduling import Decision, Reason, Request, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import Decision, Reason, Request, Snapshot, Start, Wait
 from falaj.scheduling.deciding.backlog import Backlog, Group, Shape, shape_of
 from falaj.scheduling.deciding.branches import Branch, Branches, allows, borrows, keep_quota, keep_quota_at
 from falaj.scheduling.deciding.claims import Claimants

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
-from falaj.records.scheduling import WHOLE_GPU, Placement, Quota, Request, Resources
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Placement, Quota, Request, Resources
 from falaj.scheduling.deciding.ledger import UNLIMITED, Slot
 
 

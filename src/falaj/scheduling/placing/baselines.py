@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from falaj.records.scheduling import WHOLE_GPU, Demand
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Demand
 from falaj.scheduling.placing.fleet import Flags, Fleet, Place, first_gpus
 
 Floats = npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from falaj.records.scheduling import WHOLE_GPU, Demand
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Demand
 from falaj.scheduling.placing.fleet import Flags, Fleet, Ints, Place, first_gpus
 from falaj.scheduling.placing.fragmentation import Floats, Measure
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import Conflict
-from falaj.records.scheduling import WHOLE_GPU, Demand, Node
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Demand, Node
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from falaj.records.scheduling import WHOLE_GPU, Demand
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Demand
 from falaj.scheduling.placing.fleet import Fleet, Ints
 
 Floats = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from falaj.records.scheduling import WHOLE_GPU, Demand, Request
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Demand, Request
 from falaj.scheduling.deciding.ground import Ground
 from falaj.scheduling.deciding.ledger import Slot
 from falaj.scheduling.placing.descent import LeastFragmentation

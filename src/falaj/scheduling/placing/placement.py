@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from falaj.records.scheduling import WHOLE_GPU, Placement, Request, Resources
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Placement, Request, Resources
 from falaj.scheduling.deciding.cluster import Cluster, held_part
 from falaj.scheduling.deciding.ledger import Slot
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from falaj.records.scheduling import WHOLE_GPU, Request, Resources
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Request, Resources
 from falaj.scheduling.deciding.ground import Ground
 from falaj.scheduling.placing.placement import Spot, capacity, in_an_island, tightness
 

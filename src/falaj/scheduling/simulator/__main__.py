@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from falaj.errors import FalajError
-from falaj.records.accounting import PastAttempt
-from falaj.records.simulation import Question
+from falaj.records.scheduling.accounting import PastAttempt
+from falaj.records.scheduling.simulation import WhatIfQuestion
 from falaj.scheduling.simulator.past import answer
 
 TELL_EVERY_S = 0.25
@@ -30,7 +30,7 @@ def main() -> None:
     os.nice(NICER)
     said, out = sys.stdin.buffer, sys.stdout.buffer
     try:
-        question = Question.model_validate_json(said.readline())
+        question = WhatIfQuestion.model_validate_json(said.readline())
         found = answer(question, _attempts(said), progress=Telling(out))
         _tell(out, {"comparison": found.model_dump(mode="json")})
     except FalajError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from falaj.records.scheduling import Decision, Reason, Request, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import Decision, Reason, Request, Snapshot, Start, Wait
 from falaj.scheduling.simulator.rooms import Place, Rooms, placements
 
 

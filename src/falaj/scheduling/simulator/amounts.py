@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from falaj.records.scheduling import WHOLE_GPU, Node, Placement, Price, Request
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Node, Placement, Price, Request
 from falaj.scheduling.deciding.cluster import Cluster
 from falaj.scheduling.deciding.ledger import total
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from falaj.records.scheduling import Reason, Request, Running
-from falaj.records.simulation import NO_TIME, JobOutcome, PastJob
+from falaj.records.scheduling.simulation import NO_TIME, JobOutcome, PastJob
+from falaj.records.scheduling.snapshot import Reason, Request, RunningJob
 from falaj.scheduling.simulator.amounts import Amount, Used, amount_of
 
 HOUR = timedelta(hours=1)
@@ -22,7 +22,7 @@ class Case:
     amount: Amount = field(init=False)
     left: timedelta = field(init=False)
     turn: int = 0
-    running: Running | None = None
+    running: RunningJob | None = None
     price_an_hour: float = 0.0
     reason: Reason | None = None
     started_at: datetime | None = None
@@ -42,7 +42,7 @@ class Case:
         self.amount = amount_of(self.request)
         self.left = self.past.duration
 
-    def start(self, running: Running, price_an_hour: float) -> timedelta:
+    def start(self, running: RunningJob, price_an_hour: float) -> timedelta:
         """Begin an attempt; how long it lasts if nothing comes in between."""
         self.turn += 1
         self.running, self.price_an_hour, self.reason = running, price_an_hour, None

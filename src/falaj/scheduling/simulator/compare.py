@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from falaj.records.simulation import (
+from falaj.records.scheduling.simulation import (
     Assumptions,
     Changes,
-    Comparison,
-    Figures,
-    Observed,
+    ObservedFigures,
     PastJob,
-    Simulated,
+    SimulatedCluster,
+    SimulationFigures,
+    SimulationResult,
     TeamComparison,
-    World,
+    WhatIfComparison,
 )
 from falaj.scheduling.deciding.words import duration, several
 from falaj.scheduling.simulator.desk import Scheduler
@@ -25,20 +25,20 @@ from falaj.scheduling.simulator.world import changed, in_words
 
 def what_if(
     past: Sequence[PastJob],
-    world: World,
+    world: SimulatedCluster,
     changes: Changes,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
     scheduler: Scheduler | None = None,
     progress: Progress | None = None,
-) -> Comparison:
+) -> WhatIfComparison:
     """Both replays are made by the same machinery, so what differs between them comes from the changes alone."""
     other = changed(world, changes)
     before = simulate(past, world, scheduler=scheduler, progress=half(progress, 0))
     after = simulate(past, other, scheduler=scheduler, progress=half(progress, 1))
     seen = observed(past, before)
-    return Comparison(
+    return WhatIfComparison(
         since=since or before.began,
         until=until or before.ended,
         jobs=len(past),
@@ -61,21 +61,21 @@ def half(progress: Progress | None, number: int) -> Progress | None:
     return lambda done, of: tell(number * of + done, 2 * of)
 
 
-def teams(before: Simulated, after: Simulated) -> tuple[TeamComparison, ...]:
-    later: dict[str, Figures] = {team.queue: team.figures for team in after.teams}
+def teams(before: SimulationResult, after: SimulationResult) -> tuple[TeamComparison, ...]:
+    later: dict[str, SimulationFigures] = {team.queue: team.figures for team in after.teams}
     return tuple(
         TeamComparison(queue=team.queue, before=team.figures, after=later[team.queue])
         for team in before.teams
     )
 
 
-def observed(past: Sequence[PastJob], before: Simulated) -> Observed | None:
+def observed(past: Sequence[PastJob], before: SimulationResult) -> ObservedFigures | None:
     """Over the jobs of which it is known how long they really waited, and that started in the replay too."""
     real = {job.request.job: job for job in past if job.waited is not None}
     pairs = [(real[job.job], job) for job in before.jobs if job.job in real and job.wait is not None]
     if not pairs:
         return None
-    return Observed(
+    return ObservedFigures(
         jobs=len(pairs),
         wait=waits([job.waited for job, _ in pairs if job.waited is not None]),
         simulated_wait=waits([outcome.wait for _, outcome in pairs if outcome.wait is not None]),
@@ -84,7 +84,9 @@ def observed(past: Sequence[PastJob], before: Simulated) -> Observed | None:
     )
 
 
-def said(world: World, before: Simulated, after: Simulated, seen: Observed | None) -> list[str]:
+def said(
+    world: SimulatedCluster, before: SimulationResult, after: SimulationResult, seen: ObservedFigures | None
+) -> list[str]:
     words = [
         "both columns are replays of the same jobs by the same simulator: they differ by the changes alone"
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from falaj.records.scheduling import Decision, Reason, Request, Snapshot
+from falaj.records.scheduling.snapshot import Decision, Reason, Request, Snapshot
 
 Scheduler = Callable[[Snapshot], Iterable[Decision]]
 

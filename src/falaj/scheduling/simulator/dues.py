@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from falaj.records.scheduling import Queue
-from falaj.records.simulation import NO_TIME, Due, Fairness
+from falaj.records.scheduling.simulation import NO_TIME, Fairness, QueueFairness
+from falaj.records.scheduling.snapshot import Queue
 from falaj.scheduling.simulator.amounts import Amount
 
 
@@ -79,9 +79,9 @@ class Dues:
         return entitlements(wishes, self._below)
 
 
-def due_of(queue: str, sums: Counted) -> Due:
+def due_of(queue: str, sums: Counted) -> QueueFairness:
     seconds = sums.backlogged.total_seconds()
-    return Due(
+    return QueueFairness(
         queue=queue,
         backlogged=sums.backlogged,
         entitled=sums.entitled / seconds,

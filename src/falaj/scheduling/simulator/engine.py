@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from falaj.errors import InvalidInput
-from falaj.records.scheduling import Decision, Evict, Reason, Running, Snapshot, Start, Wait
-from falaj.records.simulation import PastJob, Simulated, World
+from falaj.records.scheduling.simulation import PastJob, SimulatedCluster, SimulationResult
+from falaj.records.scheduling.snapshot import Decision, Evict, Reason, RunningJob, Snapshot, Start, Wait
 from falaj.scheduling.simulator.agenda import Agenda, Arrives, Back, Decides, Ends, Event, Leaves, Lost
 from falaj.scheduling.simulator.amounts import price_an_hour
 from falaj.scheduling.simulator.case import Case
@@ -26,11 +26,11 @@ Progress = Callable[[int, int], None]
 
 def simulate(
     jobs: Sequence[PastJob],
-    world: World,
+    world: SimulatedCluster,
     *,
     scheduler: Scheduler | None = None,
     progress: Progress | None = None,
-) -> Simulated:
+) -> SimulationResult:
     """Replay `jobs` in `world`, until nothing more can happen, as our queue decides or another `scheduler`.
 
     `progress` is told how many of all have ended.
@@ -40,7 +40,9 @@ def simulate(
 
 
 class Simulation:
-    def __init__(self, jobs: Sequence[PastJob], world: World, desk: Desk, progress: Progress | None) -> None:
+    def __init__(
+        self, jobs: Sequence[PastJob], world: SimulatedCluster, desk: Desk, progress: Progress | None
+    ) -> None:
         self.world, self.desk, self.progress = world, desk, progress
         self.cases = {case.request.job: case for case in map(Case, in_time(jobs))}
         self.pending: dict[str, Case] = {}
@@ -54,7 +56,7 @@ class Simulation:
         self.decisions = 0
         self.ended = 0
 
-    def run(self) -> Simulated:
+    def run(self) -> SimulationResult:
         self._put_down()
         while self.agenda:
             events = self.agenda.next()
@@ -174,7 +176,7 @@ class Simulation:
         self.meter.waits_no_more(case)
         request = case.request.model_copy(update={"claim": False}) if case.request.claim else case.request
         limit = request.time_limit
-        running = Running(
+        running = RunningJob(
             request=request,
             placements=decision.placements,
             started_at=now,

@@ -6,18 +6,24 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 
-from falaj.records.simulation import NO_TIME, Figures, Simulated, TeamFigures, Waits
+from falaj.records.scheduling.simulation import (
+    NO_TIME,
+    SimulationFigures,
+    SimulationResult,
+    TeamFigures,
+    WaitTimes,
+)
 from falaj.scheduling.simulator.case import Case
 from falaj.scheduling.simulator.meter import Meter
 
 SHORTEST = timedelta(seconds=10)
 
 
-def summed_up(cases: Sequence[Case], meter: Meter, decisions: int) -> Simulated:
+def summed_up(cases: Sequence[Case], meter: Meter, decisions: int) -> SimulationResult:
     teams: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         teams[case.request.queue].append(case)
-    return Simulated(
+    return SimulationResult(
         began=meter.begin,
         ended=meter.last_end,
         jobs=tuple(case.outcome() for case in cases),
@@ -28,11 +34,11 @@ def summed_up(cases: Sequence[Case], meter: Meter, decisions: int) -> Simulated:
     )
 
 
-def of(cases: Sequence[Case], meter: Meter) -> Figures:
+def of(cases: Sequence[Case], meter: Meter) -> SimulationFigures:
     gpu_hours, cpu_hours = sum(case.gpu_hours for case in cases), sum(case.cpu_hours for case in cases)
     gpus_there, cpus_there = meter.there
     ended = [case for case in cases if case.ended_at is not None]
-    return Figures(
+    return SimulationFigures(
         jobs=len(cases),
         ended=len(ended),
         timed_out=sum(case.end == "timed-out" for case in cases),
@@ -49,11 +55,11 @@ def of(cases: Sequence[Case], meter: Meter) -> Figures:
     )
 
 
-def waits(spans: Sequence[timedelta]) -> Waits:
+def waits(spans: Sequence[timedelta]) -> WaitTimes:
     if not spans:
-        return Waits()
+        return WaitTimes()
     ordered = sorted(spans)
-    return Waits(
+    return WaitTimes(
         mean=sum(ordered, NO_TIME) / len(ordered), median=quantile(ordered, 0.5), p95=quantile(ordered, 0.95)
     )
 

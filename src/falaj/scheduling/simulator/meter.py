@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from falaj.records.scheduling import Budget, Node, Queue
-from falaj.records.simulation import World
+from falaj.records.scheduling.simulation import SimulatedCluster
+from falaj.records.scheduling.snapshot import Budget, Node, Queue
 from falaj.scheduling.simulator.amounts import Amount, Used, whole_of
 from falaj.scheduling.simulator.case import HOUR, Case
 from falaj.scheduling.simulator.desk import HOPELESS
@@ -30,7 +30,7 @@ class Past(NamedTuple):
 
 
 class Meter:
-    def __init__(self, world: World, begin: datetime) -> None:
+    def __init__(self, world: SimulatedCluster, begin: datetime) -> None:
         self.world, self.begin, self.now, self.last_end = world, begin, begin, begin
         self.whole = whole_of(world.nodes)
         self.gpu_hours_there = self.cpu_hours_there = 0.0

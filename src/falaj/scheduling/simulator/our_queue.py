@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Decision, Node, Reason, Request, Running, Snapshot, Wait
+from falaj.records.scheduling.snapshot import Decision, Node, Reason, Request, RunningJob, Snapshot, Wait
 from falaj.scheduling.deciding.backlog import Backlog, shape_of
 from falaj.scheduling.deciding.cluster import Cluster
 from falaj.scheduling.deciding.decide import decide_from
@@ -18,15 +18,15 @@ class KeptCluster(Cluster):
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__(nodes)
-        self._known: dict[str, tuple[Running, Held]] = {}
+        self._known: dict[str, tuple[RunningJob, Held]] = {}
 
-    def held_by(self, running: Running) -> Held:
+    def held_by(self, running: RunningJob) -> Held:
         known = self._known.get(running.request.job)
         if known is None or known[0] is not running:
             known = self._known[running.request.job] = running, super().held_by(running)
         return known[1]
 
-    def forget_others(self, running: Sequence[Running]) -> None:
+    def forget_others(self, running: Sequence[RunningJob]) -> None:
         """Those that run no more, now and then."""
         if len(self._known) > 2 * len(running) + 1000:
             jobs = {each.request.job for each in running}

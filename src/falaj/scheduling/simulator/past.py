@@ -8,8 +8,16 @@ from itertools import groupby
 
 from falaj.errors import InvalidInput, NotFound
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import PastAttempt
-from falaj.records.simulation import NO_TIME, Assumptions, Changes, Comparison, PastJob, Question, World
+from falaj.records.scheduling.accounting import PastAttempt
+from falaj.records.scheduling.simulation import (
+    NO_TIME,
+    Assumptions,
+    Changes,
+    PastJob,
+    SimulatedCluster,
+    WhatIfComparison,
+    WhatIfQuestion,
+)
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.accounting.attempts import count_past_jobs
 from falaj.scheduling.simulator.compare import what_if
@@ -35,7 +43,7 @@ def question_for(
     until: datetime | None,
     checkpoint_every: timedelta,
     now: datetime,
-) -> Question:
+) -> WhatIfQuestion:
     """What is asked, with the world as it is now: what came of it does not hang on when it is worked out.
 
     All that is wrong with it is said here.
@@ -46,15 +54,15 @@ def question_for(
         raise InvalidInput.at("since", given=since.isoformat(), allowed=f"before {until.isoformat()}")
     assume = Assumptions(half_life=accounts.half_life, checkpoint_every=checkpoint_every)
     queues = tuple(queue.model_copy(update={"history": 0.0}) for queue in accounts.queues(tx, now=now))
-    world = World(nodes=accounts.nodes(), queues=queues, price=accounts.price, assume=assume)
+    world = SimulatedCluster(nodes=accounts.nodes(), queues=queues, price=accounts.price, assume=assume)
     changed(world, changes)
     _require_some(count_past_jobs(tx, since=since, until=until, as_of=now), since=since, until=until)
-    return Question(world=world, changes=changes, since=since, until=until, asked_at=now)
+    return WhatIfQuestion(world=world, changes=changes, since=since, until=until, asked_at=now)
 
 
 def answer(
-    question: Question, attempts: Iterable[PastAttempt], *, progress: Progress | None = None
-) -> Comparison:
+    question: WhatIfQuestion, attempts: Iterable[PastAttempt], *, progress: Progress | None = None
+) -> WhatIfComparison:
     """What these jobs would have met."""
     found = what_if(
         past_jobs(attempts, now=question.asked_at),

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 from falaj.errors import FalajError, Internal, rebuild
-from falaj.governance.caller import start_thread
-from falaj.records.accounting import PastAttempt
-from falaj.records.simulation import Comparison, Question
+from falaj.governance.operations.caller import start_thread
+from falaj.records.scheduling.accounting import PastAttempt
+from falaj.records.scheduling.simulation import WhatIfComparison, WhatIfQuestion
 
 log = logging.getLogger("falaj.replay")
 
@@ -27,7 +27,7 @@ HANDED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH")
 class ReplayProcess:
     """Python computes on one processor at a time, so a replay in a thread of ours would slow down all the others."""
 
-    def __init__(self, question: Question, attempts: Iterable[PastAttempt]) -> None:
+    def __init__(self, question: WhatIfQuestion, attempts: Iterable[PastAttempt]) -> None:
         """`attempts` are read in a thread that acts for the caller."""
         self.progress: tuple[int, int] | None = None
         self._told: dict[str, Any] = {}
@@ -47,14 +47,14 @@ class ReplayProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def look(self) -> Comparison | None:
+    def look(self) -> WhatIfComparison | None:
         """What came of it; none while it goes on."""
         if self._talk.is_alive():
             return None
         if self._failure is not None:
             raise self._failure
         if "comparison" in self._told:
-            return Comparison.model_validate(self._told["comparison"])
+            return WhatIfComparison.model_validate(self._told["comparison"])
         if "refused" in self._told:
             code, message = self._told["refused"]
             raise rebuild(code, message, [], {})
@@ -72,7 +72,7 @@ class ReplayProcess:
         with suppress(BrokenPipeError):  # by what it was not told any more
             self._in.close()
 
-    def _converse(self, question: Question, attempts: Iterable[PastAttempt]) -> None:
+    def _converse(self, question: WhatIfQuestion, attempts: Iterable[PastAttempt]) -> None:
         try:
             with suppress(BrokenPipeError):  # it has ended; how, is seen below
                 self._ask(question, attempts)
@@ -83,7 +83,7 @@ class ReplayProcess:
             log.exception("a replay could not be told what to replay")
             self._failure = Internal("the replay failed; the controller's log says why")
 
-    def _ask(self, question: Question, attempts: Iterable[PastAttempt]) -> None:
+    def _ask(self, question: WhatIfQuestion, attempts: Iterable[PastAttempt]) -> None:
         self._in.write(question.model_dump_json().encode() + b"\n")
         for attempt in attempts:
             self._in.write(attempt.model_dump_json().encode() + b"\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from falaj.records.scheduling import WHOLE_GPU, Node, Placement, Request, Resources
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Node, Placement, Request, Resources
 
 
 class Place(NamedTuple):

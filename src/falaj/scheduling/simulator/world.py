@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from falaj.errors import Fault, InvalidInput
-from falaj.records.scheduling import Gpu, Node, Queue, Quota
-from falaj.records.simulation import Bound, Changes, MoreNodes, World
+from falaj.records.scheduling.simulation import Changes, MoreNodes, ResourceBound, SimulatedCluster
+from falaj.records.scheduling.snapshot import Gpu, Node, Queue, Quota
 from falaj.scheduling.deciding.words import memory, several
 from falaj.scheduling.queue_tree import require_sound
 
 
-def changed(world: World, changes: Changes) -> World:
+def changed(world: SimulatedCluster, changes: Changes) -> SimulatedCluster:
     """`world` with `changes`; InvalidInput, with all that is wrong with them, if it has no such queue or node."""
     faults = [*unknown_queues(world, changes), *unknown_nodes(world, changes)]
     if faults:
@@ -25,7 +25,7 @@ def changed(world: World, changes: Changes) -> World:
     )
 
 
-def in_words(world: World, changes: Changes) -> tuple[str, ...]:
+def in_words(world: SimulatedCluster, changes: Changes) -> tuple[str, ...]:
     """Each change in a few words: "quota of risk: 4 → 8 GPUs"."""
     queues = {queue.name: queue for queue in world.queues}
     said = []
@@ -57,7 +57,7 @@ def changed_queue(queue: Queue, changes: Changes) -> Queue:
     return queue.model_copy(update={"quota": quota, "limit": limit, "weight": weight})
 
 
-def with_bounds(quota: Quota, queue: str, bounds: Iterable[Bound]) -> Quota:
+def with_bounds(quota: Quota, queue: str, bounds: Iterable[ResourceBound]) -> Quota:
     return quota.model_copy(update={bound.resource: bound.amount for bound in bounds if bound.queue == queue})
 
 
@@ -77,7 +77,7 @@ def unsound(before: Sequence[Queue], after: Sequence[Queue]) -> list[Fault]:
     return faults
 
 
-def unknown_queues(world: World, changes: Changes) -> list[Fault]:
+def unknown_queues(world: SimulatedCluster, changes: Changes) -> list[Fault]:
     known = sorted(queue.name for queue in world.queues)
     named = [
         ("quotas", [bound.queue for bound in changes.quotas]),
@@ -95,7 +95,7 @@ def unknown_queues(world: World, changes: Changes) -> list[Fault]:
 # -------------------------------------------------------------------------------------------------------- nodes
 
 
-def unknown_nodes(world: World, changes: Changes) -> list[Fault]:
+def unknown_nodes(world: SimulatedCluster, changes: Changes) -> list[Fault]:
     known = sorted(node.name for node in world.nodes)
     allowed = f"a node: {', '.join(known) or 'there are none'}"
     faults = [

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from falaj.errors import Damaged, InvalidInput, NotFound
-from falaj.records.serving import DYNAMIC, Datatype, ModelFile, ServedModel, Tensor
+from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
 from falaj.serving.runtime.probe import Cost, measure
 from falaj.serving.runtime.watchdog import Watchdog
 
@@ -76,12 +76,12 @@ class OnnxEngine:
         return WATCHDOG.run(self.session, feed, limit_s=QUICK_S if self.cost.inline else LONGEST_S)
 
 
-def load(file: ModelFile) -> OnnxEngine:
+def load(file: ServedFile) -> OnnxEngine:
     """Read, verify, open and measure a model in a file; takes as long as that takes, so call it in a thread."""
     return open_model(file, _verified_bytes(file))
 
 
-def open_model(file: ModelFile, content: bytes) -> OnnxEngine:
+def open_model(file: ServedFile, content: bytes) -> OnnxEngine:
     """Open and measure a model whose verified bytes are `content`; they never lie on a disk in clear."""
     session = _open(file, content)
     model = ServedModel(
@@ -101,7 +101,7 @@ def open_model(file: ModelFile, content: bytes) -> OnnxEngine:
     return OnnxEngine(model, cost, session, names)
 
 
-def _verified_bytes(file: ModelFile) -> bytes:
+def _verified_bytes(file: ServedFile) -> bytes:
     """The file's bytes, read once: what was hashed is what is run."""
     if file.path is None:
         raise NotFound(f"{file.model}@{file.version} has no file")
@@ -114,7 +114,7 @@ def _verified_bytes(file: ModelFile) -> bytes:
     return content
 
 
-def _open(file: ModelFile, content: bytes) -> ort.InferenceSession:
+def _open(file: ServedFile, content: bytes) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # requests run side by side; a model on all cores would make them queue
     options.inter_op_num_threads = 1
@@ -129,7 +129,7 @@ def _open(file: ModelFile, content: bytes) -> ort.InferenceSession:
         ) from error
 
 
-def _tensor(file: ModelFile, node: ort.NodeArg) -> Tensor:
+def _tensor(file: ServedFile, node: ort.NodeArg) -> Tensor:
     datatype = DATATYPES.get(node.type)
     if datatype is None:
         raise InvalidInput.at(

@@ -14,14 +14,14 @@ import pytest
 
 from falaj.control.work import Intents
 from falaj.governance import objects
-from falaj.governance.caller import Caller, acting_as
+from falaj.governance.operations.caller import Caller, acting_as
 from falaj.ports.metadata import Transaction
-from falaj.records.accounting import UsedUp
 from falaj.records.config import Prices
-from falaj.records.identity import Role
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId, PrincipalId, new_id
-from falaj.records.objects import StoredObject
-from falaj.records.scheduling import Gpu, Node, Placement, Request, Resources
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import Gpu, Node, Placement, Request, Resources
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.queues import Queues
 from falaj.scheduling.usage import Usage
@@ -69,23 +69,23 @@ class Ground:
     ) -> None:
         self.platform = platform
         self.clock = platform.clock
-        self.user = str(platform.user.whoami().principal.id)
+        self.user = str(platform.users.whoami().principal.id)
         self.jobs = PretendedJobs()
         self.accounts = QueueAccounts(nodes=lambda: (NODE,), prices=prices, half_life=half_life)
         gate = platform.parts.gate
         self.intents = Intents()
-        self.queue = Queues(
+        self.queues = Queues(
             gate,
             self.intents,
             accounts=self.accounts,
             jobs=self.jobs,
-            sealed=platform.parts.rooms.queue._sealed,
+            sealed=platform.parts.services.queues._sealed,
             wanted=lambda: None,
         )
         self.usage = Usage(gate, accounts=self.accounts, jobs=self.jobs)
 
     def workspace(self, name: str) -> ObjectId:
-        return self.platform.workspace.create(name).id
+        return self.platform.workspaces.create(name).id
 
     def submit(self, workspace: str = "default", *, name: str | None = None, **asked: Any) -> Request:
         """What a job would ask for; `asked` is for its queue, and what each replica holds."""
@@ -137,7 +137,12 @@ class Ground:
     def end(self, request: Request, *, attempt: int = 1, verdict: str = "done", **used: Any) -> None:
         with self.platform.database.write() as tx:
             self.accounts.end(
-                tx, request.job, attempt=attempt, verdict=verdict, used=UsedUp(**used), now=self.clock()
+                tx,
+                request.job,
+                attempt=attempt,
+                verdict=verdict,
+                used=ResourceUsage(**used),
+                now=self.clock(),
             )
 
     def ran(

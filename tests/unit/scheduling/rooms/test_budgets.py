@@ -10,10 +10,10 @@ import pytest
 from falaj.control.work import Intents
 from falaj.errors import Denied, InvalidInput, NotFound
 from falaj.governance import objects
-from falaj.governance.caller import acting_as
-from falaj.records.accounting import BudgetTerms
-from falaj.records.identity import Role
-from falaj.records.scheduling import Budget
+from falaj.governance.operations.caller import acting_as
+from falaj.records.governance.identity import Role
+from falaj.records.scheduling.accounting import BudgetTerms
+from falaj.records.scheduling.snapshot import Budget
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.accounting.periods import period_at
 from falaj.scheduling.queues import Queues
@@ -31,11 +31,11 @@ def left(ground: Ground) -> tuple[Budget, ...]:
 
 def test_used_and_left_to_the_digit(ground: Ground) -> None:
     risk = ground.workspace("risk")
-    ground.queue.set_budget("risk", gpu_hours=100, money=1000)
+    ground.queues.set_budget("risk", gpu_hours=100, money=1000)
     ground.ran("risk", gpus=2, cpus=4, hours=3, used={"gpu_energy_j": 7_200_000.0})
     ground.ran("default", gpus=8, hours=1)
 
-    (state,) = ground.queue.budgets()
+    (state,) = ground.queues.budgets()
 
     # 2 GPUs at 12.5 and 4 CPUs at 0.5 for 3 hours, and 2 kWh at 0.25
     assert state.terms == BudgetTerms(workspace="risk", gpu_hours=100.0, money=1000.0, period="month")
@@ -51,11 +51,11 @@ def test_used_and_left_to_the_digit(ground: Ground) -> None:
 
 def test_running_attempts_count_up_to_now(ground: Ground) -> None:
     ground.workspace("risk")
-    ground.queue.set_budget("risk", gpu_hours=10)
+    ground.queues.set_budget("risk", gpu_hours=10)
     ground.begin(ground.submit("risk", gpus=4))
     ground.clock.advance(timedelta(hours=3))
 
-    (state,) = ground.queue.budgets(workspace="risk")
+    (state,) = ground.queues.budgets(workspace="risk")
 
     assert (state.used_gpu_hours, state.left_gpu_hours) == (12.0, -2.0)
     assert state.left_money is None
@@ -69,16 +69,16 @@ def test_a_new_period_begins_anew_and_has_its_part_of_what_runs_on(
     ground: Ground, period: Any, begins: datetime
 ) -> None:
     ground.workspace("risk")
-    ground.queue.set_budget("risk", gpu_hours=100, period=period)
+    ground.queues.set_budget("risk", gpu_hours=100, period=period)
     ground.ran("risk", gpus=1, hours=5)
     ground.clock.now = begins - timedelta(hours=2)
     request = ground.submit("risk", gpus=3)
     ground.begin(request)
     ground.clock.now = begins + timedelta(hours=4)
 
-    (running,) = ground.queue.budgets()
+    (running,) = ground.queues.budgets()
     ground.end(request)
-    (ended,) = ground.queue.budgets()
+    (ended,) = ground.queues.budgets()
 
     assert running.since == ended.since == begins
     assert running.used_gpu_hours == ended.used_gpu_hours == 12.0
@@ -87,11 +87,11 @@ def test_a_new_period_begins_anew_and_has_its_part_of_what_runs_on(
 def test_a_budget_without_period_counts_from_when_it_was_set(ground: Ground) -> None:
     ground.workspace("risk")
     ground.ran("risk", gpus=1, hours=5)
-    ground.queue.set_budget("risk", gpu_hours=10, period="none")
+    ground.queues.set_budget("risk", gpu_hours=10, period="none")
     ground.ran("risk", gpus=1, hours=40 * 24)
 
-    (state,) = ground.queue.budgets()
-    raised = ground.queue.set_budget("risk", gpu_hours=2000, period="none").budget
+    (state,) = ground.queues.budgets()
+    raised = ground.queues.set_budget("risk", gpu_hours=2000, period="none").budget
 
     assert state.until is None
     assert state.used_gpu_hours == 960.0
@@ -101,38 +101,38 @@ def test_a_budget_without_period_counts_from_when_it_was_set(ground: Ground) -> 
 
 def test_setting_neither_takes_the_budget_away(ground: Ground) -> None:
     ground.workspace("risk")
-    ground.queue.set_budget("risk", gpu_hours=10, period="week")
+    ground.queues.set_budget("risk", gpu_hours=10, period="week")
 
-    gone = ground.queue.set_budget("risk")
+    gone = ground.queues.set_budget("risk")
 
     assert gone.budget is None
     assert gone.before == BudgetTerms(workspace="risk", gpu_hours=10.0, period="week")
-    assert ground.queue.budgets() == ()
+    assert ground.queues.budgets() == ()
     assert left(ground) == ()
 
 
 def test_a_removed_workspace_has_no_budget(ground: Ground) -> None:
     risk = ground.workspace("risk")
-    ground.queue.set_budget("risk", gpu_hours=10)
+    ground.queues.set_budget("risk", gpu_hours=10)
     with ground.platform.database.write() as tx:
         objects.delete(tx, risk, at=ground.clock())
 
-    assert ground.queue.budgets() == ()
+    assert ground.queues.budgets() == ()
     assert left(ground) == ()
     with pytest.raises(NotFound):
-        ground.queue.set_budget("risk", gpu_hours=20)
+        ground.queues.set_budget("risk", gpu_hours=20)
 
 
 def test_money_needs_prices(light_ground: Ground) -> None:
     gate = light_ground.platform.parts.gate
     accounts = QueueAccounts(nodes=lambda: (), prices=None, half_life=timedelta(days=7))
-    sealed = light_ground.platform.parts.rooms.queue._sealed
-    queue = Queues(
+    sealed = light_ground.platform.parts.services.queues._sealed
+    queues = Queues(
         gate, Intents(), accounts=accounts, jobs=light_ground.jobs, sealed=sealed, wanted=lambda: None
     )
 
     with pytest.raises(InvalidInput, match="money"):
-        queue.set_budget("default", money=5)
+        queues.set_budget("default", money=5)
 
 
 @pytest.mark.parametrize(
@@ -140,27 +140,27 @@ def test_money_needs_prices(light_ground: Ground) -> None:
 )
 def test_what_is_not_valid_is_refused(light_ground: Ground, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        light_ground.queue.set_budget("default", **wrong)
+        light_ground.queues.set_budget("default", **wrong)
 
 
 def test_the_platform_itself_has_no_budget(light_ground: Ground) -> None:
     with pytest.raises(InvalidInput, match="workspace"):
-        light_ground.queue.set_budget("platform", gpu_hours=1)
+        light_ground.queues.set_budget("platform", gpu_hours=1)
 
 
 def test_a_workspace_does_not_set_its_own_budget_but_sees_it(ground: Ground) -> None:
     ground.workspace("risk")
     ground.workspace("cards")
-    ground.queue.set_budget("risk", gpu_hours=10)
-    ground.queue.set_budget("cards", gpu_hours=10)
+    ground.queues.set_budget("risk", gpu_hours=10)
+    ground.queues.set_budget("cards", gpu_hours=10)
     chief = ground.join("dana", Role.ADMIN, workspace="risk")
 
     with acting_as(chief):
         with pytest.raises(Denied):
-            ground.queue.set_budget("risk", gpu_hours=1000)
-        seen = ground.queue.budgets()
+            ground.queues.set_budget("risk", gpu_hours=1000)
+        seen = ground.queues.budgets()
         with pytest.raises(NotFound):
-            ground.queue.budgets(workspace="cards")
+            ground.queues.budgets(workspace="cards")
 
     assert [each.terms.workspace for each in seen] == ["risk"]
 

@@ -1,4 +1,4 @@
-"""`falaj queue` and `falaj usage` as people type them."""
+"""`falaj queues` and `falaj usage` as people type them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from command_line import CommandLine, command_line, make_template
 from falaj.apps.cli import queue_figures
 from falaj.apps.cli.queue_figures import print_budgets, print_queue, print_tree
 from falaj.apps.cli.usage import print_report
-from falaj.records.accounting import (
+from falaj.records.scheduling.accounting import (
     Amounts,
     BudgetState,
     BudgetTerms,
     QueueSettings,
     QueueState,
-    UsageLine,
     UsageReport,
+    UsageRow,
 )
-from falaj.records.scheduling import Quota
+from falaj.records.scheduling.snapshot import Quota
 
 NOON = datetime(2026, 3, 11, 12, tzinfo=UTC)
 
@@ -70,7 +70,9 @@ def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def settings(falaj: CommandLine, name: str) -> Any:
     return {
-        key: value for key, value in falaj.json("queue", "show", name)["settings"].items() if key != "version"
+        key: value
+        for key, value in falaj.json("queues", "show", name)["settings"].items()
+        if key != "version"
     }
 
 
@@ -78,9 +80,9 @@ def settings(falaj: CommandLine, name: str) -> Any:
 
 
 def test_what_is_not_said_stays_as_it_is(falaj: CommandLine) -> None:
-    falaj.done("queue", "set", "risk", "--gpus", "4", "--gpu-limit", "8", "--memory", "64GiB")
+    falaj.done("queues", "set", "risk", "--gpus", "4", "--gpu-limit", "8", "--memory", "64GiB")
 
-    falaj.done("queue", "set", "risk", "--weight", "2.5", "--memory", "32GiB")
+    falaj.done("queues", "set", "risk", "--weight", "2.5", "--memory", "32GiB")
 
     found = settings(falaj, "risk")
     assert found["quota"] == {"cpus": None, "gpus": 4, "memory_bytes": 32 << 30}
@@ -89,9 +91,9 @@ def test_what_is_not_said_stays_as_it_is(falaj: CommandLine) -> None:
 
 
 def test_none_takes_a_bound_away_and_no_borrow_the_limit(falaj: CommandLine) -> None:
-    falaj.done("queue", "set", "risk", "--gpus", "4", "--cpus", "16", "--gpu-limit", "8")
+    falaj.done("queues", "set", "risk", "--gpus", "4", "--cpus", "16", "--gpu-limit", "8")
 
-    falaj.done("queue", "set", "risk", "--cpus", "none", "--no-borrow")
+    falaj.done("queues", "set", "risk", "--cpus", "none", "--no-borrow")
 
     found = settings(falaj, "risk")
     assert found["quota"] == {"cpus": None, "gpus": 4, "memory_bytes": None}
@@ -107,10 +109,10 @@ def test_none_takes_a_bound_away_and_no_borrow_the_limit(falaj: CommandLine) -> 
     ],
 )
 def test_the_undo_sets_it_as_it_was(falaj: CommandLine, first: tuple[str, ...]) -> None:
-    falaj.done("queue", "set", "bank")
-    falaj.done("queue", "set", "risk", *first)
+    falaj.done("queues", "set", "bank")
+    falaj.done("queues", "set", "risk", *first)
     before = settings(falaj, "risk")
-    ran = falaj.done("queue", "set", "risk", "--gpus", "6", "--gpu-limit", "7", "--parent", "none")
+    ran = falaj.done("queues", "set", "risk", "--gpus", "6", "--gpu-limit", "7", "--parent", "none")
     assert settings(falaj, "risk") != before
 
     undo = next(line.split("falaj ", 1)[1].split() for line in ran.out.splitlines() if "undo" in line)
@@ -120,11 +122,11 @@ def test_the_undo_sets_it_as_it_was(falaj: CommandLine, first: tuple[str, ...]) 
 
 
 def test_a_removed_queue_comes_back_by_the_undo(falaj: CommandLine) -> None:
-    falaj.done("queue", "set", "risk", "--gpus", "4", "--weight", "3")
+    falaj.done("queues", "set", "risk", "--gpus", "4", "--weight", "3")
     before = settings(falaj, "risk")
 
-    ran = falaj.done("queue", "remove", "risk", "--yes")
-    assert falaj("queue", "show", "risk").status == 1
+    ran = falaj.done("queues", "remove", "risk", "--yes")
+    assert falaj("queues", "show", "risk").status == 1
     falaj.done(*ran.out.splitlines()[-1].split("falaj ", 1)[1].split())
 
     assert settings(falaj, "risk") == before
@@ -144,7 +146,7 @@ def test_a_removed_queue_comes_back_by_the_undo(falaj: CommandLine) -> None:
 def test_what_is_wrong_is_named_as_it_was_typed(
     falaj: CommandLine, typed: tuple[str, ...], said: str
 ) -> None:
-    ran = falaj("queue", "set", "risk", *typed)
+    ran = falaj("queues", "set", "risk", *typed)
 
     assert ran.status == 2
     assert said in ran.err
@@ -152,28 +154,28 @@ def test_what_is_wrong_is_named_as_it_was_typed(
 
 @pytest.mark.parametrize("what", ["parent", "workspace"])
 def test_what_is_not_there_is_named(falaj: CommandLine, what: str) -> None:
-    ran = falaj("queue", "set", "risk", f"--{what}", "nowhere")
+    ran = falaj("queues", "set", "risk", f"--{what}", "nowhere")
 
     assert ran.status == 1
     assert "'nowhere'" in ran.err
 
 
 def test_removing_asks_first(falaj: CommandLine) -> None:
-    falaj.done("queue", "set", "risk")
+    falaj.done("queues", "set", "risk")
 
-    assert falaj("queue", "remove", "risk").status == 2
+    assert falaj("queues", "remove", "risk").status == 2
     assert settings(falaj, "risk")["name"] == "risk"
 
 
 def test_budgets(falaj: CommandLine) -> None:
-    made = falaj.done("queue", "set-budget", "default", "--gpu-hours", "100.5", "--period", "week")
-    shown = falaj.done("queue", "budgets")
-    gone = falaj.done("queue", "set-budget", "default")
+    made = falaj.done("queues", "set-budget", "default", "--gpu-hours", "100.5", "--period", "week")
+    shown = falaj.done("queues", "budgets")
+    gone = falaj.done("queues", "set-budget", "default")
 
     assert "default may spend 100.5 GPU-hours a week" in made.out
     assert "0.00 of 100.5, 100.50 left" in shown.out
-    assert "queue set-budget default --gpu-hours 100.5 --period week" in gone.out
-    assert falaj.json("queue", "budgets") == []
+    assert "queues set-budget default --gpu-hours 100.5 --period week" in gone.out
+    assert falaj.json("queues", "budgets") == []
 
 
 # ----------------------------------------------------------------------------------------------- figures
@@ -231,7 +233,7 @@ def test_a_budget_that_is_overspent(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_report_says_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    line = UsageLine(
+    line = UsageRow(
         id="job_1", name="fitting", workspace="risk", attempts=2, running=1, gpu_hours=3, cpu_hours=6
     )
     line = line.model_copy(update={"unmeasured_gpu_hours": 3.0, "unmeasured_cpu_hours": 6.0})

@@ -10,7 +10,7 @@ import pytest
 from falaj.assembly.config import read_config
 from falaj.errors import ConfigInvalid
 from falaj.records.config import Config, Prices
-from falaj.records.scheduling import Price
+from falaj.records.scheduling.snapshot import Price
 from platforms import make_platform
 
 TOML = """
@@ -70,8 +70,8 @@ def test_what_is_wrong_is_named_by_its_field(tmp_path: Path, text: str, field: s
 
 def test_the_platform_reckons_with_them(tmp_path: Path) -> None:
     with make_platform(tmp_path, toml=TOML) as platform:
-        budget = platform.queue.set_budget("default", money=100).budget
+        budget = platform.queues.set_budget("default", money=100).budget
 
         assert budget is not None
         assert budget.currency == "AED"
-        assert platform.queue._accounts.price == Price(cpu=0.5, gpu=8.0, gpus={"NVIDIA H200": 12.5})
+        assert platform.queues._accounts.price == Price(cpu=0.5, gpu=8.0, gpus={"NVIDIA H200": 12.5})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import WHOLE_GPU, Budget
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Budget
 from falaj.scheduling.accounting.decay import LOOKS_BACK
 from falaj.scheduling.tables import usage
 
@@ -60,7 +60,7 @@ def peak_share(ground: Ground) -> float:
 @given(steps=STEPS)
 def test_whatever_happens(light_ground: Ground, period: str, steps: list[tuple[str, int, float]]) -> None:
     ground = light_ground
-    ground.queue.set_budget("default", gpu_hours=1000, money=5000, period=period)  # type: ignore[arg-type]
+    ground.queues.set_budget("default", gpu_hours=1000, money=5000, period=period)  # type: ignore[arg-type]
     running = []
     for what, which, hours in steps:
         if what == "begin":
@@ -97,7 +97,7 @@ def test_the_next_attempt_that_ends_keeps_it_by_the_new_half_life(ground: Ground
 
 
 def test_money_is_counted_in_the_currency_of_today(ground: Ground) -> None:
-    ground.queue.set_budget("default", money=100)
+    ground.queues.set_budget("default", money=100)
     ground.ran(gpus=1, hours=1)
     assert left(ground).money == 87.0
     ground.accounts._prices = ground.accounts._prices.model_copy(update={"currency": "USD"})  # type: ignore[union-attr]
@@ -112,6 +112,6 @@ def test_a_budget_set_late_knows_what_was_used_before(ground: Ground) -> None:
     ground.begin(ground.submit(gpus=2))
     ground.clock.advance(timedelta(hours=1))
 
-    ground.queue.set_budget("default", gpu_hours=10)
+    ground.queues.set_budget("default", gpu_hours=10)
 
     assert left(ground).gpu_hours == 5.0

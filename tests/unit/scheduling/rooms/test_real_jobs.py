@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from falaj.errors import Conflict, Denied, NotFound
-from falaj.governance.caller import acting_as
-from falaj.records.identity import Role
-from falaj.records.training import JobSpec
+from falaj.governance.operations.caller import acting_as
+from falaj.records.governance.identity import Role
+from falaj.records.training.jobs import JobSpec
 from job_ground import JobGround, archive
 from platforms import OwnPlatform
 
@@ -26,10 +26,10 @@ def test_what_an_attempt_holds_is_accounted_for(jobs: JobGround) -> None:
     job = jobs.submit(name="fitting", cpus=2)
     jobs.begin(job)
     began = platform.clock()
-    held = platform.queue.show("default")
+    held = platform.queues.show("default")
 
     platform.clock.advance(timedelta(hours=3))
-    jobs.settle(job, "done")
+    jobs.finish(job, "done")
 
     lasted = (platform.clock() - began) / timedelta(hours=1)
     (line,) = platform.usage.show(by="job", since=began).lines
@@ -38,24 +38,24 @@ def test_what_an_attempt_holds_is_accounted_for(jobs: JobGround) -> None:
     assert (line.attempts, line.running) == (1, 0)
     assert line.cpu_hours == pytest.approx(2 * lasted, abs=1e-9)
     (person,) = platform.usage.show(by="user", since=began).lines
-    assert person.name == platform.user.whoami().principal.name
+    assert person.name == platform.users.whoami().principal.name
 
 
 def test_a_queue_in_which_a_job_waits_stays(jobs: JobGround) -> None:
-    jobs.platform.queue.set("night")
+    jobs.platform.queues.set("night")
     jobs.submit(queue="night")
 
     with pytest.raises(Conflict, match="0 jobs run and 1 wait"):
-        jobs.platform.queue.remove("night")
-    assert jobs.platform.queue.show("night").waiting == 1
+        jobs.platform.queues.remove("night")
+    assert jobs.platform.queues.show("night").waiting == 1
 
 
 def test_jobs_go_only_into_queues_that_are_open_to_them(jobs: JobGround) -> None:
     platform = jobs.platform
-    platform.workspace.create("risk")
-    platform.queue.set("risk", workspaces=("risk",))
+    platform.workspaces.create("risk")
+    platform.queues.set("risk", workspaces=("risk",))
     spec = JobSpec(name="fitting", script="train.py", queue="risk")
-    code = platform.blob.upload(iter([archive({"train.py": ""})]))
+    code = platform.blobs.upload(iter([archive({"train.py": ""})]))
 
     with pytest.raises(Denied, match="workspace default may not submit into queue risk"):
         jobs.jobs.submit(spec, code=code.id)
@@ -68,9 +68,9 @@ def test_a_developer_sees_the_queues_and_cannot_change_them(jobs: JobGround) -> 
     caller = platform.join("dana", Role.DEVELOPER)
 
     with acting_as(caller):
-        assert [each.name for each in platform.queue.list().items] == ["default"]
+        assert [each.name for each in platform.queues.list().items] == ["default"]
         with pytest.raises(Denied):
-            platform.queue.set("default", weight=100)
+            platform.queues.set("default", weight=100)
 
 
 def test_whoever_waits_for_the_queue_is_told(jobs: JobGround) -> None:
@@ -78,8 +78,8 @@ def test_whoever_waits_for_the_queue_is_told(jobs: JobGround) -> None:
         return sum(jobs.platform.rows_of("SELECT count FROM training_queue_changes"))
 
     before = changes()
-    jobs.platform.queue.set("night")
-    jobs.platform.queue.set_budget("default", gpu_hours=5)
-    jobs.platform.queue.remove("night")
+    jobs.platform.queues.set("night")
+    jobs.platform.queues.set_budget("default", gpu_hours=5)
+    jobs.platform.queues.remove("night")
 
     assert changes() == before + 3

@@ -11,9 +11,9 @@ import pytest
 
 from falaj.errors import InvalidInput, NotFound
 from falaj.governance import objects
-from falaj.governance.caller import acting_as
-from falaj.records.accounting import UsageLine
-from falaj.records.identity import Role
+from falaj.governance.operations.caller import acting_as
+from falaj.records.governance.identity import Role
+from falaj.records.scheduling.accounting import UsageRow
 from falaj.scheduling.accounting import attempts
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.accounting.focus import COLUMNS, guarded
@@ -62,7 +62,7 @@ def test_hours_energy_and_cost_of_an_attempt(ground: Ground) -> None:
     report = ground.usage.show(by="job")
 
     (line,) = report.lines
-    assert line == UsageLine(
+    assert line == UsageRow(
         id=request.job,
         name="fitting",
         workspace="default",
@@ -176,7 +176,7 @@ def test_an_attempt_that_never_began_here_ends_without_a_word(ground: Ground) ->
 @pytest.mark.parametrize("by", ["user", "workspace", "queue"])
 def test_added_up_by(ground: Ground, by: Any) -> None:
     ground.workspace("risk")
-    ground.queue.set("night")
+    ground.queues.set("night")
     dana = ground.join("dana", Role.DEVELOPER, workspace="risk")
     for hours in (1, 2):
         request = ground.submit("risk", queue="night", gpus=1)
@@ -271,7 +271,7 @@ def test_a_token_for_one_workspace_shows_that_one(ground: Ground) -> None:
     ground.workspace("risk")
     ground.ran("risk", gpus=1, hours=1)
     ground.ran("default", gpus=1, hours=1)
-    secret = ground.platform.token.issue(purpose="bill", workspace="risk", actions=("usage.*",)).secret
+    secret = ground.platform.tokens.issue(purpose="bill", workspace="risk", actions=("usage.*",)).secret
 
     with acting_as(ground.platform.caller_of(secret)):
         assert [line.name for line in ground.usage.show().lines] == ["risk"]
@@ -372,8 +372,8 @@ def test_past_attempts_are_told_as_they_were_asked_for(ground: Ground) -> None:
     ground.begin(second)
 
     soon = ground.clock() + timedelta(seconds=1)
-    found = list(ground.queue.past(since=begin, until=soon))
-    none = list(ground.queue.past(since=begin - timedelta(days=1), until=begin))
+    found = list(ground.queues.history(since=begin, until=soon))
+    none = list(ground.queues.history(since=begin - timedelta(days=1), until=begin))
 
     assert [each.request for each in found] == [first, second]
     assert found[0].ended_at == begin + timedelta(hours=1)
@@ -392,17 +392,17 @@ def test_the_past_is_told_as_it_was_known_at_a_moment(
         ground.begin(request)
     ground.clock.advance(timedelta(hours=1))
     moment = ground.clock()
-    before = list(ground.queue.past(since=begin, until=moment, as_of=moment))
+    before = list(ground.queues.history(since=begin, until=moment, as_of=moment))
     ground.clock.advance(timedelta(hours=1))
     ground.end(requests[0], verdict="preempted")
     ground.begin(requests[0], attempt=2)
     ground.begin(requests[4])
 
-    after = list(ground.queue.past(since=begin, until=moment, as_of=moment))
+    after = list(ground.queues.history(since=begin, until=moment, as_of=moment))
 
     assert after == before
     assert {each.job for each in before} == {request.job for request in requests[:4]}
-    assert len(list(ground.queue.past(since=begin, until=moment))) == 6
+    assert len(list(ground.queues.history(since=begin, until=moment))) == 6
 
 
 def test_a_room_over_no_machines_has_no_shares(light_ground: Ground) -> None:

@@ -1,4 +1,4 @@
-"""`queue.what_if`: last week's jobs, from the accounts, replayed under other settings."""
+"""`queues.what_if`: last week's jobs, from the accounts, replayed under other settings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ import pytest
 
 from falaj.control import work as works
 from falaj.errors import Denied, Internal, InvalidInput, NotFound, Unavailable
-from falaj.governance.caller import acting_as
-from falaj.records.accounting import PastAttempt
-from falaj.records.identity import Role
-from falaj.records.scheduling import Quota
-from falaj.records.simulation import Bound, Changes, Comparison, MoreNodes, NewWeight, Question
-from falaj.records.work import WorkState
+from falaj.governance.operations.caller import acting_as
+from falaj.records.control.workflows import WorkflowState
+from falaj.records.governance.identity import Role
+from falaj.records.scheduling.accounting import PastAttempt
+from falaj.records.scheduling.simulation import (
+    Changes,
+    MoreNodes,
+    NewWeight,
+    ResourceBound,
+    WhatIfComparison,
+    WhatIfQuestion,
+)
+from falaj.records.scheduling.snapshot import Quota
 from falaj.scheduling import comparisons as comparisons_module
 from falaj.scheduling.accounting import attempts
 from falaj.scheduling.simulator import past as past_module
@@ -36,8 +43,8 @@ HOUR = timedelta(hours=1)
 
 def last_week(ground: Ground) -> None:
     """Team risk may have one GPU: its three jobs of an hour came at once, and ran one after the other."""
-    ground.queue.set("risk", quota=Quota(gpus=1))
-    ground.queue.set("research", quota=Quota(gpus=2))
+    ground.queues.set("risk", quota=Quota(gpus=1))
+    ground.queues.set("research", quota=Quota(gpus=2))
     waiting = [ground.submit(queue="risk", gpus=1) for _ in range(3)]
     for request in waiting:
         ground.begin(request)
@@ -45,15 +52,15 @@ def last_week(ground: Ground) -> None:
         ground.end(request)
 
 
-def compare(ground: Ground, **asked: Any) -> Comparison:
+def compare(ground: Ground, **asked: Any) -> WhatIfComparison:
     """What came of it, once the controller has had it replayed."""
-    work = ground.queue.what_if(**asked)
-    replay_now(ground.queue, work.id)
-    return ground.queue.what_if_result(work.id)
+    work = ground.queues.what_if(**asked)
+    replay_now(ground.queues, work.id)
+    return ground.queues.what_if_result(work.id)
 
 
 def more_for_risk(gpus: int) -> Changes:
-    return Changes(quotas=(Bound(queue="risk", resource="gpus", amount=gpus),))
+    return Changes(quotas=(ResourceBound(queue="risk", resource="gpus", amount=gpus),))
 
 
 def test_more_quota_would_have_spared_the_team_its_waits(ground: Ground) -> None:
@@ -101,7 +108,7 @@ def test_only_jobs_that_were_submitted_in_the_time_are_replayed(light_ground: Gr
     light_ground.clock.advance(timedelta(days=8))
 
     with pytest.raises(NotFound, match="no job that was submitted"):
-        light_ground.queue.what_if()
+        light_ground.queues.what_if()
     found = compare(light_ground, since=light_ground.clock() - timedelta(days=9))
 
     assert found.jobs == 3
@@ -111,20 +118,20 @@ def test_wrong_references_and_times_are_refused_even_before_there_are_jobs(light
     wrong = Changes(weights=(NewWeight(queue="nobody", weight=2),), add_nodes=(MoreNodes(like="there"),))
 
     with pytest.raises(InvalidInput) as refused:
-        light_ground.queue.what_if(changes=wrong)
+        light_ground.queues.what_if(changes=wrong)
     with pytest.raises(InvalidInput, match="before"):
-        light_ground.queue.what_if(since=light_ground.clock() + HOUR)
+        light_ground.queues.what_if(since=light_ground.clock() + HOUR)
 
     assert [fault.given for fault in refused.value.faults] == ["nobody", "there"]
     assert refused.value.faults[1].allowed == "a node: here"
 
 
 def test_a_quota_that_the_room_would_refuse_is_refused_here_too(light_ground: Ground) -> None:
-    light_ground.queue.set("bank", quota=Quota(gpus=2))
-    light_ground.queue.set("risk", quota=Quota(gpus=1), parent="bank")
+    light_ground.queues.set("bank", quota=Quota(gpus=2))
+    light_ground.queues.set("risk", quota=Quota(gpus=1), parent="bank")
 
     with pytest.raises(InvalidInput, match=r"risk: quota\.gpus"):
-        light_ground.queue.what_if(changes=more_for_risk(3))
+        light_ground.queues.what_if(changes=more_for_risk(3))
 
 
 # -------------------------------------------------------------------------------------------- as work
@@ -134,17 +141,17 @@ def test_it_is_written_down_and_finds_what_the_simulator_finds(ground: Ground) -
     last_week(ground)
     changes = more_for_risk(2)
 
-    work = ground.queue.what_if(changes=changes, checkpoint_every=HOUR)
+    work = ground.queues.what_if(changes=changes, checkpoint_every=HOUR)
     with pytest.raises(NotFound, match=f"no comparison for work {work.id}"):
-        ground.queue.what_if_result(work.id)
-    walk = replay_now(ground.queue, work.id)
+        ground.queues.what_if_result(work.id)
+    walk = replay_now(ground.queues, work.id)
 
-    assert (work.workflow, work.state) == ("queue.what_if", WorkState.WAITING)
+    assert (work.workflow, work.state) == ("queues.what_if", WorkflowState.WAITING)
     with ground.platform.database.read() as tx:
-        asked = Question.model_validate(works.by_id(tx, work.id)["input"])
-    jobs = past_jobs(ground.queue.past(since=asked.since, until=asked.until), now=asked.asked_at)
+        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
+    jobs = past_jobs(ground.queues.history(since=asked.since, until=asked.until), now=asked.asked_at)
     direct = what_if(jobs, asked.world, changes, since=asked.since, until=asked.until)
-    found = ground.queue.what_if_result(work.id)
+    found = ground.queues.what_if_result(work.id)
     assert asked.world.assume.checkpoint_every == HOUR
     assert found == direct.model_copy(update={"words": (*direct.words, past_module.NOT_REPLAYED)})
     assert walk.said[-1] == ("keep what was found", 6, 6)
@@ -155,18 +162,18 @@ def test_what_changes_after_it_was_asked_does_not_change_the_answer(ground: Grou
     running = ground.submit(queue="research", gpus=1)
     ground.begin(running)
     ground.clock.advance(HOUR)
-    first, second = (ground.queue.what_if(changes=more_for_risk(3)) for _ in range(2))
-    replay_now(ground.queue, first.id)
+    first, second = (ground.queues.what_if(changes=more_for_risk(3)) for _ in range(2))
+    replay_now(ground.queues, first.id)
 
     ground.clock.advance(HOUR)
     ground.end(running, verdict="preempted")
     ground.begin(running, attempt=2)
-    ground.queue.set("risk", quota=Quota(gpus=7))
-    replay_now(ground.queue, second.id)
-    replay_now(ground.queue, first.id)  # broken off before the engine knew, and made again
+    ground.queues.set("risk", quota=Quota(gpus=7))
+    replay_now(ground.queues, second.id)
+    replay_now(ground.queues, first.id)  # broken off before the engine knew, and made again
 
-    found = ground.queue.what_if_result(first.id)
-    assert found == ground.queue.what_if_result(second.id)
+    found = ground.queues.what_if_result(first.id)
+    assert found == ground.queues.what_if_result(second.id)
     assert found.before.gpu_hours == pytest.approx(4)
 
 
@@ -175,7 +182,7 @@ def test_too_many_jobs_are_refused_when_it_is_asked(light_ground: Ground, monkey
     monkeypatch.setattr(past_module, "MOST_JOBS", 2)
 
     with pytest.raises(InvalidInput, match="3 jobs") as refused:
-        light_ground.queue.what_if()
+        light_ground.queues.what_if()
 
     assert refused.value.faults[0].allowed == "a time in which at most 2 jobs were submitted"
 
@@ -195,21 +202,21 @@ def test_what_was_found_lies_sealed(ground: Ground) -> None:
 def test_it_is_for_operators(light_ground: Ground, where: str) -> None:
     """Who may only look at the platform sees that it was asked, and not what was found."""
     last_week(light_ground)
-    work = light_ground.queue.what_if()
-    replay_now(light_ground.queue, work.id)
-    found = light_ground.queue.what_if_result(work.id)
+    work = light_ground.queues.what_if()
+    replay_now(light_ground.queues, work.id)
+    found = light_ground.queues.what_if_result(work.id)
     role = Role.OPERATOR if where == "default" else Role.DEVELOPER
     until = light_ground.clock()
 
     with light_ground.acting("dana", role, workspace=where):
         with pytest.raises((Denied, NotFound)):
-            light_ground.queue.what_if()
+            light_ground.queues.what_if()
         with pytest.raises((Denied, NotFound)):
-            light_ground.queue.what_if_result(work.id)
+            light_ground.queues.what_if_result(work.id)
         with pytest.raises((Denied, NotFound)):
-            light_ground.queue.keep_what_if(work.id, comparison=found)
+            light_ground.queues.save_what_if(work.id, comparison=found)
         with pytest.raises((Denied, NotFound)):
-            list(light_ground.queue.past(since=until - HOUR, until=until))
+            list(light_ground.queues.history(since=until - HOUR, until=until))
 
 
 def test_an_operator_of_the_platform_may(light_ground: Ground) -> None:
@@ -218,9 +225,9 @@ def test_an_operator_of_the_platform_may(light_ground: Ground) -> None:
 
     with acting_as(omar):
         found = compare(light_ground)
-        work = light_ground.queue.what_if()
-        light_ground.platform.work.cancel(work.id)
-        seen = light_ground.platform.work.show(work.id)
+        work = light_ground.queues.what_if()
+        light_ground.platform.workflows.cancel(work.id)
+        seen = light_ground.platform.workflows.show(work.id)
 
     assert (found.jobs, seen.id) == (3, work.id)
 
@@ -229,7 +236,7 @@ def test_a_database_that_is_away_for_a_moment_is_waited_for(
     light_ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last_week(light_ground)
-    work = light_ground.queue.what_if()
+    work = light_ground.queues.what_if()
     fails = {"reading": 2, "keeping": 2}
 
     def away(what: str, real: Any) -> Any:
@@ -243,9 +250,9 @@ def test_a_database_that_is_away_for_a_moment_is_waited_for(
 
     monkeypatch.setattr(attempts, "_past_attempt", away("reading", attempts._past_attempt))
     monkeypatch.setattr(comparisons_module, "keep", away("keeping", comparisons_module.keep))
-    replay_now(light_ground.queue, work.id)
+    replay_now(light_ground.queues, work.id)
 
-    assert light_ground.queue.what_if_result(work.id).jobs == 3
+    assert light_ground.queues.what_if_result(work.id).jobs == 3
     assert max(fails.values()) < 0
 
 
@@ -253,11 +260,11 @@ def test_who_may_no_longer_do_it_is_told_nothing_of_the_past(light_ground: Groun
     last_week(light_ground)
     omar = light_ground.join("omar", Role.OPERATOR, workspace="platform")
     with acting_as(omar):
-        work = light_ground.queue.what_if()
-    light_ground.platform.workspace.revoke("platform", "omar", role=Role.OPERATOR)
+        work = light_ground.queues.what_if()
+    light_ground.platform.workspaces.revoke("platform", "omar", role=Role.OPERATOR)
 
     with acting_as(omar), pytest.raises((Denied, NotFound)):
-        replay_now(light_ground.queue, work.id)
+        replay_now(light_ground.queues, work.id)
 
 
 @pytest.mark.parametrize(
@@ -268,23 +275,23 @@ def test_a_process_that_says_nothing_is_an_error(
     light_ground: Ground, monkeypatch: pytest.MonkeyPatch, program: str, words: str
 ) -> None:
     last_week(light_ground)
-    work = light_ground.queue.what_if()
+    work = light_ground.queues.what_if()
     monkeypatch.setattr(process, "PROGRAM", program)
 
     with pytest.raises(Internal, match=words):
-        replay_now(light_ground.queue, work.id)
+        replay_now(light_ground.queues, work.id)
 
 
 def test_one_that_is_killed_by_others_is_an_error_that_says_so(light_ground: Ground) -> None:
     last_week(light_ground)
-    work = light_ground.queue.what_if()
+    work = light_ground.queues.what_if()
     with light_ground.platform.database.read() as tx:
-        asked = Question.model_validate(works.by_id(tx, work.id)["input"])
+        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
     killed = threading.Event()
 
     def past() -> Iterator[PastAttempt]:
         killed.wait(30)
-        yield from light_ground.queue.past(since=asked.since, until=asked.until)
+        yield from light_ground.queues.history(since=asked.since, until=asked.until)
 
     running = process.ReplayProcess(asked, past())
     os.kill(running.pid, signal.SIGKILL)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import Decision, Reason, Snapshot
-from falaj.records.simulation import PastJob
+from falaj.records.scheduling.simulation import PastJob
+from falaj.records.scheduling.snapshot import Decision, Reason, Snapshot
 from falaj.scheduling.simulator import Scheduler, simulate
 from falaj.scheduling.simulator.alternatives import Round, easy_backfill, first_come_first_served
 from replays import Watched, machine, many, minutes, past, world_of

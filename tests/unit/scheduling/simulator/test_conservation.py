@@ -10,8 +10,8 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import Decision, Queue, Quota, Snapshot
-from falaj.records.simulation import NO_TIME, Assumptions, Outage, World
+from falaj.records.scheduling.simulation import NO_TIME, Assumptions, Outage, SimulatedCluster
+from falaj.records.scheduling.snapshot import Decision, Queue, Quota, Snapshot
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
 from replays import Watched, at, machine, many, minutes, one_by_one, world_of
@@ -24,7 +24,7 @@ QUEUES = (
 )
 
 
-def crowded(*, outages: Iterable[Outage] = ()) -> World:
+def crowded(*, outages: Iterable[Outage] = ()) -> SimulatedCluster:
     nodes = machine("n1", gpus=2), machine("n2", gpus=4)
     return world_of(*nodes, queues=QUEUES, assume=ASSUME).model_copy(update={"outages": tuple(outages)})
 

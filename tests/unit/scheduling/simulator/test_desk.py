@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.records.scheduling import Queue, Quota, Reason
-from falaj.records.simulation import Assumptions, Outage
+from falaj.records.scheduling.simulation import Assumptions, Outage
+from falaj.records.scheduling.snapshot import Queue, Quota, Reason
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
 from replays import at, machine, many, minutes, past, world_of

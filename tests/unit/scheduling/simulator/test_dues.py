@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from falaj.records.scheduling import Queue
+from falaj.records.scheduling.snapshot import Queue
 from falaj.scheduling.simulator import simulate
 from falaj.scheduling.simulator.dues import entitlements, jain, water_level
 from replays import machine, minutes, past, team, world_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from falaj.records.accounting import PastAttempt
+from falaj.records.scheduling.accounting import PastAttempt
 from falaj.scheduling.simulator.past import past_jobs
 from replays import at, minutes, past
 

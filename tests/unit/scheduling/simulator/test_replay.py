@@ -9,8 +9,8 @@ import pytest
 
 from falaj.errors import InvalidInput
 from falaj.records.names import ObjectId
-from falaj.records.scheduling import Budget, Price, Queue, Reason
-from falaj.records.simulation import Assumptions, JobOutcome, Outage, Simulated
+from falaj.records.scheduling.simulation import Assumptions, JobOutcome, Outage, SimulationResult
+from falaj.records.scheduling.snapshot import Budget, Price, Queue, Reason
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
 from falaj.scheduling.simulator.agenda import Agenda, Lost
@@ -19,7 +19,7 @@ from replays import MIDNIGHT, Watched, at, machine, many, minutes, one_by_one, p
 CAREFUL = Assumptions(grace=minutes(5), checkpoint_every=minutes(10))
 
 
-def of(found: Simulated, job: str) -> JobOutcome:
+def of(found: SimulationResult, job: str) -> JobOutcome:
     return next(outcome for outcome in found.jobs if outcome.job == job)
 
 

@@ -13,15 +13,15 @@ import pytest
 from falaj.apps.cli import watching
 from falaj.apps.cli.session import Session
 from falaj.errors import Conflict, Interrupted
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.names import ObjectId
-from falaj.records.work import Work, WorkState
 
 
-def work(state: WorkState = WorkState.RUNNING, **values: Any) -> Work:
-    return Work(
+def work(state: WorkflowState = WorkflowState.RUNNING, **values: Any) -> WorkflowRun:
+    return WorkflowRun(
         id=ObjectId("work_1"),
         workspace=ObjectId("platform"),
-        workflow="queue.what_if",
+        workflow="queues.what_if",
         state=state,
         created_at=datetime(2026, 3, 2, tzinfo=UTC),
         **values,
@@ -29,21 +29,21 @@ def work(state: WorkState = WorkState.RUNNING, **values: Any) -> Work:
 
 
 HALF_WAY = work(step=5, steps=10, doing="replay with the changes")
-DONE = work(WorkState.DONE, step=10, steps=10)
+DONE = work(WorkflowState.DONE, step=10, steps=10)
 
 
-def follow(*streams: list[Work | BaseException]) -> Work:
+def follow(*streams: list[WorkflowRun | BaseException]) -> WorkflowRun:
     """Each stream is one time that the work is watched."""
     left = iter(streams)
 
-    def watch(ident: str) -> Iterator[Work]:
+    def watch(ident: str) -> Iterator[WorkflowRun]:
         for each in next(left):
             if isinstance(each, BaseException):
                 raise each
             yield each
 
     platform: Any = SimpleNamespace(work=SimpleNamespace(watch=watch))
-    return watching.follow_work(Session(), platform, work(), "replay", result="queue what-if-result")
+    return watching.follow_work(Session(), platform, work(), "replay", result="queues what-if-result")
 
 
 def test_a_line_now_and_then_says_how_far_it_is(
@@ -74,8 +74,8 @@ def test_a_stream_that_breaks_off_is_begun_anew() -> None:
     assert follow([HALF_WAY, Interrupted("the platform restarts")], [HALF_WAY, DONE]) == DONE
 
 
-@pytest.mark.parametrize("state", [WorkState.FAILED, WorkState.CANCELLED])
-def test_one_that_does_not_end_well_is_an_error_with_its_reason(state: WorkState) -> None:
+@pytest.mark.parametrize("state", [WorkflowState.FAILED, WorkflowState.CANCELLED])
+def test_one_that_does_not_end_well_is_an_error_with_its_reason(state: WorkflowState) -> None:
     with pytest.raises(Conflict, match=f"replay work_1 {state}: no memory"):
         follow([HALF_WAY, work(state, error="no memory")])
 
@@ -85,5 +85,5 @@ def test_who_stops_watching_is_told_how_to_go_on(capsys: pytest.CaptureFixture[s
         follow([HALF_WAY, KeyboardInterrupt()])
 
     err = capsys.readouterr().err
-    for command in ("work cancel work_1", "work watch work_1", "queue what-if-result work_1"):
+    for command in ("workflows cancel work_1", "workflows watch work_1", "queues what-if-result work_1"):
         assert f"falaj {command}" in err

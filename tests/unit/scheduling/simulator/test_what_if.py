@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from falaj.errors import InvalidInput
-from falaj.records.scheduling import Price, Quota
-from falaj.records.simulation import Bound, Changes, MoreNodes, NewWeight
+from falaj.records.scheduling.simulation import Changes, MoreNodes, NewWeight, ResourceBound
+from falaj.records.scheduling.snapshot import Price, Quota
 from falaj.scheduling.simulator import changed, what_if
 from replays import machine, many, minutes, past, team, world_of
 
@@ -14,8 +14,8 @@ FOUR = world_of(machine(gpus=4), queues=[team("risk", 1), team("research", 1)])
 RISK = [past(f"risk-{i}", 0, 60, queue="risk", waited=60 * i) for i in range(4)]
 
 
-def gpus(queue: str, amount: int | None) -> Bound:
-    return Bound(queue=queue, resource="gpus", amount=amount)
+def gpus(queue: str, amount: int | None) -> ResourceBound:
+    return ResourceBound(queue=queue, resource="gpus", amount=amount)
 
 
 def test_a_doubled_quota_halves_the_wait_of_that_team_and_leaves_the_other_alone() -> None:

@@ -1,4 +1,4 @@
-"""`falaj queue what-if`: what may be typed, what is refused, and the table."""
+"""`falaj queues what-if`: what may be typed, what is refused, and the table."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from command_line import CommandLine, command_line, make_template
 from falaj.apps.cli import what_if as command
 from falaj.apps.cli.typed_changes import read_changes
-from falaj.records.scheduling import Price
-from falaj.records.simulation import Bound, Changes
+from falaj.records.scheduling.simulation import Changes, ResourceBound
+from falaj.records.scheduling.snapshot import Price
 from falaj.scheduling.simulator import what_if
 from replays import machine, past, team, world_of
 
@@ -34,7 +34,7 @@ def test_changes_are_read_as_they_are_typed() -> None:
         ["research=2.5"],
         ["like=n1,count=2,gpus=4,gpu=H200"],
         ["n2,n3"],
-        command="queue what-if",
+        command="queues what-if",
     )
 
     found = Changes.model_validate(read)
@@ -42,7 +42,7 @@ def test_changes_are_read_as_they_are_typed() -> None:
         ("risk", "gpus", 8),
         ("bank.risk", "memory_bytes", 64 << 30),
     ]
-    assert found.limits == (Bound(queue="risk", resource="gpus", amount=None),)
+    assert found.limits == (ResourceBound(queue="risk", resource="gpus", amount=None),)
     assert (found.weights[0].queue, found.weights[0].weight) == ("research", 2.5)
     node = found.add_nodes[0]
     assert (node.like, node.count, node.gpus, node.gpu_model) == ("n1", 2, 4, "H200")
@@ -52,7 +52,7 @@ def test_changes_are_read_as_they_are_typed() -> None:
 def test_all_that_is_typed_wrong_is_said_at_once(falaj: CommandLine) -> None:
     typed = ["--quota", "risk=8", "--limit", "risk.gpus=many", "--weight", "research", "--node", "count=2"]
 
-    ran = falaj("queue", "what-if", *typed)
+    ran = falaj("queues", "what-if", *typed)
 
     assert ran.status == 2
     assert "4 things are not valid" in ran.err
@@ -61,9 +61,9 @@ def test_all_that_is_typed_wrong_is_said_at_once(falaj: CommandLine) -> None:
 
 
 def test_unknown_names_and_an_empty_past_are_refused(falaj: CommandLine) -> None:
-    unknown = falaj("queue", "what-if", "--weight", "nobody=2")
-    empty = falaj("queue", "what-if", "--since", "3d")
-    wrong = falaj("queue", "what-if", "--since", "yesterday")
+    unknown = falaj("queues", "what-if", "--weight", "nobody=2")
+    empty = falaj("queues", "what-if", "--since", "3d")
+    wrong = falaj("queues", "what-if", "--since", "yesterday")
 
     assert (unknown.status, empty.status, wrong.status) == (2, 1, 2)
     assert "a queue: default" in unknown.err
@@ -76,7 +76,7 @@ def test_the_table_sets_before_beside_after(capsys: pytest.CaptureFixture[str]) 
     world = world.model_copy(update={"price": Price(gpu=2.0)})
     jobs = [past(f"risk-{i}", 0, 60, queue="risk", waited=60 * i) for i in range(2)]
     jobs.append(past("other", 0, 60, queue="research"))
-    found = what_if(jobs, world, Changes(quotas=(Bound(queue="risk", resource="gpus", amount=2),)))
+    found = what_if(jobs, world, Changes(quotas=(ResourceBound(queue="risk", resource="gpus", amount=2),)))
 
     command._tell(found)
 

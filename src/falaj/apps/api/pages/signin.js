@@ -25,13 +25,13 @@ async function signIn() {
   const code = new URLSearchParams(location.hash.slice(1)).get("code");
   history.replaceState(null, "", location.pathname);
   if (!code) {
-    words.textContent = "Open the sign-in link that 'falaj up' or 'falaj token link' printed.";
+    words.textContent = "Open the sign-in link that 'falaj up' or 'falaj tokens sign-in-link' printed.";
     return;
   }
   const answer = await fetch("/signin", { method: "POST", body: JSON.stringify({ code }) });
   const issued = await answer.json();
   if (!answer.ok) throw new Error(issued.detail);
-  const me = await ask("/api/v1/user/whoami", issued.secret);
+  const me = await ask("/api/v1/users/whoami", issued.secret);
   const platform = await ask("/api/v1/platform/status", issued.secret);
   words.textContent = `You are signed in as ${me.principal.name}. The console will stand here.`;
   show([

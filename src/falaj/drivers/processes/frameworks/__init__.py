@@ -21,7 +21,7 @@ from falaj.drivers.processes.frameworks.process import Ports, Process
 from falaj.ports.launcher import Launch
 
 if TYPE_CHECKING:  # records take pydantic, for which every start of an attempt would wait
-    from falaj.records.training import Framework
+    from falaj.records.training.jobs import Framework
 
 __all__ = ["defaults_of", "name_of", "plan", "tolerates"]
 

@@ -1,0 +1,149 @@
+"""The machine that jobs run on: what it has, how user code is kept apart there, and what launches it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from falaj.assembly.home import Home
+from falaj.control.allowance import Allowance
+from falaj.control.environments import python_for
+from falaj.control.jobs import JobKeeper
+from falaj.control.office import Yard
+from falaj.governance import isolation
+from falaj.governance.bootstrap import count_users
+from falaj.ports.hardware import NodeFacts
+from falaj.ports.launcher import Launcher
+from falaj.ports.metadata import Database
+from falaj.ports.sandbox import MachineFacts
+from falaj.records.config import Config, Pkcs11Config, S3Bucket
+from falaj.records.governance.residency import Zone
+from falaj.records.scheduling.snapshot import Node
+from falaj.scheduling import node_from
+
+if TYPE_CHECKING:
+    from falaj.assembly.platform import LocalPlatform
+    from falaj.drivers.processes.order import Walls
+
+REFRESH_S = 10.0
+SHARED_ROOT = Path("/var/lib/falaj")
+
+
+class LocalCompute:
+    """This machine, in the default zone of the platform. It is looked at when it is first asked for."""
+
+    def __init__(self, home: Home, config: Config, database: Database, zone: Zone) -> None:
+        self._home, self._config, self._database, self._zone = home, config, database, zone
+        self._lock = threading.Lock()
+        self._seen: tuple[tuple[NodeFacts, Node], ...] = ()
+        self._seen_at = float("-inf")
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for _, node in self.machines())
+
+    def machines(self) -> tuple[tuple[NodeFacts, Node], ...]:
+        """The machines as they were seen a few seconds ago at most, and as nodes."""
+        from falaj.drivers.machine.hardware import ThisMachine
+
+        with self._lock:
+            if time.monotonic() - self._seen_at > REFRESH_S:
+                here = self._config.node
+                found = ThisMachine(mps_directory=here.mps).nodes()
+                self._seen = tuple(
+                    (facts, node_from(facts, zone=self._zone, pool=here.pool, labels=here.labels))
+                    for facts in found
+                )
+                self._seen_at = time.monotonic()
+            return self._seen
+
+    def require_isolation(self, *, users: int) -> None:
+        isolation.decide(self._facts, users=users, prefer=self._config.isolation)
+
+    def require_environment(self, name: str) -> None:
+        python_for(self._config.jobs.environments, name)
+
+    def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
+        return self.launcher.log(attempt, offset=offset, limit=limit)
+
+    @cached_property
+    def launcher(self) -> Launcher:
+        from falaj.drivers.processes.launcher import ProcessLauncher
+
+        root, cgroup = self._home.path / "launches", self._config.node.cgroup
+        return ProcessLauncher(root, walls=self._walls, cgroup=cgroup)
+
+    @property
+    def yard(self) -> Yard:
+        hidden = (self._home.path, self._home.config_dir, *secret_files(self._config))
+        grace_s = self._config.jobs.preemption_grace.total_seconds()
+        return Yard(
+            self._folder,
+            self.launcher,
+            self.nodes,
+            hidden=hidden,
+            preemption_grace_s=grace_s,
+            mps=self._config.node.mps,
+            environments=self._config.jobs.environments,
+            allowance=allowance_in(self._zone.name, self._config, self._home),
+        )
+
+    @property
+    def _folder(self) -> Path:
+        """In the home, which is closed to every other uid. A job with a uid of its own must be able to pass through
+        the folders above its directory, unless bubblewrap brings it there."""
+        by_uid = self._facts.is_root and self._config.isolation in ("auto", "uid")
+        if by_uid and (self._config.isolation == "uid" or not self._facts.bubblewrap_works):
+            return SHARED_ROOT / self._home.ident / "jobs"
+        return self._home.path / "jobs"
+
+    @cached_property
+    def _facts(self) -> MachineFacts:
+        from falaj.drivers.sandbox import probe
+
+        return probe()
+
+    def _walls(self) -> Walls:
+        """How user code is kept apart now: users may have come since."""
+        from falaj.drivers.processes.order import Walls
+
+        with self._database.read() as tx:
+            users = count_users(tx)
+        decided = isolation.decide(self._facts, users=users, prefer=self._config.isolation)
+        return Walls(decided.mechanism, self._facts)
+
+
+def allowance_in(zone: str, config: Config, home: Home) -> Allowance:
+    """For checkpoints, whose blobs lie in that zone: on a disk of this machine, or in a bucket."""
+    blobs, limit = config.zones[zone].blobs, config.jobs.checkpoint_limit
+    if isinstance(blobs, S3Bucket):
+        return Allowance(limit)
+    return Allowance(limit, disk=blobs.path or home.blobs)
+
+
+def secret_files(config: Config) -> tuple[Path, ...]:
+    """The files with secrets that falaj.toml names: they may lie where a job would see them."""
+    named = [tls.key for tls in (config.server.tls, config.serving.tls) if tls is not None]
+    secrets = [config.metadata.url]
+    for zone in config.zones.values():
+        if isinstance(zone.blobs, S3Bucket):
+            secrets += [zone.blobs.access_key, zone.blobs.secret_key]
+    if isinstance(config.keys, Pkcs11Config):
+        secrets.append(config.keys.pin)
+    elif config.keys.path is not None:
+        named.append(config.keys.path)
+    named += [Path(each.removeprefix("file:")) for each in secrets if each and each.startswith("file:")]
+    return tuple(path.absolute() for path in named)
+
+
+def job_reconciler(platform: LocalPlatform) -> Callable[[int, Callable[[], NoReturn]], JobKeeper]:
+    """What makes the keeper of the jobs, once the controller has its lease: with its fence, and what ends it."""
+
+    def make(fence: int, on_lost: Callable[[], NoReturn]) -> JobKeeper:
+        yard = platform.compute.yard
+        return JobKeeper(platform.gate, platform.services, yard, fence=fence, on_lost=on_lost)
+
+    return make

@@ -1,0 +1,111 @@
+"""The model server of a home, as its other processes reach it; and what it is given of the rooms."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from falaj.assembly.home import Home
+from falaj.control.platform import Rooms
+from falaj.errors import FalajError, Unavailable, rebuild
+from falaj.governance import bootstrap, objects
+from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.gate import Gate
+from falaj.records.features import OnlineRows
+from falaj.records.governance.identity import Role
+from falaj.records.names import ROOT, PrincipalId
+from falaj.serving.neighbours import OpenVersion
+
+LONGEST_SOCKET_PATH = 100
+"""Bytes; the system takes little more."""
+ANSWER_S = 30.0
+
+
+class LocalModelServer:
+    """The model server under the same `falaj up`, reached by a socket that only this home's owner can open."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def url(self) -> str | None:
+        found = self._home.platform().get("models")
+        return None if found is None else str(found)
+
+    def wake(self) -> None:
+        self._home.serving.touch(mode=0o600)
+
+    def require_engine(self) -> None:
+        if find_spec("onnxruntime") is None or find_spec("msgspec") is None:
+            raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
+
+    def infer(self, path: str, caller: str, body: bytes) -> bytes:
+        import httpx
+
+        headers = {"Falaj-Caller": caller}
+        try:
+            door = json.loads(self._home.model_server.read_text())["socket"]
+            with httpx.Client(transport=httpx.HTTPTransport(uds=door), timeout=ANSWER_S) as client:
+                answer = client.post(f"http://model-server{path}", content=body, headers=headers)
+        except (OSError, ValueError, httpx.TransportError):
+            raise Unavailable("the model server does not run, or not yet; 'falaj up' starts it") from None
+        if answer.status_code != 200:
+            raise _refusal(answer.json())
+        return answer.content
+
+
+def _refusal(told: dict[str, str]) -> FalajError:
+    return rebuild(told.get("code", "internal"), told.get("error", "the model server failed"), [], {})
+
+
+@contextmanager
+def publish_local_socket(home: Home) -> Iterator[socket.socket]:
+    """A listening socket for the other processes of `home`, which find it in a file there."""
+    path = home.path / "models.sock"
+    folder: Path | None = None
+    if len(str(path).encode()) > LONGEST_SOCKET_PATH:
+        folder = Path(tempfile.mkdtemp(prefix="falaj-"))  # 0700, like the home
+        path = folder / "models.sock"
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(128)
+        listener.setblocking(False)
+        draft = home.model_server.with_suffix(".new")
+        draft.write_text(json.dumps({"socket": str(path)}))
+        draft.rename(home.model_server)
+        try:
+            yield listener
+        finally:
+            home.model_server.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            if folder is not None:
+                with suppress(OSError):
+                    shutil.rmtree(folder)
+
+
+def service_caller(gate: Gate, name: str, role: Role) -> Caller:
+    """The platform's own service account `name`; made, with its role and an audit entry, where a home lacks it."""
+    with gate.database.read() as tx:
+        account = objects.by_name(tx, workspace=ROOT, kind="service", name=name)
+    if account is None:
+        with gate.database.write() as tx:
+            account = bootstrap.create_service_account(tx, name, role, now=gate.clock())
+            bootstrap.record_bootstrap(tx, gate.audit, administrator=name, now=gate.clock())
+    return Caller(PrincipalId(account.id), account.name, "service", "local")
+
+
+def version_opener(services: Rooms) -> OpenVersion:
+    """Opens registered versions, inside a transaction of the caller's."""
+    return services.models._opened
+
+
+def read_online(services: Rooms, view: str, keys: Sequence[str]) -> OnlineRows:
+    """The newest features of each key, for a caller that the gate has admitted."""
+    return services.features._online.read(view, keys, clock=services.features.gate.clock)

@@ -1,0 +1,175 @@
+"""Furnish the rooms: each gets the walls around it, its drivers, and the neighbours it asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from falaj import scheduling
+from falaj.assembly import drivers
+from falaj.assembly.compute import LocalCompute
+from falaj.assembly.deferred import deferred
+from falaj.assembly.home import Home
+from falaj.assembly.model_server import LocalModelServer
+from falaj.control.machines import Machines
+from falaj.control.overview import Overview
+from falaj.control.pipelines import Pipelines
+from falaj.control.platform import Rooms, all_operations
+from falaj.control.work import Intents, Works
+from falaj.features import store as feature_store
+from falaj.features import training_sets
+from falaj.features.room import Features
+from falaj.governance.audit.service import Audit
+from falaj.governance.blobs.contents import BlobContents
+from falaj.governance.blobs.service import Blobs
+from falaj.governance.catalog.service import Objects, Zones
+from falaj.governance.encryption.blobs import EncryptedBlobs
+from falaj.governance.encryption.keyring import Keyring
+from falaj.governance.encryption.service import Keys
+from falaj.governance.encryption.values import SealedValues
+from falaj.governance.identity.tokens import Tokens
+from falaj.governance.identity.users import Groups, Users
+from falaj.governance.identity.workspaces import Workspaces
+from falaj.governance.lineage.service import Lineage
+from falaj.governance.operations.gate import Gate
+from falaj.governance.policy.service import Policies
+from falaj.governance.secrets.service import Secrets
+from falaj.monitoring.room import Monitoring
+from falaj.optimization.room import Optimizations
+from falaj.ports.keys import KeyService
+from falaj.records.config import Config
+from falaj.registry.models import Models
+from falaj.scheduling.accounting.accounts import QueueAccounts
+from falaj.scheduling.queues import Queues
+from falaj.scheduling.usage import Usage
+from falaj.serving.room import Endpoints
+from falaj.tracking.job_runs import JobRuns
+from falaj.tracking.runs import Runs
+from falaj.training import figures
+from falaj.training.jobs import Jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceContext:
+    """What stands before the rooms are furnished."""
+
+    home: Home
+    config: Config
+    gate: Gate
+    keyring: Keyring
+    keys: KeyService
+    intents: Intents
+    audit: Audit
+    compute: LocalCompute
+
+
+def build_services(context: ServiceContext) -> tuple[Rooms, Callable[[], None]]:
+    """Every room, and what lets go of what they hold."""
+    gate, held = context.gate, ExitStack()
+    stores = _stores(context)
+    features = _features(context, stores, held)
+    runs = Runs(gate)
+    models = Models(gate, BlobContents(gate.database, stores), context.keys)
+    accounts = _accounts(context)
+    services = Rooms(
+        workspaces=Workspaces(gate, context.keyring),
+        users=Users(gate),
+        groups=Groups(gate),
+        tokens=Tokens(gate),
+        policies=Policies(gate, all_operations()),
+        objects=Objects(gate),
+        zones=Zones(gate),
+        keys=Keys(gate, context.keyring),
+        secrets=Secrets(gate, SealedValues(context.keyring, "secrets")),
+        blobs=Blobs(gate, stores, context.intents, platform=gate.audit.log_id),
+        lineage=Lineage(gate),
+        audit=context.audit,
+        workflows=Works(gate),
+        platform=Overview(gate),
+        runs=runs,
+        nodes=Machines(gate, context.compute),
+        jobs=_jobs(context, runs, stores, accounts),
+        queues=_queues(context, accounts),
+        usage=Usage(gate, accounts=accounts, jobs=figures),
+        features=features,
+        models=models,
+        endpoints=_endpoints(context, models, stores),
+        monitoring=Monitoring(
+            gate,
+            training_set=partial(training_sets.stream, features._backing),
+            sealed=SealedValues(context.keyring, "monitoring"),
+        ),
+        optimization=Optimizations(
+            gate,
+            context.intents,
+            version=models._opened,
+            columns=lambda tx, found: feature_store.training_set(tx, found).columns,
+        ),
+        pipelines=Pipelines(gate, BlobContents(gate.database, stores), context.intents),
+    )
+    return services, held.close
+
+
+def _stores(context: ServiceContext) -> dict[str, EncryptedBlobs]:
+    return {
+        name: EncryptedBlobs(drivers.open_blobs(context.home, name, zone), context.keyring)
+        for name, zone in context.config.zones.items()
+    }
+
+
+def _endpoints(context: ServiceContext, models: Models, stores: dict[str, EncryptedBlobs]) -> Endpoints:
+    return Endpoints(
+        context.gate,
+        stores=stores,
+        versions=models._opened,
+        views=feature_store.view,
+        server=LocalModelServer(context.home),
+    )
+
+
+def _accounts(context: ServiceContext) -> QueueAccounts:
+    config = context.config
+    return QueueAccounts(nodes=context.compute.nodes, prices=config.prices, half_life=config.queue.half_life)
+
+
+def _queues(context: ServiceContext, accounts: QueueAccounts) -> Queues:
+    return Queues(
+        context.gate,
+        context.intents,
+        accounts=accounts,
+        jobs=figures,
+        sealed=SealedValues(context.keyring, "comparisons"),
+        wanted=context.intents.wanted.set,
+    )
+
+
+def _jobs(
+    context: ServiceContext, runs: Runs, stores: dict[str, EncryptedBlobs], accounts: QueueAccounts
+) -> Jobs:
+    return Jobs(
+        context.gate,
+        runs=JobRuns(runs),
+        scheduler=scheduling,
+        workbench=context.compute,
+        blobs=BlobContents(context.gate.database, stores),
+        accounts=accounts,
+        wanted=context.intents.wanted.set,
+        unfinished_limit=context.config.jobs.unfinished_limit,
+    )
+
+
+def _features(context: ServiceContext, stores: dict[str, EncryptedBlobs], held: ExitStack) -> Features:
+    home = context.home
+    online = {zone: deferred(partial(drivers.open_online, home, zone)) for zone in stores}
+    for store in online.values():
+        held.callback(store.close)
+    return Features(
+        context.gate,
+        blobs=stores,
+        tables={zone: deferred(partial(drivers.open_tables, home, zone)) for zone in stores},
+        queries=deferred(partial(drivers.open_queries, home)),
+        online=online,
+        sealed=SealedValues(context.keyring, "online"),
+    )

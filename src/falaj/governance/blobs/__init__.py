@@ -1,0 +1,1 @@
+"""Blobs: encrypted bytes in a zone, uploaded first and published by one transaction."""

@@ -1,0 +1,1 @@
+"""The catalog: any stored object, its owner and its label."""

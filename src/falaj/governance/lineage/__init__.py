@@ -1,0 +1,1 @@
+"""Lineage: the graph of objects and the operations that made them."""

@@ -1,0 +1,1 @@
+"""Operations: how one is declared, called, authorized, recorded and answered once."""

@@ -1,0 +1,91 @@
+"""Who calls, and on what terms: carried in context variables that the door sets, never in signatures."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from falaj.records.governance.identity import PrincipalKind
+from falaj.records.names import ObjectId, PrincipalId
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A recognized principal, and the scope of the token that it came with (none: unlimited)."""
+
+    id: PrincipalId
+    name: str
+    kind: PrincipalKind
+    origin: str
+    workspace: ObjectId | None = None
+    actions: tuple[str, ...] | None = None
+    token: str | None = None
+
+    def may_name(self, action: str) -> bool:
+        """Whether the token's scope reaches `action`."""
+        if self.actions is None:
+            return True
+        group = action.partition(".")[0]
+        return any(pattern in ("*", action, f"{group}.*") for pattern in self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a call is to be taken: once only under `key`, and only while the lease's `fence` holds."""
+
+    key: str | None = None
+    fence: int | None = None
+    request: str | None = None
+
+
+_caller: contextvars.ContextVar[Caller | None] = contextvars.ContextVar("falaj_caller", default=None)
+_terms: contextvars.ContextVar[Terms | None] = contextvars.ContextVar("falaj_terms", default=None)
+
+
+def current_caller() -> Caller | None:
+    return _caller.get()
+
+
+def current_terms() -> Terms:
+    return _terms.get() or Terms()
+
+
+@contextmanager
+def acting_as(caller: Caller) -> Iterator[None]:
+    """Operations inside are performed for `caller`."""
+    token = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
+@contextmanager
+def on_terms(
+    *, key: str | None = None, fence: int | None = None, request: str | None = None
+) -> Iterator[None]:
+    """Operations inside are taken on these terms; one idempotency key is for one operation."""
+    token = _terms.set(Terms(key=key, fence=fence, request=request))
+    try:
+        yield
+    finally:
+        _terms.reset(token)
+
+
+@contextmanager
+def once(key: str) -> Iterator[None]:
+    """The one operation inside takes effect once, however often it is tried under this key."""
+    with on_terms(key=key):
+        yield
+
+
+def start_thread(target: Callable[..., Any], *args: Any, name: str, daemon: bool = True) -> threading.Thread:
+    """Start a thread that acts for the caller who started it."""
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(target, *args), name=name, daemon=daemon)
+    thread.start()
+    return thread

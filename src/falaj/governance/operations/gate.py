@@ -1,0 +1,344 @@
+"""The gate: nothing happens in the platform but through `Gate.perform`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+
+from falaj.errors import Denied, FalajError, Internal, NotFound, Tampered, Unauthenticated
+from falaj.governance import objects
+from falaj.governance.audit.log import AuditLog, Draft
+from falaj.governance.lineage import graph
+from falaj.governance.operations import idempotency, outbox
+from falaj.governance.operations.call import Call, current_call, enter, leave, running_call
+from falaj.governance.operations.caller import Caller, current_caller, current_terms
+from falaj.governance.operations.hot import HotPath
+from falaj.governance.operations.operation import Mode, Operation, ResponseShape
+from falaj.governance.policy.authorizer import SEE, Authorizer
+from falaj.governance.residency.zones import ZoneRegistry
+from falaj.ports.metadata import Database, Transaction
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.policy import Decision
+from falaj.records.names import DEFAULT_WORKSPACE, ROOT, ObjectId
+from falaj.records.record import utc_now
+
+log = logging.getLogger("falaj.gate")
+R = TypeVar("R")
+
+UNSEEN = Decision(allowed=False, rule="hidden", reason="the caller may not see what it refers to")
+
+
+class Gate:
+    """Checks, performs and records operations.
+
+    `owner` acts where no door set a caller: in an embedded home only. `fence` is the number of the controller that acts
+    now; `holds` says whether what a caller presented still holds.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        authorizer: Authorizer,
+        audit: AuditLog,
+        zones: ZoneRegistry,
+        seal: idempotency.Seal,
+        fence: Callable[[Transaction], int] | None = None,
+        owner: Caller | None = None,
+        holds: Callable[[Transaction, Caller, datetime | None], bool] = lambda _tx, _caller, _now: True,
+        clock: Callable[[], datetime] = utc_now,
+        recheck_s: float = 0.5,
+    ) -> None:
+        self.database = database
+        self.authorizer = authorizer
+        self.audit = audit
+        self.zones = zones
+        self.clock = clock
+        self._seal = seal
+        self._fence = fence
+        self._owner = owner
+        self._holds = holds
+        self._recheck_s = recheck_s
+        self.hot = HotPath(database, authorizer=authorizer, audit=audit, clock=clock)
+
+    def perform(self, operation: Operation, service: Any, given: BaseModel) -> Any:
+        """Check `operation`, run its body, record what came of it."""
+        if running_call() is not None:
+            raise RuntimeError(
+                f"{operation.name} was called inside {current_call().operation.name}: use its store"
+            )
+        caller = current_caller() or self._owner
+        if caller is None:
+            raise Unauthenticated("no caller, no action: present a token")
+        call = Call(operation, caller, given, current_terms(), self.clock())
+        token = enter(call)
+        try:
+            return self._run(call, service)
+        except FalajError as error:
+            self._record_failure(call, error)
+            raise
+        except Exception as error:
+            log.exception("operation failed", extra={"action": operation.name, "request": call.terms.request})
+            self._record_failure(call, Internal(type(error).__name__))
+            raise Internal(f"{operation.name} failed; the platform's log says why") from error
+        finally:
+            leave(token)
+
+    def reject(self, operation: Operation, error: FalajError) -> None:
+        """Record a call that did not get as far as the gate: its input was not valid."""
+        caller = current_caller() or self._owner
+        if caller is not None:
+            call = Call(operation, caller, operation.input.model_construct(), current_terms(), self.clock())
+            call.digest = self.audit.digest(b"")
+            self._record_failure(call, error)
+
+    def commit(self, call: Call, work: Callable[[], R]) -> R:
+        """Do `work` in the one transaction of `call`, and all that records it; a repeated key gets its first answer."""
+        with self.database.write() as tx:
+            call._tx = tx
+            try:
+                if (answer := idempotency.claim(call, tx, self._seal)) is not None:
+                    self._admit_again(call, tx)
+                    self.audit.append(tx, [self._draft(call, rule="replayed")])
+                    return cast(R, answer.value)
+                self._hold_fence(call)
+                self._admit(call, tx)
+                result = work()
+                graph.record(call)
+                outbox.emit(call)
+                idempotency.remember(call, tx, self._seal, result)
+                self.audit.append(tx, [self._draft(call)])
+                return result
+            finally:
+                call._tx = None
+
+    def _admit_again(self, call: Call, tx: Transaction) -> None:
+        """A repeated call must still be allowed, unless what it acted on is gone: it may have deleted it."""
+        try:
+            self._admit(call, tx)
+        except NotFound:
+            if call.decision is not None and not call.decision.allowed:
+                raise
+
+    def visible(self, found: Sequence[StoredObject], *, action: str = SEE) -> list[StoredObject]:
+        """Those of `found` that the caller of the running operation may see."""
+        call = current_call()
+        if action == SEE:
+            return [each for each in found if self.authorizer.sees(call.tx, call.caller, each)]
+        return [each for each in found if self.authorizer.decide(call.tx, call.caller, action, each).allowed]
+
+    def _run(self, call: Call, service: Any) -> Any:
+        if call.operation.mode is Mode.READ:
+            return self._read(call, service)
+        if call.operation.mode is Mode.FREE:
+            return self._read_freely(call, service)
+        if call.operation.mode is Mode.HOT:
+            return self._pass_hot(call, service)
+        call.digest = self._input_digest(call)
+        if call.operation.mode is Mode.WRITE:
+            return self.commit(call, lambda: self._body(call, service))
+        with self.database.read() as tx:
+            self._admit(call, tx)
+        return self._body(call, service)
+
+    def _read(self, call: Call, service: Any) -> Any:
+        with self.database.read() as tx:
+            call._tx = tx
+            self._admit(call, tx)
+            result = self._body(call, service)
+            call._tx = None
+        self.audit.append_grouped(self._draft(call))
+        return result if call.operation.shape is ResponseShape.RECORD else self._watched(call, result)
+
+    def _read_freely(self, call: Call, service: Any) -> Any:
+        with self.database.read() as tx:
+            self._admit(call, tx)
+        self.audit.append_grouped(self._draft(call))
+        result = self._body(call, service)
+        return result if call.operation.shape is ResponseShape.RECORD else self._watched(call, result)
+
+    def _pass_hot(self, call: Call, service: Any) -> Any:
+        """Named by id, the object of a hot operation is not even looked up; the body gets `call.hot_id`."""
+        subject, ident = call.operation.subject, str(ROOT)
+        if subject is not None:
+            asked = getattr(call.given, subject)
+            ident = asked if objects.is_id(asked) else self._hot_id(call, asked)
+        call.hot_id = ObjectId(ident)
+        try:
+            self.hot.admit(call.caller, call.operation.name, ident, call.given.model_dump_json().encode())
+        except FalajError:
+            call.recorded = True
+            raise
+        return self._body(call, service)
+
+    def _hot_id(self, call: Call, asked: str) -> ObjectId:
+        kind = call.operation.references[cast(str, call.operation.subject)].kind
+        with self.database.read() as tx:
+            return self._resolve(call, tx, asked, kind).id
+
+    def _body(self, call: Call, service: Any) -> Any:
+        given = {name: getattr(call.given, name) for name in call.operation.parameters}
+        return call.operation.body(service, **given)
+
+    def _watched(self, call: Call, stream: Any) -> Any:
+        """A stream that stops when its caller is no longer allowed to read it."""
+        if call.operation.shape is ResponseShape.ARROW:
+            import pyarrow as pa
+
+            return pa.RecordBatchReader.from_batches(stream.schema, self._rechecked(call, iter(stream)))
+        return self._rechecked(call, stream)
+
+    def _rechecked(self, call: Call, stream: Iterator[Any]) -> Iterator[Any]:
+        due = time.monotonic() + self._recheck_s
+        try:
+            for item in stream:
+                if time.monotonic() >= due:
+                    self._recheck(call)
+                    due = time.monotonic() + self._recheck_s
+                yield item
+        except FalajError:
+            raise
+        except Exception as error:
+            log.exception(
+                "a stream broke", extra={"action": call.operation.name, "request": call.terms.request}
+            )
+            raise Internal(f"{call.operation.name} broke; the platform's log says why") from error
+
+    def _recheck(self, call: Call) -> None:
+        with self.database.read() as tx:
+            if not self._holds(tx, call.caller, self.clock()):
+                raise Unauthenticated("the token was revoked, or expired, while this stream was open")
+            call.decision = self.authorizer.decide(tx, call.caller, call.operation.name, call.target)
+            if not call.decision.allowed:
+                raise self._refusal(call, tx, call.target.name)
+
+    def _admit(self, call: Call, tx: Transaction) -> None:
+        """Find what the call refers to, and ask policy and residency about it."""
+        call.referred.clear()
+        self._find_target(call, tx)
+        for parameter in call.operation.references:
+            if parameter not in call.referred:
+                self._find_others(call, tx, parameter)
+        if call.operation.placements:
+            zone = self.zones.named(getattr(call.given, call.operation.placements[0]))
+            call.zone = zone.name
+            inputs = [found for group in call.referred.values() for found in group]
+            seen = partial(self.authorizer.sees, tx, call.caller)
+            self.zones.require(tx, [*inputs, self._home(tx, call.target)], zone, seen=seen)
+
+    def _find_target(self, call: Call, tx: Transaction) -> None:
+        """The object acted on. Unless named, the workspace is the caller's own, and the user is the caller."""
+        op = call.operation
+        asked: str = ROOT
+        if op.subject is None:
+            call.resource = objects.resolve(tx, ROOT, kind="workspace", workspace=ROOT)
+        else:
+            kind = op.references[op.subject].kind
+            own = call.caller.id if kind == "user" else self._workspace_name(call, tx)
+            asked = getattr(call.given, op.subject) or own
+            call.resource = self._resolve(call, tx, asked, kind)
+            call.referred[op.subject] = [call.resource]
+        call.decision = self.authorizer.decide(tx, call.caller, op.name, call.resource)
+        if not call.decision.allowed:
+            raise self._refusal(call, tx, asked)
+
+    def _find_others(self, call: Call, tx: Transaction, parameter: str) -> None:
+        """What else the call refers to: the caller must be allowed to see it."""
+        value, kind = getattr(call.given, parameter), call.operation.references[parameter].kind
+        names = () if value is None else (value,) if isinstance(value, str) else value
+        call.referred[parameter] = []
+        for name in names:
+            found = self._resolve(call, tx, name, kind)
+            if not self.authorizer.sees(tx, call.caller, found):
+                call.decision = UNSEEN
+                raise objects.unknown(name, kind)
+            call.referred[parameter].append(found)
+
+    def _resolve(self, call: Call, tx: Transaction, name: str, kind: str | None) -> StoredObject:
+        return objects.resolve(tx, name, kind=kind, workspace=self._workspace_name(call, tx))
+
+    def _refusal(self, call: Call, tx: Transaction, asked: str) -> FalajError:
+        """Denied, or NotFound if the caller may not even know of the object."""
+        found, decision = call.target, cast(Decision, call.decision)
+        if found.id != ROOT and not self.authorizer.sees(tx, call.caller, found):
+            return objects.unknown(asked, call.operation.references[cast(str, call.operation.subject)].kind)
+        return Denied(
+            f"{call.caller.name} may not {call.operation.name} on {found.address}: {decision.reason}",
+            details={
+                "rule": decision.rule,
+                "roles": list(decision.roles),
+                "action": call.operation.name,
+                "needs": " or ".join(decision.roles),
+            },
+        )
+
+    def _workspace_name(self, call: Call, tx: Transaction) -> str:
+        if call.caller.workspace is None:
+            return DEFAULT_WORKSPACE
+        scope = objects.by_id(tx, call.caller.workspace)
+        return scope.name if scope is not None else DEFAULT_WORKSPACE
+
+    def _home(self, tx: Transaction, found: StoredObject) -> StoredObject:
+        """The workspace that `found` is in."""
+        return objects.resolve(tx, found.home, kind="workspace", workspace=ROOT)
+
+    def _hold_fence(self, call: Call) -> None:
+        if call.terms.fence is not None and self._fence is not None:
+            idempotency.hold_fence(call.terms.fence, self._fence(call.tx))
+
+    def _input_digest(self, call: Call) -> str:
+        op = call.operation
+        exclude = op.withheld | {op.upload} if op.upload else op.withheld
+        return self.audit.digest(call.given.model_dump_json(exclude=set(exclude) or None).encode())
+
+    def _draft(self, call: Call, *, outcome: str = "done", rule: str | None = None) -> Draft:
+        """The audit entry of `call`."""
+        target = call.resource
+        referred = [found.id for group in call.referred.values() for found in group]
+        decided = call.decision.rule if call.decision is not None else "none"
+        draft: Draft = {
+            "at": call.now,
+            "caller": call.caller.name,
+            "action": call.operation.name,
+            "outcome": outcome,
+            "objects": referred or ([] if target is None else [target.id]),
+            "workspace": None if target is None else target.home,
+            "origin": call.caller.origin,
+            "rule": rule or decided,
+            "input": call.digest or self._input_digest(call),
+        }
+        optional = {
+            "request": call.terms.request,
+            "token": call.caller.token,
+            "created": [new.id for new in call.created],
+        }
+        return draft | {key: value for key, value in optional.items() if value}
+
+    def _record_failure(self, call: Call, error: FalajError) -> None:
+        """The entry of a call that was rolled back, in a transaction of its own."""
+        if call.recorded:
+            return
+        call.created.clear()
+        outcome = "denied" if isinstance(error, Denied) or _hidden(call, error) else "failed"
+        draft = self._draft(call, outcome=outcome) | {"error": error.code}
+        try:
+            self.audit.append_grouped(draft)
+        except Exception:
+            log.critical("a failed operation could not be recorded", exc_info=True, extra=_plain(draft))
+            if not isinstance(error, Tampered):
+                raise
+
+
+def _hidden(call: Call, error: FalajError) -> bool:
+    """Whether `error` says unknown because the rules say no."""
+    return error.code == "object.not_found" and call.decision is not None and not call.decision.allowed
+
+
+def _plain(draft: Draft) -> dict[str, Any]:
+    return {"action": draft["action"], "caller_name": draft["caller"], "error_code": draft["error"]}

@@ -1,0 +1,162 @@
+"""Hot doors: decisions from memory, and one audit entry per caller, object and window instead of one per call."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from falaj.errors import Denied
+from falaj.governance import objects
+from falaj.governance.audit.log import AuditLog, Draft
+from falaj.governance.operations.caller import Caller
+from falaj.governance.policy.authorizer import Authorizer
+from falaj.governance.policy.epochs import RecentEpoch
+from falaj.ports.metadata import Database
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.policy import Decision
+from falaj.records.names import ROOT
+
+WINDOW = timedelta(seconds=10)
+
+
+class HotPath:
+    """Admits calls in microseconds. A revoked token or changed policy is felt within a second, by the epoch."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        authorizer: Authorizer,
+        audit: AuditLog,
+        clock: Callable[[], datetime],
+        window: timedelta = WINDOW,
+    ) -> None:
+        self._database = database
+        self._authorizer = authorizer
+        self._audit = audit
+        self._clock = clock
+        self._length = window
+        self._epoch = RecentEpoch(database)
+        self._windows: dict[tuple[str, str | None, str, str], _Window] = {}
+        self._ended: list[_Window] = []
+        self._lock = threading.Lock()
+
+    def admit(self, caller: Caller, action: str, resource: str, data: bytes = b"") -> None:
+        """Let `caller` do `action` to the object `resource`, or raise; `data` goes into the window's digest."""
+        key = (caller.id, caller.token, action, resource)
+        window = self._windows.get(key)
+        while window is None or window.epoch != self._epoch.value() or not window.count_in(data):
+            window = self._open(caller, action, resource)
+
+    def decide(self, caller: Caller, action: str, resource: str) -> None:
+        """Make the decision for `count`, or raise; it reads the database, so not on an event loop."""
+        self._open(caller, action, resource)
+
+    def count(self, caller: Caller, action: str, resource: str, data: bytes, *, epoch: int) -> bool:
+        """Count one call without any I/O; false if no decision of `epoch` or later is in memory: `decide` first."""
+        window = self._windows.get((caller.id, caller.token, action, resource))
+        return window is not None and window.epoch >= epoch and window.count_in(data)
+
+    def flush(self, *, all_windows: bool = False) -> None:
+        """Append the entries of windows that have ended, or of all."""
+        now = self._clock()
+        with self._lock:
+            over = [k for k, w in self._windows.items() if all_windows or now - w.since >= self._length]
+            self._ended += [self._windows.pop(key) for key in over]
+        self._write_ended()
+
+    def _write_ended(self) -> None:
+        """Append what has ended; what cannot be appended now is tried again, so that no call goes uncounted."""
+        while True:
+            with self._lock:
+                if not self._ended:
+                    return
+                window = self._ended.pop()
+            try:
+                self._audit.append_grouped(window.draft(self._clock(), self._audit))
+            except BaseException:
+                with self._lock:
+                    self._ended.append(window)
+                raise
+
+    def _open(self, caller: Caller, action: str, resource: str) -> _Window:
+        with self._database.read() as tx:
+            found = objects.by_id(tx, resource)
+            decision = None if found is None else self._authorizer.decide(tx, caller, action, found)
+            seen = found is not None and (found.id == ROOT or self._authorizer.sees(tx, caller, found))
+            epoch = self._authorizer.state(tx).epoch
+        if found is None or decision is None or not decision.allowed:
+            self._refuse(caller, action, found, decision)
+            raise (
+                objects.unknown(resource, None)
+                if found is None or not seen
+                else Denied(
+                    f"{caller.name} may not {action} on {found.address}: {decision.reason if decision else ''}"
+                )
+            )
+        window = _Window(epoch, _entry(caller, action, found, decision.rule, self._clock()))
+        key = (caller.id, caller.token, action, resource)
+        with self._lock:
+            self._ended += [replaced] if (replaced := self._windows.get(key)) is not None else []
+            self._windows[key] = window
+        self._write_ended()
+        return window
+
+    def _refuse(
+        self, caller: Caller, action: str, found: StoredObject | None, decision: Decision | None
+    ) -> None:
+        """The entry of a call that was not let in."""
+        rule = "unknown" if decision is None else decision.rule
+        entry = _entry(caller, action, found, rule, self._clock())
+        denial = {"outcome": "denied", "error": Denied.code, "input": self._audit.digest(b"")}
+        self._audit.append_grouped(entry | denial)
+
+
+class _Window:
+    """The calls of one caller on one object since `since`, counted and digested."""
+
+    __slots__ = ("closed", "count", "digest", "entry", "epoch", "lock", "since")
+
+    def __init__(self, epoch: int, entry: Draft) -> None:
+        self.epoch = epoch
+        self.entry = entry
+        self.since: datetime = entry["at"]
+        self.count = 0
+        self.closed = False
+        self.digest: Any = hashlib.sha256()
+        self.lock = threading.Lock()
+
+    def count_in(self, data: bytes) -> bool:
+        """Count one call; false if this window was written down already."""
+        with self.lock:
+            if self.closed:
+                return False
+            self.count += 1
+            self.digest.update(data)
+            return True
+
+    def draft(self, until: datetime, audit: AuditLog) -> Draft:
+        with self.lock:
+            self.closed = True
+            return self.entry | {
+                "count": self.count,
+                "until": until,
+                "input": audit.digest(self.digest.digest()),
+            }
+
+
+def _entry(caller: Caller, action: str, found: StoredObject | None, rule: str, at: datetime) -> Draft:
+    entry: Draft = {
+        "at": at,
+        "caller": caller.name,
+        "action": action,
+        "outcome": "done",
+        "objects": [] if found is None else [found.id],
+        "workspace": None if found is None else found.home,
+        "origin": caller.origin,
+        "rule": rule,
+    }
+    return entry | ({"token": caller.token} if caller.token else {})

@@ -1,0 +1,298 @@
+"""`@operation`: a capability declared once. Gate, route, client method, CLI command and policy action come from it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+
+from falaj.errors import FalajError, Fault, InvalidInput, shorten
+from falaj.governance.operations.wording import rule
+from falaj.records.governance.identity import Role
+from falaj.records.names import PlacedIn, RefersTo, Withheld
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Grantee = Role | Literal["anyone", "owner"]
+
+
+class Mode(Enum):
+    """When the operation's transaction is open."""
+
+    READ = "read"
+    WRITE = "write"
+    LATE = "late"
+    """A write that first moves bytes, and opens its transaction itself, at the commit point."""
+    FREE = "free"
+    """A read that takes long: it opens short transactions of its own."""
+    HOT = "hot"
+    """A read without a transaction, decided from memory, with one audit entry per caller, object and window."""
+
+    @property
+    def reads(self) -> bool:
+        return self in (Mode.READ, Mode.FREE, Mode.HOT)
+
+
+class ResponseShape(Enum):
+    """What the operation answers."""
+
+    RECORD = "application/json"
+    RECORDS = "application/x-ndjson"
+    BYTES = "application/octet-stream"
+    ARROW = "application/vnd.apache.arrow.stream"
+
+
+ByteStream = Iterator[bytes]
+"""As a parameter: the request's body. As a result: bytes, streamed."""
+
+
+class ArrowStream(Protocol):
+    """A table as record batches, streamed; a pyarrow RecordBatchReader is one."""
+
+    @property
+    def schema(self) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def read_all(self) -> Any: ...
+
+
+class OperationPerformer(Protocol):
+    """What stands between a call and its body: the gate near, a REST client far."""
+
+    def perform(self, operation: Operation, service: Any, given: BaseModel) -> Any: ...
+
+    def reject(self, operation: Operation, error: FalajError) -> None: ...
+
+
+class Service(Protocol):
+    """A class whose methods are operations."""
+
+    gate: OperationPerformer
+
+
+class OperationInput(BaseModel):
+    """The typed input of an operation; each has a subclass made from its signature."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """All that is known of an operation; `name` is `room.verb`."""
+
+    name: str
+    resource: str
+    mode: Mode
+    allow: frozenset[Grantee]
+    body: Callable[..., Any]
+    confirm: bool = False
+
+    @property
+    def group(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def verb(self) -> str:
+        return self.name.partition(".")[2]
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/{self.group}/{self.verb}"
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.body) or "").partition("\n")[0]
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.body, eval_str=True)
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(list(self.signature.parameters.items())[1:])
+
+    @functools.cached_property
+    def upload(self) -> str | None:
+        """The parameter that is the request's body, if there is one."""
+        return next((n for n, p in self.parameters.items() if p.annotation == ByteStream), None)
+
+    @functools.cached_property
+    def input(self) -> type[BaseModel]:
+        fields: dict[str, Any] = {
+            name: (
+                Any if name == self.upload else parameter.annotation,
+                ... if parameter.default is parameter.empty else parameter.default,
+            )
+            for name, parameter in self.parameters.items()
+        }
+        title = "".join(part.title() for part in self.name.replace("_", ".").split(".")) + "Input"
+        return create_model(title, __base__=OperationInput, **fields)
+
+    @functools.cached_property
+    def repeated(self) -> frozenset[str]:
+        """The parameters that take several values."""
+        return frozenset(n for n, p in self.parameters.items() if _is_tuple(p.annotation))
+
+    @functools.cached_property
+    def shape(self) -> ResponseShape:
+        result = self.signature.return_annotation
+        if result == ByteStream:
+            return ResponseShape.BYTES
+        if result is ArrowStream:
+            return ResponseShape.ARROW
+        return (
+            ResponseShape.RECORDS
+            if typing.get_origin(result) is typing.get_origin(Iterator[Any])
+            else ResponseShape.RECORD
+        )
+
+    @functools.cached_property
+    def output(self) -> TypeAdapter[Any]:
+        """The type of the answer, or of each record in a stream of them."""
+        result = self.signature.return_annotation
+        return TypeAdapter(typing.get_args(result)[0] if self.shape is ResponseShape.RECORDS else result)
+
+    @functools.cached_property
+    def references(self) -> dict[str, RefersTo]:
+        """The parameters that name stored objects."""
+        return {n: m for n, p in self.parameters.items() if (m := _marker(p.annotation, RefersTo))}
+
+    @functools.cached_property
+    def placements(self) -> tuple[str, ...]:
+        """The parameters that name a zone in which bytes will lie."""
+        return tuple(n for n, p in self.parameters.items() if _marker(p.annotation, PlacedIn))
+
+    @functools.cached_property
+    def withheld(self) -> frozenset[str]:
+        """The parameters whose values are recorded nowhere, not even as a digest."""
+        return frozenset(n for n, p in self.parameters.items() if _marker(p.annotation, Withheld))
+
+    @functools.cached_property
+    def subject(self) -> str | None:
+        """The parameter that names the resource; none where that is the platform itself."""
+        return next((n for n, ref in self.references.items() if ref.kind in (self.resource, None)), None)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BaseModel:
+        """The typed input of a call in Python; all its faults at once if it is wrong."""
+        try:
+            bound = self.signature.bind(None, *args, **kwargs).arguments
+        except TypeError as error:
+            allowed = ", ".join(self.parameters) or "no arguments"
+            raise InvalidInput(
+                f"{self.name}: {error}", faults=[Fault(where=self.name, allowed=allowed)]
+            ) from None
+        bound.pop(next(iter(self.signature.parameters)))
+        return self.check(bound)
+
+    def check(self, given: Mapping[str, Any], *, strict: bool | None = None) -> BaseModel:
+        """`given` as the typed input; all its faults at once if it is wrong."""
+        try:
+            return self.input.model_validate(given, strict=strict)
+        except ValidationError as error:
+            raise self._refused(error) from None
+
+    def check_json(self, body: bytes) -> BaseModel:
+        """A JSON document as the typed input: no coercion between JSON types."""
+        try:
+            return self.input.model_validate_json(body or b"{}", strict=True)
+        except ValidationError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: ValidationError) -> InvalidInput:
+        """What is wrong. Where a value is withheld none is shown: it may stand under a name that is misspelled."""
+        found = invalid(self.name, error)
+        if not self.withheld:
+            return found
+        faults = [fault.model_copy(update={"given": None}) for fault in found.faults]
+        return InvalidInput(found.message, faults=faults)
+
+
+def operation(
+    name: str,
+    *,
+    resource: str,
+    mode: Mode = Mode.WRITE,
+    allow: Grantee | set[Grantee] | None = None,
+    confirm: bool = False,
+) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+    """Declare a method as the operation `name` on a resource of kind `resource`.
+
+    `allow` is who may do it beside the roles above: a role brings those that include it; unless said, viewers
+    may read and developers write. `confirm`: the CLI asks before it.
+    """
+    wanted = allow if isinstance(allow, set) else {allow or (Role.VIEWER if mode.reads else Role.DEVELOPER)}
+
+    def declare(body: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+        declared = Operation(name, resource, mode, frozenset(wanted), body, confirm)
+
+        @functools.wraps(body)
+        def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                given = declared.bind(args, kwargs)
+            except InvalidInput as error:
+                self.gate.reject(declared, error)
+                raise
+            return cast(R, self.gate.perform(declared, self, given))
+
+        call.operation = declared  # type: ignore[attr-defined]
+        return cast(Callable[Concatenate[Any, P], R], call)
+
+    return declare
+
+
+def operations_of(service: type) -> dict[str, Operation]:
+    """The operations that a room class declares, by verb."""
+    found = (getattr(member, "operation", None) for member in vars(service).values())
+    return {op.verb: op for op in found if isinstance(op, Operation)}
+
+
+def invalid(where: str, error: ValidationError) -> InvalidInput:
+    """Every fault that pydantic found, in our words."""
+    faults = [
+        Fault(
+            where=".".join(str(part) for part in fault["loc"]) or "body",
+            given=None if fault["type"] == "missing" else shorten(fault["input"]),
+            allowed=rule(fault["msg"]),
+            fix=_remedy(fault["type"]),
+        )
+        for fault in _telling(error.errors(include_url=False, include_context=False))[:50]
+    ]
+    return InvalidInput(f"{where}: {len(faults)} fault{'s' * (len(faults) != 1)} in the input", faults=faults)
+
+
+def _telling(faults: list[Any]) -> list[Any]:
+    """Without those that only follow from others: a tuple is too short when its items are wrong."""
+    inner = {fault["loc"][:-1] for fault in faults}
+    return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in inner]
+
+
+def _remedy(kind: str) -> str | None:
+    return {"extra_forbidden": "remove this field", "missing": "give this field"}.get(kind)
+
+
+def _is_tuple(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _is_tuple(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return any(_is_tuple(option) for option in typing.get_args(annotation))
+    return typing.get_origin(annotation) is tuple
+
+
+M = TypeVar("M")
+
+
+def _marker(annotation: Any, kind: type[M]) -> M | None:
+    """The first marker of type `kind` anywhere inside `annotation`."""
+    if isinstance(annotation, kind):
+        return annotation
+    inner = [*getattr(annotation, "__metadata__", ()), *typing.get_args(annotation)]
+    return next((m for part in inner if (m := _marker(part, kind)) is not None), None)

@@ -1,0 +1,154 @@
+"""Custom policies: published per workspace, checked against the schema, in force at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import cedarpy
+from pydantic import Field
+from sqlalchemy import func, insert, select, update
+
+from falaj.errors import Conflict, InvalidInput
+from falaj.governance import objects
+from falaj.governance.operations.call import current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import Mode, Operation, operation
+from falaj.governance.operations.pagination import list_workspace_page
+from falaj.governance.policy.engine import PolicyEngine, PolicyText
+from falaj.governance.policy.epochs import advance_epoch
+from falaj.governance.policy.schema import cedar_schema
+from falaj.governance.tables import objects as objects_table
+from falaj.governance.tables import policies, principals
+from falaj.ports.metadata import Transaction
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.governance.policy import AllowedPrincipal, Policy
+from falaj.records.names import ROOT, AnyRef, Name, PolicyRef, TextRule, WorkspaceRef
+from falaj.records.record import Record
+
+CedarText = Annotated[str, Field(min_length=1, max_length=200_000)]
+ActionName = Annotated[str, TextRule(r"[a-z]+\.[a-z_]+", "an action is room.verb, like blobs.read", limit=96)]
+
+
+class CheckedPolicy(Record):
+    """A policy text that parses and fits the schema."""
+
+    rules: int
+
+
+class PolicySchema(Record):
+    """The Cedar schema that policies are checked against."""
+
+    cedar: dict[str, Any]
+
+
+class Policies:
+    """Publish policies, and ask what the rules say."""
+
+    def __init__(self, gate: Gate, operations: dict[str, Operation]) -> None:
+        self.gate = gate
+        self._operations = operations
+
+    @operation("policies.publish", resource="workspace", allow=Role.ADMIN)
+    def publish(self, name: Name, *, text: CedarText, workspace: WorkspaceRef | None = None) -> Policy:
+        """Put a policy in force in a workspace (`platform`: everywhere); an earlier version steps back."""
+        call = current_call()
+        confined_to = None if call.target.id == ROOT else call.target.id
+        PolicyEngine(self._operations.values()).confined(PolicyText(name, text, confined_to))
+        known = objects.by_name(call.tx, workspace=call.target.id, kind="policy", name=name)
+        found = known or call.create("policy", name, workspace=call.target)
+        version = 1 + (call.tx.execute(_newest(found.id)).scalar() or 0)
+        self._withdraw(found)
+        row = {"id": found.id, "version": version, "text": text, "published_at": call.now}
+        call.tx.execute(insert(policies), row)
+        if not self.gate.authorizer.decide(call.tx, call.caller, "policies.withdraw", found).allowed:
+            raise Conflict(f"policy {name} would lock you out: you could not withdraw it again")
+        return policy_record(call.tx, found)
+
+    @operation("policies.check", resource="platform", mode=Mode.READ, allow="anyone")
+    def check(self, *, text: CedarText) -> CheckedPolicy:
+        """Say whether a policy could be published, without publishing it."""
+        confined = PolicyEngine(self._operations.values()).confined(PolicyText("policy", text))
+        return CheckedPolicy(rules=len(json.loads(cedarpy.policies_to_json_str(confined))["staticPolicies"]))
+
+    @operation("policies.list", resource="workspace", mode=Mode.READ)
+    def list(
+        self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
+    ) -> Page[Policy]:
+        """The policies of a workspace."""
+        return list_workspace_page(self.gate, "policy", policy_record, after=after, limit=limit)
+
+    @operation("policies.show", resource="policy", mode=Mode.READ)
+    def show(self, policy: PolicyRef) -> Policy:
+        """One policy, in its newest version."""
+        return policy_record(current_call().tx, current_call().target)
+
+    @operation("policies.withdraw", resource="policy", allow=Role.ADMIN)
+    def withdraw(self, policy: PolicyRef) -> Policy:
+        """Take a policy out of force. Undo: publish it again."""
+        call = current_call()
+        withdrawn = policy_record(call.tx, call.target)
+        self._withdraw(call.target)
+        objects.delete(call.tx, call.target.id, at=call.now)
+        return withdrawn
+
+    @operation("policies.who_can", resource="object", mode=Mode.READ, allow={Role.AUDITOR, Role.ADMIN})
+    def who_can(self, action: ActionName, object: AnyRef) -> tuple[AllowedPrincipal, ...]:
+        """Everyone who may perform an action on an object, and the rule that lets them."""
+        call = current_call()
+        if action not in self._operations:
+            raise InvalidInput.at("action", given=action, allowed=", ".join(sorted(self._operations)))
+        engine, home = self.gate.authorizer.engine(call.tx), objects.by_id(call.tx, call.target.home)
+        answers = (
+            (
+                person,
+                engine.decide(self.gate.authorizer.roles(call.tx, person), action, call.target, home=home),
+            )
+            for person in _everyone(call.tx)
+        )
+        return tuple(
+            AllowedPrincipal(principal=person.name, kind=person.kind, rule=answer.rule)
+            for person, answer in answers
+            if answer.allowed
+        )
+
+    @operation("policies.schema", resource="platform", mode=Mode.READ, allow="anyone")
+    def schema(self) -> PolicySchema:
+        """The Cedar schema of every action and kind of object, for editors and CI."""
+        return PolicySchema(cedar=json.loads(json.dumps(cedar_schema(self._operations.values()))))
+
+    def _withdraw(self, found: StoredObject) -> None:
+        call = current_call()
+        in_force = policies.c.id == found.id, policies.c.withdrawn_at.is_(None)
+        call.tx.execute(update(policies).where(*in_force).values(withdrawn_at=call.now))
+        advance_epoch(call.tx)
+
+
+def policy_record(tx: Transaction, found: StoredObject) -> Policy:
+    newest = select(policies).where(policies.c.id == found.id).order_by(policies.c.version.desc()).limit(1)
+    row = tx.execute(newest).mappings().one()
+    home = objects.by_id(tx, found.workspace)
+    return Policy(
+        id=found.id,
+        workspace=home.name if home else found.workspace,
+        name=found.name,
+        version=row["version"],
+        text=row["text"],
+        published_at=row["published_at"],
+    )
+
+
+def _newest(ident: str) -> Any:
+    return select(func.max(policies.c.version)).where(policies.c.id == ident)
+
+
+def _everyone(tx: Transaction) -> tuple[StoredObject, ...]:
+    """Every principal that is not disabled."""
+    query = (
+        select(objects_table)
+        .join(principals, principals.c.id == objects_table.c.id)
+        .where(principals.c.disabled_at.is_(None))
+        .order_by(objects_table.c.name)
+    )
+    return tuple(objects.stored_object(row) for row in tx.execute(query).mappings())

@@ -1,0 +1,1 @@
+"""Data residency: the zones, and what may be stored in each."""

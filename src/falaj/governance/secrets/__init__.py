@@ -1,0 +1,1 @@
+"""Secrets: values that jobs get as environment variables and nobody can read back."""

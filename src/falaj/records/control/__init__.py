@@ -1,0 +1,1 @@
+"""Records of the control plane: workflow runs and pipelines."""

@@ -1,0 +1,1 @@
+"""Records of governance: identity, policy, audit, lineage, residency, keys, blobs and secrets."""

@@ -1,0 +1,97 @@
+"""What the audit log holds, and what its proofs say."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from falaj.records.record import Record
+
+Outcome = Literal["done", "denied", "failed"]
+
+
+class AuditEntry(Record):
+    """Who did what, to which object, from where, when, by which rule, and what came of it.
+
+    `input` is an HMAC of the input. On hot paths one entry stands for a window of calls: `count` of them, `until` then.
+    """
+
+    seq: int
+    at: datetime
+    caller: str
+    action: str
+    outcome: Outcome
+    objects: tuple[str, ...]
+    workspace: str | None
+    origin: str
+    rule: str
+    input: str
+    request: str | None = None
+    token: str | None = None
+    error: str | None = None
+    created: tuple[str, ...] = ()
+    count: int = 1
+    until: datetime | None = None
+
+
+class SignedHead(Record):
+    """The size and root of the log at a moment, signed by the key service."""
+
+    log_id: str
+    size: int
+    root: str
+    at: str
+    key: str
+    signature: str
+
+
+class ExportLine(Record):
+    """One line of an export that the offline verifier reads: the header, an entry, or a signed head."""
+
+    falaj_audit: int | None = None
+    log_id: str | None = None
+    first: int | None = None
+    size: int | None = None
+    frontier: tuple[str, ...] | None = None
+    entry: dict[str, Any] | None = None
+    leaf: str | None = None
+    head: SignedHead | None = None
+
+
+class InclusionProof(Record):
+    """That `entry` stands at `index` in the log whose signed head is `head`."""
+
+    entry: dict[str, Any]
+    index: int
+    size: int
+    path: tuple[str, ...]
+    head: SignedHead
+
+
+class ConsistencyProof(Record):
+    """That the log of `since` entries with this `root` is the beginning of the log whose signed head is `head`."""
+
+    since: int
+    root: str
+    path: tuple[str, ...]
+    head: SignedHead
+
+
+class PublicKey(Record):
+    """What an auditor needs to check the log, and nothing more."""
+
+    log_id: str
+    key: str
+    ed25519: str
+
+
+class LogCheck(Record):
+    """How far the check of the log in the database is, and, once `finished`, its verdict."""
+
+    finished: bool
+    ok: bool = False
+    entries: int
+    of: int
+    heads: int = 0
+    unsigned_tail: int = 0
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,31 @@
+"""What is known of a workspace's data keys; never the keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from falaj.records.record import Record
+
+
+class DataKeyInfo(Record):
+    workspace: str
+    version: int
+    root: str
+    created_at: datetime
+    destroyed_at: datetime | None = None
+
+
+class KeyRotation(Record):
+    """The root key that wraps from now on, and how many data keys were wrapped again."""
+
+    root: str
+    rewrapped: int
+
+
+class KeyDestruction(Record):
+    """Proof that a workspace's keys are gone: its blobs can no longer be read by anyone."""
+
+    workspace: str
+    versions: tuple[int, ...]
+    blobs: int
+    destroyed_at: datetime

@@ -1,0 +1,1 @@
+"""Records of monitoring: sketches, drift reports, monitors and alerts."""

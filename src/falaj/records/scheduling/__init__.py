@@ -1,0 +1,1 @@
+"""Records of scheduling: nodes, queues, requests, decisions, usage and simulations."""
