@@ -67,24 +67,24 @@ class Bare:
         self._caller = local_caller(platform.database)
 
     def show(self, blob: str) -> Any:
-        rooms = self._platform.services
+        services = self._platform.services
         with self._platform.database.read() as tx:
-            return self._body(rooms.blobs, "show", tx, objects.by_id(tx, blob), blob=blob)
+            return self._body(services.blobs, "show", tx, objects.by_id(tx, blob), blob=blob)
 
     def create(self, name: str) -> Any:
-        rooms = self._platform.services
+        services = self._platform.services
         with self._platform.database.write() as tx:
-            return self._body(rooms.users, "create", tx, objects.by_id(tx, ROOT), name=name, kind="user")
+            return self._body(services.users, "create", tx, objects.by_id(tx, ROOT), name=name, kind="user")
 
-    def _body(self, room: Any, verb: str, tx: Any, target: Any, **given: Any) -> Any:
-        operation = getattr(type(room), verb).operation
+    def _body(self, service: Any, verb: str, tx: Any, target: Any, **given: Any) -> Any:
+        operation = getattr(type(service), verb).operation
         call = Call(
             operation, self._caller, operation.check(given), Terms(), self._platform.gate.clock(), target
         )
         call._tx = tx
         token = enter(call)
         try:
-            return operation.body(room, **given)
+            return operation.body(service, **given)
         finally:
             leave(token)
 

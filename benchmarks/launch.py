@@ -23,8 +23,8 @@ from typing import NoReturn
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform, assemble
 from falaj.control import lease
-from falaj.control.jobs import JobKeeper
-from falaj.control.office import Yard
+from falaj.control.jobs.context import JobHost
+from falaj.control.jobs.reconciler import JobReconciler
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.records.scheduling.snapshot import Node
 from falaj.records.training.jobs import JobSpec
@@ -118,19 +118,19 @@ def bookkeeping() -> float:
     """Jobs a second that are submitted, admitted, staged, settled with their log, and cleared away."""
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         platform = assemble(open_home(Path(folder) / "home", Path(folder) / "config"), as_owner=True)
-        keeper = keeper_of(platform, Path(folder))
+        reconciler = keeper_of(platform, Path(folder))
         code = platform.services.blobs.upload(iter([packed()])).id
         spec = JobSpec(name="short", script="train.py")
         started = time.monotonic()
         for _ in range(JOBS):
             platform.services.jobs.submit(spec, code=code)
-            keeper.tick()
+            reconciler.tick()
         submitted = time.monotonic()
         while waiting(platform):
-            keeper.tick()
+            reconciler.tick()
             time.sleep(0.005)
         ended = time.monotonic()
-        keeper.stop()
+        reconciler.stop()
         platform.close()
     say(
         f"{JOBS} jobs: {submitted - started:.2f} s until the last was submitted, {ended - started:.2f} s in all"
@@ -138,11 +138,11 @@ def bookkeeping() -> float:
     return JOBS / (ended - started)
 
 
-def keeper_of(platform: LocalPlatform, folder: Path) -> JobKeeper:
+def keeper_of(platform: LocalPlatform, folder: Path) -> JobReconciler:
     clock = platform.gate.clock
     fence = lease.acquire(platform.database, "bench", now=clock(), lasts=timedelta(hours=1))
-    yard = Yard(folder / "jobs", NoProcesses(), lambda: (WIDE,))
-    return JobKeeper(platform.gate, platform.services, yard, fence=fence or 0, on_lost=lost)
+    host = JobHost(folder / "jobs", NoProcesses(), lambda: (WIDE,))
+    return JobReconciler(platform.gate, platform.services, host, fence=fence or 0, on_lost=lost)
 
 
 def waiting(platform: LocalPlatform) -> bool:

@@ -22,7 +22,7 @@ from falaj.apps.api.server import _listen, _settings
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble, local_caller
-from falaj.control.platform import Rooms, all_operations
+from falaj.control.services import Services, all_operations
 from falaj.governance.operations.caller import acting_as
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import operations_of
@@ -88,7 +88,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class RoomsAndProbe(Rooms):
+class ServicesAndProbe(Services):
     probe: Probe
 
 
@@ -122,7 +122,7 @@ def with_probe_known(gate: Gate) -> None:
 
 def with_probe(parts: Assembled) -> Assembled:
     with_probe_known(parts.gate)
-    return replace(parts, rooms=RoomsAndProbe(**vars(parts.services), probe=Probe(parts.gate)))
+    return replace(parts, services=ServicesAndProbe(**vars(parts.services), probe=Probe(parts.gate)))
 
 
 @contextmanager
@@ -151,9 +151,9 @@ def invite(parts: Assembled) -> dict[str, str]:
         return {who: issue(purpose="test", user=user).secret for who, user in people.items()}
 
 
-def settle(rooms: Rooms | Platform) -> None:
+def settle(services: Services | Platform) -> None:
     """The workspace risk, dana who develops there, and sam who may do nothing."""
-    rooms.workspaces.create("risk")
-    rooms.users.create("dana")
-    rooms.users.create("sam")
-    rooms.workspaces.grant("risk", "dana", role=Role.DEVELOPER)
+    services.workspaces.create("risk")
+    services.users.create("dana")
+    services.users.create("sam")
+    services.workspaces.grant("risk", "dana", role=Role.DEVELOPER)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from falaj.training.runtime.checkpointing.sample_ledger import expected_head
 from falaj.training.runtime.data.batches import BatchPlan
-from gang_host import ask
+from fork_server import ask
 
 SCRIPT = Path("parallel_fit.py")
 SAMPLES, BATCH_SIZE, STEPS = 92, 16, 7

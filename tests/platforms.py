@@ -16,7 +16,7 @@ from sqlalchemy import Table, func, select, text
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import operations_of
@@ -53,7 +53,7 @@ class Clock:
 
 
 class OwnPlatform(Platform):
-    """The rooms under their names, and what a test wants to see of what lies beneath them."""
+    """The services under their names, and what a test wants to see of what lies beneath them."""
 
     def __init__(self, parts: Assembled, clock: Clock) -> None:
         self.parts = parts
@@ -83,7 +83,7 @@ class OwnPlatform(Platform):
         return self.parts.authenticator.authenticate(secret, origin="test")[0]
 
     def gate_with(self, *services: type) -> Gate:
-        """A gate like the platform's own that knows the operations of `rooms` too."""
+        """A gate like the platform's own that knows the operations of `services` too."""
         gate = copy.copy(self.parts.gate)
         extra = [op for service in services for op in operations_of(service).values()]
         gate.authorizer = Authorizer([*all_operations().values(), *extra])

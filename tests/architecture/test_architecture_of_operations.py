@@ -18,7 +18,7 @@ from falaj.apps.cli.app import ROOMS
 from falaj.apps.cli.rooms import room_commands
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
-from falaj.control.platform import all_operations, room_types
+from falaj.control.services import all_operations, service_types
 from falaj.errors import Conflict, FalajError
 from falaj.governance.operations.operation import Operation, ResponseShape, operations_of
 from falaj.governance.policy.schema import cedar_schema, groups_of
@@ -98,8 +98,8 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[tuple[Operation, Any, BaseModel]] = []
 
-    def perform(self, operation: Operation, room: Any, given: BaseModel) -> Any:
-        self.seen.append((operation, room, given))
+    def perform(self, operation: Operation, service: Any, given: BaseModel) -> Any:
+        self.seen.append((operation, service, given))
         return "what the gate answers"
 
     def reject(self, operation: Operation, error: FalajError) -> None:
@@ -137,24 +137,24 @@ def test_there_are_operations() -> None:
     assert len(OPERATIONS) >= 57
 
 
-@pytest.mark.parametrize(("name", "room"), room_types().items(), ids=room_types().keys())
-def test_operations_are_named_after_their_room_and_method(name: str, room: type) -> None:
-    for verb, op in operations_of(room).items():
+@pytest.mark.parametrize(("name", "service"), service_types().items(), ids=service_types().keys())
+def test_operations_are_named_after_their_room_and_method(name: str, service: type) -> None:
+    for verb, op in operations_of(service).items():
         assert op.name == f"{name}.{verb}"
-        assert getattr(room, verb).operation is op
+        assert getattr(service, verb).operation is op
 
 
-@pytest.mark.parametrize("room", room_types().values(), ids=room_types().keys())
-def test_a_room_has_no_public_method_that_is_not_an_operation(room: type) -> None:
-    public = {name for name, _ in inspect.getmembers(room) if not name.startswith("_")}
+@pytest.mark.parametrize("service", service_types().values(), ids=service_types().keys())
+def test_a_room_has_no_public_method_that_is_not_an_operation(service: type) -> None:
+    public = {name for name, _ in inspect.getmembers(service) if not name.startswith("_")}
 
-    assert public == operations_of(room).keys()
+    assert public == operations_of(service).keys()
 
 
 def test_the_client_is_typed_with_every_room() -> None:
     hints = get_type_hints(Platform)
 
-    assert {name: hints.get(name) for name in room_types()} == room_types()
+    assert {name: hints.get(name) for name in service_types()} == service_types()
 
 
 @EVERY
@@ -183,13 +183,13 @@ def test_its_types_have_a_json_schema(op: Operation) -> None:
 
 @EVERY
 def test_it_passes_the_gate(op: Operation) -> None:
-    room = object.__new__(room_types()[op.group])
-    room.gate = gate = Recorder()
+    service = object.__new__(service_types()[op.group])
+    service.gate = gate = Recorder()
 
-    answer = getattr(room, op.verb)(**sample(op))
+    answer = getattr(service, op.verb)(**sample(op))
 
     assert answer == "what the gate answers"  # and not what the body would give: it was not run
-    assert [(seen, where) for seen, where, _ in gate.seen] == [(op, room)]
+    assert [(seen, where) for seen, where, _ in gate.seen] == [(op, service)]
 
 
 @EVERY
@@ -225,9 +225,9 @@ def test_the_client_sends_it(op: Operation) -> None:
         return httpx.Response(409, json={"code": "object.conflict", "detail": "no"})
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://falaj") as client:
-        room = far(room_types()[op.group], RemoteGate(client))
+        service = far(service_types()[op.group], RemoteGate(client))
         with pytest.raises(Conflict):
-            getattr(room, op.verb)(**sample(op))
+            getattr(service, op.verb)(**sample(op))
 
     assert [(request.method, request.url.path) for request in sent] == [("POST", op.path)]
     assert ("idempotency-key" in sent[0].headers) is not op.mode.reads

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import falaj as fj
+from controller_processes import run_controllers
 from falaj.records.training.jobs import JobState
 from platforms import make_platform
-from stages import staged
 
 FIT = """
 import os, signal, torch
@@ -34,7 +34,7 @@ fj.fit(model, loss, data, steps=30, batch_size=8, checkpoint_every=10, exact=Tru
 
 
 def test_a_job_with_a_killed_rank_ends_with_its_certificate(tmp_path: Path) -> None:
-    with make_platform(tmp_path) as platform, staged(platform, tmp_path) as stage:
+    with make_platform(tmp_path) as platform, run_controllers(platform, tmp_path) as stage:
         stage.start_controller()
         job = stage.submit(FIT, framework="torch", processes=2, retries=1, timeout="PT3M")
 

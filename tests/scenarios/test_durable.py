@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import insert
 
 from falaj.control import lease
-from falaj.control.controller import LOST
+from falaj.control.controller import LEASE_LOST
 from falaj.control.tables import work
 from falaj.errors import Fenced, Unavailable
 from falaj.governance import objects
@@ -27,7 +27,7 @@ from platforms import URL_VARIABLE, OwnPlatform, make_platform
 from polling import eventually
 
 NAMES = ["first", "second", "third", "fourth"]
-SCRIPT = Path(__file__).with_name("held_controller.py")
+SCRIPT = Path(__file__).with_name("paused_controller.py")
 
 
 @dataclass
@@ -166,7 +166,7 @@ def test_a_controller_that_slept_through_its_lease_takes_no_effect(stage: Stage)
     sleeper.send_signal(signal.SIGCONT)
 
     assert ended.state is WorkflowState.DONE
-    assert sleeper.wait(20) == LOST
+    assert sleeper.wait(20) == LEASE_LOST
     assert stage.platform.workflows.show(ident) == ended
     assert len([rule for rule, _ in stage.outcomes() if rule != "replayed"]) == len(NAMES)
 

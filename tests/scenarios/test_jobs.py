@@ -13,12 +13,12 @@ import pytest
 
 import falaj as fj
 from command_line import restored_log
+from controller_processes import ControllerProcesses, run_controllers
 from falaj.apps.cli.app import run
 from falaj.records.training.jobs import JobState
 from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
-from stages import Stage, staged
 
 STEPS = 12
 SLOW = f"""
@@ -77,12 +77,14 @@ def falaj(words: list[str]) -> int:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with make_platform(tmp_path) as platform, staged(platform, tmp_path) as made:
+def stage(tmp_path: Path) -> Iterator[ControllerProcesses]:
+    with make_platform(tmp_path) as platform, run_controllers(platform, tmp_path) as made:
         yield made
 
 
-def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(stage: Stage) -> None:
+def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(
+    stage: ControllerProcesses,
+) -> None:
     jobs = [stage.submit(SLOW, name=f"slow-{number}") for number in range(3)]
     controller = stage.start_controller()
     eventually(
@@ -105,7 +107,7 @@ def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(stage
     assert list((stage.platform.home.path / "launches").iterdir()) == []
 
 
-def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(stage: Stage) -> None:
+def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(stage: ControllerProcesses) -> None:
     stage.start_controller()
     job = stage.submit(FIT, retries=1, timeout="PT2M")
 
@@ -122,7 +124,7 @@ def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(stage: Stage) 
     assert [each.step for each in stage.platform.jobs.checkpoints(job.id)] == [40, 35, 30]
 
 
-def test_failing_cancelling_following_and_stopping(stage: Stage) -> None:
+def test_failing_cancelling_following_and_stopping(stage: ControllerProcesses) -> None:
     controller = stage.start_controller()
     failing = stage.submit("raise ValueError('no such column: delay')")
     endless = stage.submit(ENDLESS, name="endless")

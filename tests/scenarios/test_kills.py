@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from kill_rounds import play
+from controller_kills import run_kills
 from platforms import make_platform
 
 JOBS, KILLS = 50, 20
@@ -16,7 +16,7 @@ def test_every_job_ends_exactly_once_however_often_controllers_are_killed(tmp_pa
     print(f"seed {seed}")
 
     with make_platform(tmp_path) as platform:
-        played = play(platform, tmp_path, jobs=JOBS, kills=KILLS, seed=seed)
+        played = run_kills(platform, tmp_path, jobs=JOBS, kills=KILLS, seed=seed)
 
     assert played.faults == [], f"seed {seed}"
     assert (played.kills, played.begun, sum(played.ran.values())) == (KILLS, JOBS, JOBS)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from controller_processes import ControllerProcesses, run_controllers
 from falaj.records.scheduling.snapshot import Quota
 from falaj.records.training.jobs import Job, JobState
 from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
-from stages import Stage, staged
 
 STEPS, HELD_AT = 40, 20
 FIT = f"""
@@ -48,26 +48,26 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path: Path) -> Iterator[ControllerProcesses]:
     """Queue `lab` has nothing of its own and borrows what `risk` leaves, which is the whole machine."""
     toml = '[jobs]\npreemption_grace = "30s"'
-    with make_platform(tmp_path, toml=toml) as platform, staged(platform, tmp_path) as made:
+    with make_platform(tmp_path, toml=toml) as platform, run_controllers(platform, tmp_path) as made:
         platform.queues.set("risk", quota=Quota(cpus=cpus(made)))
         platform.queues.set("lab", quota=Quota(cpus=0), limit=Quota(cpus=cpus(made)))
         yield made
 
 
-def cpus(stage: Stage) -> int:
+def cpus(stage: ControllerProcesses) -> int:
     (node,) = stage.platform.parts.compute.nodes()
     return node.cpus
 
 
-def in_training(stage: Stage, job: Job) -> bool:
+def in_training(stage: ControllerProcesses, job: Job) -> bool:
     progress = stage.platform.jobs.show(job.id).progress
     return progress is not None and progress.step > 3
 
 
-def verdicts(stage: Stage, job: Job) -> list[str | None]:
+def verdicts(stage: ControllerProcesses, job: Job) -> list[str | None]:
     rows = [row for row in stage.platform.rows(attempts) if row["job"] == job.id]
     return [row["verdict"] for row in sorted(rows, key=lambda row: row["number"])]
 
@@ -79,7 +79,7 @@ def undisturbed() -> list[float]:
     return losses
 
 
-def test_a_borrower_is_preempted_saved_queued_again_and_resumed_exactly(stage: Stage) -> None:
+def test_a_borrower_is_preempted_saved_queued_again_and_resumed_exactly(stage: ControllerProcesses) -> None:
     stage.start_controller()
     borrower = stage.submit(FIT, name="borrower", queue="lab", cpus=cpus(stage), timeout="PT5M")
     eventually(lambda: in_training(stage, borrower), within=120)
@@ -105,7 +105,7 @@ def test_a_borrower_is_preempted_saved_queued_again_and_resumed_exactly(stage: S
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
 def test_controllers_that_are_killed_while_a_job_makes_room_evict_it_once_and_lose_nothing(
-    stage: Stage, pause_s: float
+    stage: ControllerProcesses, pause_s: float
 ) -> None:
     controller = stage.start_controller()
     borrower = stage.submit(FIT, name="borrower", queue="lab", cpus=cpus(stage), timeout="PT5M")

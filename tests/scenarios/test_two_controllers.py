@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from falaj.control.controller import LOST
+from controller_processes import ControllerProcesses, run_controllers
+from falaj.control.controller import LEASE_LOST
 from falaj.records.training.jobs import Job, JobState
 from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
-from stages import Stage, staged
 
 JOBS = 8
 SHORT = """
@@ -28,28 +28,32 @@ time.sleep(0.3)
 
 
 @pytest.fixture
-def stage(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ControllerProcesses]:
     with (
         make_platform(tmp_path, postgres_url, environment=monkeypatch) as platform,
-        staged(platform, tmp_path) as made,
+        run_controllers(platform, tmp_path) as made,
     ):
         yield made
 
 
-def ran_once(stage: Stage, jobs: list[Job]) -> None:
+def ran_once(stage: ControllerProcesses, jobs: list[Job]) -> None:
     ended = [stage.ends(job, within=90) for job in jobs]
     assert [(job.state, job.attempt) for job in ended] == [(JobState.DONE, 1)] * len(jobs)
     assert [stage.points(job) for job in jobs] == [{"ran": 1}] * len(jobs)
     assert len(stage.platform.rows(attempts)) == len(jobs)
 
 
-def leading(stage: Stage) -> subprocess.Popen[bytes]:
+def leading(stage: ControllerProcesses) -> subprocess.Popen[bytes]:
     """The controller that holds the lease."""
     (holder,) = stage.platform.rows_of("SELECT holder FROM control_leases")
     return next(each for each in stage.running if str(each.pid) == holder.split(":")[1])
 
 
-def test_one_that_was_stopped_and_goes_on_has_lost_its_lease_and_does_no_harm(stage: Stage) -> None:
+def test_one_that_was_stopped_and_goes_on_has_lost_its_lease_and_does_no_harm(
+    stage: ControllerProcesses,
+) -> None:
     jobs = [stage.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
     first = stage.start_controller()
     eventually(lambda: stage.fence() == 1, within=30)
@@ -60,12 +64,12 @@ def test_one_that_was_stopped_and_goes_on_has_lost_its_lease_and_does_no_harm(st
     eventually(lambda: stage.fence() == 2, within=90)  # it may hold locks, which the database ends in time
     os.kill(first.pid, signal.SIGCONT)
 
-    assert first.wait(30) == LOST
+    assert first.wait(30) == LEASE_LOST
     ran_once(stage, jobs)
     assert second.poll() is None
 
 
-def test_they_take_turns_as_one_after_the_other_is_killed(stage: Stage) -> None:
+def test_they_take_turns_as_one_after_the_other_is_killed(stage: ControllerProcesses) -> None:
     jobs = [stage.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
     for _ in range(2):
         stage.start_controller()

@@ -18,7 +18,7 @@ from falaj.apps.cli.reference import page
 from falaj.apps.cli.rooms import BY_HAND, by_hand, room_commands
 from falaj.apps.cli.session import Session
 from falaj.assembly.home import open_home
-from falaj.control.platform import all_operations, room_types
+from falaj.control.services import all_operations, service_types
 from falaj.errors import Conflict
 
 ROOT = Path(__file__).parents[2]
@@ -40,11 +40,11 @@ def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_table_of_rooms_names_every_room() -> None:
-    assert list(app.ROOMS) == list(room_types())
+    assert list(app.ROOMS) == list(service_types())
 
 
 def test_hand_written_commands_belong_to_rooms() -> None:
-    assert set(BY_HAND) <= set(room_types())
+    assert set(BY_HAND) <= set(service_types())
 
 
 @pytest.mark.parametrize("name", sorted(all_operations()))

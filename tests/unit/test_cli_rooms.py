@@ -1,4 +1,4 @@
-"""The commands of the rooms, on a home of their own: what they do, print and ask."""
+"""The commands of the services, on a home of their own: what they do, print and ask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from command_line import CommandLine, command_line, make_template
 from falaj.apps.cli import blobs, tables
 from falaj.apps.cli.trees import draw_lineage, drawable
 from falaj.apps.cli.values import printable, size, text_of
-from falaj.control.work import Works
+from falaj.control.workflows.service import WorkService
 from falaj.errors import Interrupted
 from falaj.governance.blobs.service import Blobs
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
@@ -585,7 +585,7 @@ def test_work_is_watched_until_it_ends(
     copy = falaj.done("blobs", "copy", "raw", "local", "--name", "copied")
     ident = copy.out.split()[1]
 
-    def changes(self: Works, target: Any) -> Iterator[WorkflowRun]:
+    def changes(self: WorkService, target: Any) -> Iterator[WorkflowRun]:
         first = WorkflowRun(
             id=target.id,
             workspace=target.workspace,
@@ -596,7 +596,7 @@ def test_work_is_watched_until_it_ends(
         )
         yield from (first, first.model_copy(update={"state": state, "doing": None}))
 
-    monkeypatch.setattr(Works, "_changes", changes)
+    monkeypatch.setattr(WorkService, "_changes", changes)
     ran = falaj("workflows", "watch", ident)
 
     assert ran.status == status

@@ -68,7 +68,7 @@ def away(*_, **__):
     raise Unavailable("the disk is slow")
 
 lease.renew = away
-controller.Controller.__init__.__kwdefaults__["pace"] = controller.Pace(lease=controller.timedelta(seconds=0.3))
+controller.Controller.__init__.__kwdefaults__["timing"] = controller.ControllerTiming(lease=controller.timedelta(seconds=0.3))
 with fj.open("home") as platform:
     platform.put("original", b"bytes")
     copied = platform.blobs.copy("original", "local", name="twin")

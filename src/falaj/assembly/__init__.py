@@ -1,1 +1,1 @@
-"""The wiring: falaj.toml to drivers to rooms. The only code that loads drivers."""
+"""The wiring: falaj.toml to drivers to services. The only code that loads drivers."""

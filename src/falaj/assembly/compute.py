@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from falaj.assembly.home import Home
-from falaj.control.allowance import Allowance
-from falaj.control.environments import python_for
-from falaj.control.jobs import JobKeeper
-from falaj.control.office import Yard
+from falaj.control.jobs.context import JobHost
+from falaj.control.jobs.environments import python_for
+from falaj.control.jobs.reconciler import JobReconciler
+from falaj.control.jobs.storage_limits import StorageLimits
 from falaj.governance import isolation
 from falaj.governance.bootstrap import count_users
 from falaj.ports.hardware import NodeFacts
@@ -77,10 +77,10 @@ class LocalCompute:
         return ProcessLauncher(root, walls=self._walls, cgroup=cgroup)
 
     @property
-    def yard(self) -> Yard:
+    def yard(self) -> JobHost:
         hidden = (self._home.path, self._home.config_dir, *secret_files(self._config))
         grace_s = self._config.jobs.preemption_grace.total_seconds()
-        return Yard(
+        return JobHost(
             self._folder,
             self.launcher,
             self.nodes,
@@ -88,7 +88,7 @@ class LocalCompute:
             preemption_grace_s=grace_s,
             mps=self._config.node.mps,
             environments=self._config.jobs.environments,
-            allowance=allowance_in(self._zone.name, self._config, self._home),
+            limits=allowance_in(self._zone.name, self._config, self._home),
         )
 
     @property
@@ -116,12 +116,12 @@ class LocalCompute:
         return Walls(decided.mechanism, self._facts)
 
 
-def allowance_in(zone: str, config: Config, home: Home) -> Allowance:
+def allowance_in(zone: str, config: Config, home: Home) -> StorageLimits:
     """For checkpoints, whose blobs lie in that zone: on a disk of this machine, or in a bucket."""
     blobs, limit = config.zones[zone].blobs, config.jobs.checkpoint_limit
     if isinstance(blobs, S3Bucket):
-        return Allowance(limit)
-    return Allowance(limit, disk=blobs.path or home.blobs)
+        return StorageLimits(limit)
+    return StorageLimits(limit, disk=blobs.path or home.blobs)
 
 
 def secret_files(config: Config) -> tuple[Path, ...]:
@@ -139,11 +139,11 @@ def secret_files(config: Config) -> tuple[Path, ...]:
     return tuple(path.absolute() for path in named)
 
 
-def job_reconciler(platform: LocalPlatform) -> Callable[[int, Callable[[], NoReturn]], JobKeeper]:
+def job_reconciler(platform: LocalPlatform) -> Callable[[int, Callable[[], NoReturn]], JobReconciler]:
     """What makes the keeper of the jobs, once the controller has its lease: with its fence, and what ends it."""
 
-    def make(fence: int, on_lost: Callable[[], NoReturn]) -> JobKeeper:
+    def make(fence: int, on_lost: Callable[[], NoReturn]) -> JobReconciler:
         yard = platform.compute.yard
-        return JobKeeper(platform.gate, platform.services, yard, fence=fence, on_lost=on_lost)
+        return JobReconciler(platform.gate, platform.services, yard, fence=fence, on_lost=on_lost)
 
     return make

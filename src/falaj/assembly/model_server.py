@@ -1,4 +1,4 @@
-"""The model server of a home, as its other processes reach it; and what it is given of the rooms."""
+"""The model server of a home, as its other processes reach it; and what it is given of the services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from falaj.assembly.home import Home
-from falaj.control.platform import Rooms
+from falaj.control.services import Services
 from falaj.errors import FalajError, Unavailable, rebuild
 from falaj.governance import bootstrap, objects
 from falaj.governance.operations.caller import Caller
@@ -101,11 +101,11 @@ def service_caller(gate: Gate, name: str, role: Role) -> Caller:
     return Caller(PrincipalId(account.id), account.name, "service", "local")
 
 
-def version_opener(services: Rooms) -> OpenVersion:
+def version_opener(services: Services) -> OpenVersion:
     """Opens registered versions, inside a transaction of the caller's."""
     return services.models._opened
 
 
-def read_online(services: Rooms, view: str, keys: Sequence[str]) -> OnlineRows:
+def read_online(services: Services, view: str, keys: Sequence[str]) -> OnlineRows:
     """The newest features of each key, for a caller that the gate has admitted."""
     return services.features._online.read(view, keys, clock=services.features.gate.clock)

@@ -1,4 +1,4 @@
-"""Put the platform together: drivers, walls, rooms."""
+"""Put the platform together: drivers, walls, services."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from falaj.assembly.config import read_config
 from falaj.assembly.home import Home
 from falaj.assembly.services import ServiceContext, build_services
 from falaj.control.lease import current_fence
-from falaj.control.platform import Rooms, all_operations
-from falaj.control.work import Intents
+from falaj.control.services import Services, all_operations
+from falaj.control.workflows.service import IntentQueue
 from falaj.errors import Damaged
 from falaj.governance import bootstrap, objects
 from falaj.governance.audit.log import AuditLog, read_log_id
@@ -43,7 +43,7 @@ log = logging.getLogger("falaj.assembly")
 
 @dataclass(frozen=True)
 class LocalPlatform:
-    """A platform in this process: the rooms, and what holds them up."""
+    """A platform in this process: the services, and what holds them up."""
 
     home: Home
     config: Config
@@ -51,9 +51,9 @@ class LocalPlatform:
     keys: KeyService
     audit: AuditLog
     gate: Gate
-    services: Rooms
+    services: Services
     authenticator: Authenticator
-    intents: Intents
+    intents: IntentQueue
     compute: LocalCompute
     close_services: Callable[[], None]
     close_audit: Callable[[], None]
@@ -97,7 +97,7 @@ def _assemble(
     keyring = Keyring(database, keys)
     witness = config.audit.witness or home.witness
     gate = _gate(home, config, database, keyring, keys, witness=witness, as_owner=as_owner, clock=clock)
-    intents = Intents()
+    intents = IntentQueue()
     compute = LocalCompute(home, config, database, gate.zones.default)
     services, close_services = build_services(
         ServiceContext(

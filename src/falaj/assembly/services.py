@@ -1,4 +1,4 @@
-"""Furnish the rooms: each gets the walls around it, its drivers, and the neighbours it asked for."""
+"""Furnish the services: each gets the walls around it, its drivers, and the neighbours it asked for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from falaj.assembly.compute import LocalCompute
 from falaj.assembly.deferred import deferred
 from falaj.assembly.home import Home
 from falaj.assembly.model_server import LocalModelServer
-from falaj.control.machines import Machines
-from falaj.control.overview import Overview
-from falaj.control.pipelines import Pipelines
-from falaj.control.platform import Rooms, all_operations
-from falaj.control.work import Intents, Works
+from falaj.control.nodes import Nodes
+from falaj.control.pipelines.service import Pipelines
+from falaj.control.service import PlatformService
+from falaj.control.services import Services, all_operations
+from falaj.control.workflows.service import IntentQueue, WorkService
 from falaj.features import store as feature_store
 from falaj.features import training_sets
 from falaj.features.room import Features
@@ -46,26 +46,26 @@ from falaj.scheduling.queues import Queues
 from falaj.scheduling.usage import Usage
 from falaj.serving.room import Endpoints
 from falaj.tracking.job_runs import JobRuns
-from falaj.tracking.runs import Runs
-from falaj.training import figures
-from falaj.training.jobs import Jobs
+from falaj.tracking.service import Runs
+from falaj.training import job_counts
+from falaj.training.service import Jobs
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceContext:
-    """What stands before the rooms are furnished."""
+    """What stands before the services are furnished."""
 
     home: Home
     config: Config
     gate: Gate
     keyring: Keyring
     keys: KeyService
-    intents: Intents
+    intents: IntentQueue
     audit: Audit
     compute: LocalCompute
 
 
-def build_services(context: ServiceContext) -> tuple[Rooms, Callable[[], None]]:
+def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None]]:
     """Every room, and what lets go of what they hold."""
     gate, held = context.gate, ExitStack()
     stores = _stores(context)
@@ -73,7 +73,7 @@ def build_services(context: ServiceContext) -> tuple[Rooms, Callable[[], None]]:
     runs = Runs(gate)
     models = Models(gate, BlobContents(gate.database, stores), context.keys)
     accounts = _accounts(context)
-    services = Rooms(
+    services = Services(
         workspaces=Workspaces(gate, context.keyring),
         users=Users(gate),
         groups=Groups(gate),
@@ -86,13 +86,13 @@ def build_services(context: ServiceContext) -> tuple[Rooms, Callable[[], None]]:
         blobs=Blobs(gate, stores, context.intents, platform=gate.audit.log_id),
         lineage=Lineage(gate),
         audit=context.audit,
-        workflows=Works(gate),
-        platform=Overview(gate),
+        workflows=WorkService(gate),
+        platform=PlatformService(gate),
         runs=runs,
-        nodes=Machines(gate, context.compute),
+        nodes=Nodes(gate, context.compute),
         jobs=_jobs(context, runs, stores, accounts),
         queues=_queues(context, accounts),
-        usage=Usage(gate, accounts=accounts, jobs=figures),
+        usage=Usage(gate, accounts=accounts, jobs=job_counts),
         features=features,
         models=models,
         endpoints=_endpoints(context, models, stores),
@@ -139,9 +139,9 @@ def _queues(context: ServiceContext, accounts: QueueAccounts) -> Queues:
         context.gate,
         context.intents,
         accounts=accounts,
-        jobs=figures,
+        jobs=job_counts,
         sealed=SealedValues(context.keyring, "comparisons"),
-        wanted=context.intents.wanted.set,
+        wanted=context.intents.pending.set,
     )
 
 
@@ -155,7 +155,7 @@ def _jobs(
         workbench=context.compute,
         blobs=BlobContents(context.gate.database, stores),
         accounts=accounts,
-        wanted=context.intents.wanted.set,
+        wanted=context.intents.pending.set,
         unfinished_limit=context.config.jobs.unfinished_limit,
     )
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
-from falaj.control import lease, triggers, work
-from falaj.control.behalf import controller_itself
-from falaj.control.jobs import JobKeeper
-from falaj.control.platform import Rooms
-from falaj.control.walk import LONGEST_PAUSE_S
-from falaj.control.workflows import PUTTING_BACK, WORKFLOWS, Workflow
+from falaj.control import lease
+from falaj.control.authorization import controller_caller
+from falaj.control.jobs.reconciler import JobReconciler
+from falaj.control.pipelines import triggers
+from falaj.control.services import Services
+from falaj.control.workflows import service
+from falaj.control.workflows.builtin import SELF_UNDOING, WORKFLOWS, Workflow
+from falaj.control.workflows.context import LONGEST_PAUSE_S
 from falaj.errors import Conflict, Denied, FalajError, Fenced, Unavailable
 from falaj.governance import objects
 from falaj.governance.identity.directory import is_still_valid
@@ -30,12 +32,12 @@ from falaj.records.names import ROOT
 
 log = logging.getLogger("falaj.controller")
 
-LOST = 75
+LEASE_LOST = 75
 """The exit code of a controller that lost its lease; its parent starts it again, as a standby."""
 
 
 @dataclass(frozen=True)
-class Pace:
+class ControllerTiming:
     """How long the lease lasts (it is renewed at a third), how often work is looked for, the house swept, and drift
     judged with what it starts."""
 
@@ -47,7 +49,7 @@ class Pace:
 
 def die() -> NoReturn:
     """Stop at once: nothing of this process may act any more."""
-    os._exit(LOST)
+    os._exit(LEASE_LOST)
 
 
 class Controller:
@@ -56,44 +58,44 @@ class Controller:
     def __init__(
         self,
         gate: Gate,
-        rooms: Rooms,
+        services: Services,
         engine: Callable[[], Workflows],
         *,
         holder: str,
-        pace: Pace = Pace(),  # noqa: B008 - frozen
+        timing: ControllerTiming = ControllerTiming(),  # noqa: B008 - frozen
         workflows: Mapping[str, Workflow] = WORKFLOWS,
         on_lost: Callable[[], NoReturn] = die,
-        jobs: Callable[[int, Callable[[], NoReturn]], JobKeeper] | None = None,
-        wanted: threading.Event | None = None,
+        jobs: Callable[[int, Callable[[], NoReturn]], JobReconciler] | None = None,
+        wake: threading.Event | None = None,
     ) -> None:
-        """`wanted` is set by whoever has something to do, in this process, and does not want to wait for our look."""
+        """`wake` is set by whoever has something to do, in this process, and does not want to wait for our look."""
         self._gate = gate
-        self._rooms = rooms
+        self._services = services
         self._make_engine = engine
         self._holder = holder
-        self._pace = pace
+        self._timing = timing
         self._workflows = dict(workflows)
         self._on_lost = on_lost
         self._make_jobs = jobs
-        self._wanted = wanted
+        self._wake = wake
         self._engine: Workflows | None = None
         self._fence = 0
         self._started: set[str] = set()
         self._refusals: set[str] = set()
-        self._resting: triggers.Resting = {}
+        self._resting: triggers.RetryTimes = {}
         self._stopping = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Stand by until the lease is free, then act until `stop` or until the lease is lost."""
         while not stop.is_set():
             fence = lease.acquire(
-                self._gate.database, self._holder, now=self._gate.clock(), lasts=self._pace.lease
+                self._gate.database, self._holder, now=self._gate.clock(), lasts=self._timing.lease
             )
             if fence is not None:
                 log.info("controller acts", extra={"fence": fence, "holder": self._holder})
                 self._act(fence, stop)
                 return
-            stop.wait(self._pace.every_s)
+            stop.wait(self._timing.every_s)
 
     def _act(self, fence: int, stop: threading.Event) -> None:
         self._fence = fence
@@ -118,11 +120,11 @@ class Controller:
                 if jobs is not None:
                     jobs.tick()
                 self._look_after_work()
-                if _is_due(judge_at, self._pace.judge, now=self._gate.clock()):
-                    judge_at = self._gate.clock() + self._pace.judge
+                if _is_due(judge_at, self._timing.judge, now=self._gate.clock()):
+                    judge_at = self._gate.clock() + self._timing.judge
                     self._attempt(self._judge)
-                if _is_due(sweep_at, self._pace.sweep, now=self._gate.clock()):
-                    sweep_at = self._gate.clock() + self._pace.sweep
+                if _is_due(sweep_at, self._timing.sweep, now=self._gate.clock()):
+                    sweep_at = self._gate.clock() + self._timing.sweep
                     self._attempt(self._sweep)
             except Fenced:
                 self._on_lost()
@@ -134,28 +136,28 @@ class Controller:
 
     def _rest(self, stop: threading.Event) -> None:
         """Until it is time to look again, or somebody wants it; whoever stops us sets both."""
-        if self._wanted is None:
-            stop.wait(self._pace.every_s)
-        elif self._wanted.wait(self._pace.every_s) and not stop.is_set():
-            self._wanted.clear()
+        if self._wake is None:
+            stop.wait(self._timing.every_s)
+        elif self._wake.wait(self._timing.every_s) and not stop.is_set():
+            self._wake.clear()
 
     def _keep_lease(self, stop: threading.Event) -> None:
         """Renew well before the lease ends; a lease that could not be renewed in time is lost."""
-        good_until = self._gate.clock() + self._pace.lease
-        while not stop.wait(self._pace.lease.total_seconds() / 3):
+        good_until = self._gate.clock() + self._timing.lease
+        while not stop.wait(self._timing.lease.total_seconds() / 3):
             now = self._gate.clock()
             with suppress(Unavailable):
-                if not lease.renew(self._gate.database, self._fence, now=now, lasts=self._pace.lease):
+                if not lease.renew(self._gate.database, self._fence, now=now, lasts=self._timing.lease):
                     log.error("the lease passed to another controller")
                     self._on_lost()
-                good_until = now + self._pace.lease
+                good_until = now + self._timing.lease
             if self._gate.clock() > good_until:
                 log.error("the lease could not be renewed in time")
                 self._on_lost()
 
     def _look_after_work(self) -> None:
         with self._gate.database.read() as tx:
-            rows = work.unfinished(tx)
+            rows = service.unfinished(tx)
         if not rows:
             return
         engine = self._launched()
@@ -193,7 +195,7 @@ class Controller:
         failed = WorkflowState.CANCELLED if ended.cancelled else WorkflowState.FAILED
         state = WorkflowState.DONE if ended.error is None else failed
         with self._gate.database.write() as tx:
-            work.end(
+            service.end(
                 tx,
                 ident,
                 fence=self._fence,
@@ -206,11 +208,11 @@ class Controller:
 
     def _note(self, ident: str, **values: Any) -> None:
         with self._gate.database.write() as tx:
-            work.note(tx, ident, fence=self._fence, **values)
+            service.note(tx, ident, fence=self._fence, **values)
 
     def _body(self, workflow: Workflow) -> Callable[[Steps, Json], Json]:
         def body(steps: Steps, given: Json) -> Json:
-            return workflow(self._rooms, _AuthorizedSteps(self, steps), given)
+            return workflow(self._services, _AuthorizedSteps(self, steps), given)
 
         return body
 
@@ -228,13 +230,13 @@ class Controller:
     def _judge(self) -> None:
         """Look for drift, and start what it or a schedule calls for."""
         with self._as_controller():
-            self._rooms.monitoring.evaluate()
-        triggers.start_due(self._gate, self._rooms, fence=self._fence, resting=self._resting)
+            self._services.monitoring.evaluate()
+        triggers.start_due(self._gate, self._services, fence=self._fence, resting=self._resting)
 
     def _sweep(self) -> None:
         with self._as_controller():
-            self._rooms.blobs.cleanup()
-            self._rooms.platform.cleanup()
+            self._services.blobs.cleanup()
+            self._services.platform.cleanup()
 
     @contextmanager
     def _as_controller(self) -> Iterator[None]:
@@ -252,15 +254,15 @@ def _is_due(at: datetime, every: timedelta, *, now: datetime) -> bool:
 
 def _puts_back(row: Any) -> bool:
     """Whether cancelled work is left to its own steps: the next one fails, and what it had begun is undone."""
-    return row["workflow"] in PUTTING_BACK and row["state"] == WorkflowState.RUNNING
+    return row["workflow"] in SELF_UNDOING and row["state"] == WorkflowState.RUNNING
 
 
-def pause_s(every_s: float, *, waited_s: float, longest_s: float = LONGEST_PAUSE_S) -> float:
+def poll_pause_s(every_s: float, *, waited_s: float, longest_s: float = LONGEST_PAUSE_S) -> float:
     """How long a wait rests before its next look: longer the longer it lasts, since every look is an audited read."""
     return max(every_s, min(every_s + waited_s / 20, longest_s))
 
 
-class Suspended(BaseException):
+class WorkflowSuspended(BaseException):
     """The controller stops while a workflow waits. Not an Exception, or the engine would take it for the step's end:
     the next controller waits on."""
 
@@ -300,12 +302,12 @@ class _AuthorizedSteps:
         self._done += 1
         found = self._steps.run(name, lambda: self._perform(name, body, caller=self._controller_itself))
         with self._controller._gate.database.read() as tx:
-            if work.by_id(tx, self.workflow)["cancelling"]:
+            if service.by_id(tx, self.workflow)["cancelling"]:
                 raise Conflict("cancelled; what it had begun was undone")
         return found
 
     def _controller_itself(self) -> Caller:
-        itself = controller_itself(self._controller._gate.database)
+        itself = controller_caller(self._controller._gate.database)
         return replace(itself, origin=f"workflow:{self.workflow}")
 
     def _perform(
@@ -332,8 +334,8 @@ class _AuthorizedSteps:
                 if found is not None:
                     return found
                 waited_s = time.monotonic() - began
-                if keeper._stopping.wait(pause_s(every_s, waited_s=waited_s, longest_s=longest_s)):
-                    raise Suspended
+                if keeper._stopping.wait(poll_pause_s(every_s, waited_s=waited_s, longest_s=longest_s)):
+                    raise WorkflowSuspended
         except Fenced:
             keeper._on_lost()
 
@@ -348,7 +350,7 @@ class _AuthorizedSteps:
     def _caller(self) -> Caller:
         """Who asked for the work, as they stand now."""
         with self._controller._gate.database.read() as tx:
-            row = work.by_id(tx, self.workflow)
+            row = service.by_id(tx, self.workflow)
             if row["cancelling"]:
                 raise Conflict("cancelled before its next step")
             person = objects.by_id(tx, row["behalf"])

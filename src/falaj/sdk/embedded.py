@@ -12,8 +12,8 @@ from falaj.assembly.compute import job_reconciler
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble
-from falaj.control import work
 from falaj.control.controller import Controller
+from falaj.control.workflows import service
 from falaj.governance.operations.caller import start_thread
 from falaj.sdk.platform import Platform
 from falaj.training import store as jobs
@@ -52,18 +52,18 @@ class EmbeddedController:
         self._thread: threading.Thread | None = None
         if platform.config.metadata.driver == "sqlite":
             with platform.database.read() as tx:
-                if work.unfinished(tx) or jobs.are_running(tx):
-                    platform.intents.wanted.set()
+                if service.unfinished(tx) or jobs.has_running(tx):
+                    platform.intents.pending.set()
             self._thread = start_thread(self._run, name="controller")
 
     def close(self) -> None:
         self._stop.set()
-        self._platform.intents.wanted.set()
+        self._platform.intents.pending.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        self._platform.intents.wanted.wait()
+        self._platform.intents.pending.wait()
         while not self._stop.is_set():
             try:
                 self._controller().run(self._stop)
@@ -80,7 +80,7 @@ class EmbeddedController:
             holder="embedded",
             on_lost=step_down,
             jobs=job_reconciler(self._platform),
-            wanted=self._platform.intents.wanted,
+            wake=self._platform.intents.pending,
         )
 
 

@@ -15,7 +15,7 @@ from falaj.records.control.pipelines import Pipeline, StoredPipeline
 from falaj.records.durations import read_duration
 from falaj.sdk.toml_lines import TomlLines
 from falaj.sdk.training import spec_for
-from falaj.training.packing import pack_code
+from falaj.training.code_archive import pack_code
 
 if TYPE_CHECKING:
     from falaj.sdk.platform import Platform

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from falaj.control.platform import Rooms
+from falaj.control.services import Services
 from falaj.records.control.pipelines import StoredPipeline
 from falaj.records.features import ApplyResult, IngestResult, TrainingSet
 from falaj.records.governance.audit import LogCheck
@@ -18,11 +18,11 @@ from falaj.records.training.jobs import Job
 CHUNK_BYTES = 1 << 20
 
 
-class Platform(Rooms):
+class Platform(Services):
     """Every room under its name, near or far. Use it as a context manager, or close it."""
 
-    def __init__(self, rooms: Rooms, *, where: str, on_close: Callable[[], None]) -> None:
-        super().__init__(**vars(rooms))
+    def __init__(self, services: Services, *, where: str, on_close: Callable[[], None]) -> None:
+        super().__init__(**vars(services))
         self.where = where
         self._on_close = on_close
 
@@ -73,7 +73,7 @@ class Platform(Rooms):
 
     def register(self, job: str, model: str, **where: Any) -> ModelVersion:
         """Make the model that a job left behind the next version of `model`."""
-        from falaj.control.job_models import register_model
+        from falaj.control.jobs.models import register_model
 
         return register_model(self, self.jobs.show(job), model, **where)
 

@@ -1,4 +1,4 @@
-"""`fj.connect`: the rooms of a platform elsewhere, over REST, with the same signatures, records and errors."""
+"""`fj.connect`: the services of a platform elsewhere, over REST, with the same signatures, records and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from falaj.control.platform import Rooms, room_types
+from falaj.control.services import Services, service_types
 from falaj.errors import (
     FalajError,
     Internal,
@@ -39,8 +39,8 @@ def connect(url: str, token: str | None = None) -> Platform:
     """The platform at `url`. Without a token, FALAJ_TOKEN or the saved one is used; FALAJ_CA names a CA file."""
     client = _client(url, token or token_for(url))
     gate = RemoteGate(client)
-    rooms = Rooms(**{name: far(kind, gate) for name, kind in room_types().items()})
-    return Platform(rooms, where=url, on_close=client.close)
+    services = Services(**{name: far(kind, gate) for name, kind in service_types().items()})
+    return Platform(services, where=url, on_close=client.close)
 
 
 def redeem(url: str, code: str) -> str:
@@ -51,9 +51,9 @@ def redeem(url: str, code: str) -> str:
         return str(response.json()["secret"])
 
 
-def far(room: type, gate: RemoteGate) -> Any:
-    """A room of class `room` whose operations are performed by `gate`."""
-    made: Any = object.__new__(room)
+def far(service: type, gate: RemoteGate) -> Any:
+    """A service of class `service` whose operations are performed by `gate`."""
+    made: Any = object.__new__(service)
     made.gate = gate
     return made
 
@@ -64,7 +64,7 @@ class RemoteGate:
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
-    def perform(self, operation: Operation, room: Any, given: BaseModel) -> Any:
+    def perform(self, operation: Operation, service: Any, given: BaseModel) -> Any:
         if operation.shape is ResponseShape.RECORD:
             response = self._ask(operation, given)
             return operation.output.validate_json(response.content)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from falaj.errors import Fault
 from falaj.records.training.jobs import Job, JobSpec
 from falaj.sdk.job_form import JobForm, form_of, spec_of
-from falaj.training.packing import PackedCode, pack_code
+from falaj.training.code_archive import PackedCode, pack_code
 
 if TYPE_CHECKING:
     from falaj.sdk.platform import Platform

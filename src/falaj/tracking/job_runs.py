@@ -11,7 +11,7 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
 from falaj.records.tracking import Artifact, Outcome
 from falaj.tracking import store
-from falaj.tracking.runs import Runs
+from falaj.tracking.service import Runs
 from falaj.tracking.tables import params as params_table
 from falaj.tracking.tables import tags as tags_table
 

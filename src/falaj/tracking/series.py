@@ -14,7 +14,7 @@ Point = tuple[int, int, float, bool]
 
 
 @dataclass(frozen=True)
-class Summary:
+class SeriesSummary:
     """How many points there are, the greatest of them, and the extremes of those that are numbers."""
 
     points: int
@@ -27,7 +27,7 @@ class Summary:
         return new[0][:2] > self.greatest[:2]
 
 
-def grouped(points: Iterable[MetricPoint], *, now: datetime) -> dict[str, list[Point]]:
+def group_points(points: Iterable[MetricPoint], *, now: datetime) -> dict[str, list[Point]]:
     """The points of each key, sorted. One that stands there twice, the same in everything, is one point."""
     arrived = to_micros(now)
     groups: dict[str, set[Point]] = {}
@@ -39,14 +39,14 @@ def grouped(points: Iterable[MetricPoint], *, now: datetime) -> dict[str, list[P
     return {key: sorted(found) for key, found in groups.items()}
 
 
-def extended(known: Summary | None, new: list[Point]) -> Summary:
+def extend_summary(known: SeriesSummary | None, new: list[Point]) -> SeriesSummary:
     """The summary after the sorted `new`, of which none was there before."""
     numbers = [value for _, _, value, is_nan in new if not is_nan]
     if known is None:
-        return Summary(len(new), new[-1], min(numbers, default=None), max(numbers, default=None))
+        return SeriesSummary(len(new), new[-1], min(numbers, default=None), max(numbers, default=None))
     lows = numbers if known.low is None else [known.low, *numbers]
     highs = numbers if known.high is None else [known.high, *numbers]
-    return Summary(
+    return SeriesSummary(
         points=known.points + len(new),
         greatest=max(known.greatest, new[-1]),
         low=min(lows, default=None),

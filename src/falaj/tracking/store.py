@@ -15,7 +15,7 @@ from falaj.ports.metadata import Transaction, from_micros
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
 from falaj.records.tracking import Artifact, Metric, MetricPoint, Param, Run, RunDetails, RunStatus, Tag
-from falaj.tracking.series import Point, Summary, extended, grouped
+from falaj.tracking.series import Point, SeriesSummary, extend_summary, group_points
 from falaj.tracking.tables import artifacts, batches, params, points, runs, series, tags
 
 T = TypeVar("T")
@@ -178,7 +178,7 @@ def artifact_record(row: Any) -> Artifact:
 
 def add_points(tx: Transaction, run: ObjectId, given: Iterable[MetricPoint], *, now: datetime) -> int:
     """Store the points that are not there yet; how many. The run is locked, so that nobody adds them meanwhile."""
-    groups = grouped(given, now=now)
+    groups = group_points(given, now=now)
     known = _known_series(tx, run, list(groups))
     new = {key: _unseen(tx, known.get(key), found) for key, found in groups.items()}
     new = {key: found for key, found in new.items() if found}
@@ -225,17 +225,19 @@ def add_batch(tx: Transaction, run: ObjectId, ident: str, *, digest: str, stored
     tx.execute(insert(batches), row)
 
 
-def _known_series(tx: Transaction, run: ObjectId, keys: Sequence[str]) -> dict[str, tuple[int, Summary]]:
-    found: dict[str, tuple[int, Summary]] = {}
+def _known_series(
+    tx: Transaction, run: ObjectId, keys: Sequence[str]
+) -> dict[str, tuple[int, SeriesSummary]]:
+    found: dict[str, tuple[int, SeriesSummary]] = {}
     for some in _slices(keys):
         for row in tx.execute(_series, {"run": run, "keys": some}).mappings():
             last = row["last"]
             greatest = (row["last_step"], row["last_at"], 0.0 if last is None else last, last is None)
-            found[row["key"]] = row["id"], Summary(row["points"], greatest, row["low"], row["high"])
+            found[row["key"]] = row["id"], SeriesSummary(row["points"], greatest, row["low"], row["high"])
     return found
 
 
-def _unseen(tx: Transaction, known: tuple[int, Summary] | None, given: list[Point]) -> list[Point]:
+def _unseen(tx: Transaction, known: tuple[int, SeriesSummary] | None, given: list[Point]) -> list[Point]:
     """Those of the sorted `given` that are not stored yet."""
     if known is None or known[1].is_before(given):
         return given
@@ -253,17 +255,17 @@ def _unseen(tx: Transaction, known: tuple[int, Summary] | None, given: list[Poin
 def _put_series(
     tx: Transaction,
     run: ObjectId,
-    known: Mapping[str, tuple[int, Summary]],
+    known: Mapping[str, tuple[int, SeriesSummary]],
     new: Mapping[str, list[Point]],
 ) -> dict[str, int]:
     """Renew the summaries of the metrics that `new` adds to; the id of each."""
     older = [
-        {"ident": known[key][0], **_columns(extended(known[key][1], found))}
+        {"ident": known[key][0], **_columns(extend_summary(known[key][1], found))}
         for key, found in new.items()
         if key in known
     ]
     first = [
-        {"run": run, "key": key, **_columns(extended(None, found))}
+        {"run": run, "key": key, **_columns(extend_summary(None, found))}
         for key, found in new.items()
         if key not in known
     ]
@@ -273,7 +275,7 @@ def _put_series(
     return {key: ident for key, (ident, _) in known.items()} | {key: ident for ident, key in made}
 
 
-def _columns(summary: Summary) -> dict[str, Any]:
+def _columns(summary: SeriesSummary) -> dict[str, Any]:
     step, at, value, is_nan = summary.greatest
     return {
         "points": summary.points,

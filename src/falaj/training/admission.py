@@ -10,30 +10,30 @@ from falaj.records.scheduling.snapshot import WHOLE_GPU, Gpu, Node, Queue, Reaso
 from falaj.records.sizes import spell_size
 from falaj.records.training.jobs import JobSpec
 from falaj.training import store
-from falaj.training.fitting import refuse_too_large
-from falaj.training.neighbours import Scheduler
+from falaj.training.dependencies import Scheduler
+from falaj.training.memory_check import require_memory
 
 NEVER = frozenset({Reason.TOPOLOGY, Reason.TOO_LARGE, Reason.NO_QUEUE})
 """Why a job would wait for ever; where its data may lie was asked before, and budgets are filled up again."""
 
 
-def refuse_misfit(
+def require_admissible(
     scheduler: Scheduler, spec: JobSpec, request: Request, nodes: Sequence[Node], queues: Sequence[Queue]
 ) -> None:
     """InvalidInput where the job could never run: for what it asks for, the memory that it takes, or its queue."""
-    refuse_impossible(spec, nodes)
-    refuse_too_large(spec, nodes)
-    refuse_unfit(scheduler, request, nodes, queues)
+    require_capable_node(spec, nodes)
+    require_memory(spec, nodes)
+    require_startable(scheduler, request, nodes, queues)
 
 
-def refuse_impossible(spec: JobSpec, nodes: Sequence[Node]) -> None:
+def require_capable_node(spec: JobSpec, nodes: Sequence[Node]) -> None:
     """InvalidInput, with the numbers, where no machine could run the job even if it were idle."""
     kinds = [*_of_nodes(spec, nodes), *_of_gpus(spec, nodes)]
     if faults := [*kinds, *_of_amounts(spec, nodes, without_gpus=bool(kinds))]:
         raise InvalidInput("no machine here can ever run this job", faults=faults)
 
 
-def refuse_unfit(
+def require_startable(
     scheduler: Scheduler, request: Request, nodes: Sequence[Node], queues: Sequence[Queue]
 ) -> None:
     """InvalidInput where the job would wait for ever, even if nothing else waited or ran."""
@@ -47,7 +47,7 @@ def refuse_unfit(
         )
 
 
-def require_room(tx: Transaction, workspace: str, *, limit: int) -> None:
+def require_job_limit(tx: Transaction, workspace: str, *, limit: int) -> None:
     """Conflict where a workspace has as many unfinished jobs as it may have."""
     if store.has_unfinished(tx, workspace, at_least=limit):
         raise Conflict(

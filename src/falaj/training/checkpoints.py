@@ -7,7 +7,7 @@ from falaj.governance import objects
 from falaj.governance.operations.call import Call
 from falaj.records.training.jobs import Checkpoint, CheckpointPart, JobState
 from falaj.training import store
-from falaj.training.neighbours import BlobSource
+from falaj.training.dependencies import BlobSource
 from falaj.training.runtime.checkpointing.storage.store import Retention
 
 
@@ -15,7 +15,7 @@ def keep_checkpoint(
     call: Call, blobs: BlobSource, *, attempt: int, step: int, save: str, keep: int, best: int | None
 ) -> Checkpoint:
     """The checkpoint of `step`, made of what the call refers to, all at once; only the attempt that runs has any."""
-    row = store.lock(call.tx, call.target.id)
+    row = store.lock_job(call.tx, call.target.id)
     if row["state"] != JobState.RUNNING or row["attempt"] != attempt:
         raise Conflict(f"attempt {attempt} of job {call.target.id} does not run")
     made = [blobs.facts(call.tx, found.id) for found in (call.object("manifest"), *call.referred["parts"])]

@@ -23,7 +23,7 @@ READ_BY = {
 
 SHOWN = "falaj features training-sets, features list, models list and blob list show what there is"
 
-DONE_FOR_OWNER = (
+OWNER_ACTIONS = (
     *("blobs.upload", "blobs.read", "jobs.checkpoints"),
     *("runs.show", "runs.log_params", "runs.log_metrics"),
 )
@@ -47,25 +47,25 @@ def resolve_inputs(gate: Gate, call: Call, given: Mapping[str, str]) -> dict[str
         kind = NotFound if unknown else InvalidInput
         raise kind(f"{len(faults)} of the job's inputs cannot be used", faults=faults)
     for each in found.values():
-        require(gate, call, READ_BY[each.kind], each)
+        require_action(gate, call, READ_BY[each.kind], each)
     return found
 
 
-def require(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
+def require_action(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
     """Whoever has a job read or make something must be allowed to do it themselves."""
     decision = gate.authorizer.decide(call.tx, call.caller, action, found)
     if not decision.allowed:
         raise Denied(f"{call.caller.name} may not {action} on {found.address}: {decision.reason}")
 
 
-def require_reach(caller: Caller) -> None:
+def require_token_scope(caller: Caller) -> None:
     """A job logs, saves and reads for whoever submits it: a token that does not reach that far is refused at once."""
-    missing = [action for action in DONE_FOR_OWNER if not caller.may_name(action)]
+    missing = [action for action in OWNER_ACTIONS if not caller.may_name(action)]
     if missing:
         raise Denied(f"this token is not for {', '.join(missing)}, which the job does for {caller.name}")
 
 
-def require_a_place(gate: Gate, call: Call, home: StoredObject, nodes: Sequence[Node]) -> None:
+def require_zone(gate: Gate, call: Call, home: StoredObject, nodes: Sequence[Node]) -> None:
     """On one of `nodes` at least, what the call reads may be computed on, and what comes of it be kept in `home`."""
     seen = partial(gate.authorizer.sees, call.tx, call.caller)
     for node in nodes:

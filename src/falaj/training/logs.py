@@ -9,7 +9,7 @@ from falaj.ports.metadata import Database
 from falaj.records.names import ObjectId
 from falaj.records.training.jobs import JobState
 from falaj.training import store
-from falaj.training.neighbours import BlobSource, Workbench
+from falaj.training.dependencies import BlobSource, ExecutionBackend
 
 CHUNK_BYTES = 1 << 18
 LOOK_EVERY_S = 0.1
@@ -24,9 +24,11 @@ def attempt_name(job: str, number: int) -> str:
 class LogReader:
     """Reads the log of one job, attempt after attempt. Every look at the database is a transaction of its own."""
 
-    def __init__(self, database: Database, workbench: Workbench, blobs: BlobSource, job: ObjectId) -> None:
+    def __init__(
+        self, database: Database, backend: ExecutionBackend, blobs: BlobSource, job: ObjectId
+    ) -> None:
         self._database = database
-        self._workbench = workbench
+        self._backend = backend
         self._blobs = blobs
         self._job = job
 
@@ -57,13 +59,13 @@ class LogReader:
     def _look(self, number: int = 0) -> tuple[JobState, int, bool]:
         """The job's state, its newest attempt, and whether attempt `number` is over."""
         with self._database.read() as tx:
-            row = store.row(tx, self._job)
+            row = store.job_row(tx, self._job)
         state = JobState(row["state"])
         return state, row["attempt"], state is not JobState.RUNNING or row["attempt"] > number
 
     def _kept(self, number: int, offset: int) -> Iterator[bytes] | None:
         with self._database.read() as tx:
-            ident = store.log_of(tx, self._job, number)
+            ident = store.attempt_log(tx, self._job, number)
             blob = None if ident is None else self._blobs.facts(tx, ident)
         if blob is None:
             return None
@@ -71,6 +73,6 @@ class LogReader:
 
     def _living(self, number: int, offset: int) -> Iterator[bytes]:
         name = attempt_name(self._job, number)
-        while piece := self._workbench.log(name, offset=offset, limit=CHUNK_BYTES):
+        while piece := self._backend.log(name, offset=offset, limit=CHUNK_BYTES):
             offset += len(piece)
             yield piece

@@ -13,14 +13,14 @@ from falaj.records.names import ObjectId
 from falaj.records.scheduling.snapshot import Node, Placement, Request, Resources, RunningJob, Snapshot
 from falaj.records.training.jobs import JobSpec, JobState
 from falaj.training import store
-from falaj.training.neighbours import Accounts
-from falaj.training.settling import LONGEST_PAUSE_S
-from falaj.training.store import Queued
+from falaj.training.dependencies import Accounts
+from falaj.training.store import QueuedJob
+from falaj.training.transitions import LONGEST_PAUSE_S
 
 LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_S)
 
 
-class Look(NamedTuple):
+class QueueSnapshot(NamedTuple):
     """The queue at one moment; `attempts` counts those that each job has had, and the first of those that pause after
     a failure is due at `next_due`."""
 
@@ -38,7 +38,7 @@ class QueueReader:
 
     def look(
         self, tx: Transaction, nodes: Sequence[Node], *, now: datetime, without: Iterable[str] = ()
-    ) -> Look:
+    ) -> QueueSnapshot:
         """All that a decision depends on. Jobs that pause, and those in `without`, are left out."""
         rows, aside = store.queue(tx), frozenset(without)
         self._known = {row.id: self._parsed(row) for row in rows}
@@ -55,9 +55,11 @@ class QueueReader:
             price=self._accounts.price,
         )
         attempts = {row.id: row.attempt for row in rows}
-        return Look(snapshot, attempts, min((due for due in pausing if due is not None), default=None))
+        return QueueSnapshot(
+            snapshot, attempts, min((due for due in pausing if due is not None), default=None)
+        )
 
-    def _parsed(self, row: Queued) -> tuple[object, Request]:
+    def _parsed(self, row: QueuedJob) -> tuple[object, Request]:
         made_of = (row.request, row.label, row.claim)
         known = self._known.get(row.id)
         return known if known is not None and known[0] == made_of else (made_of, _request(row))
@@ -95,11 +97,11 @@ def is_due(pause: datetime | None, *, now: datetime) -> bool:
     return pause is None or not now < pause <= now + LONGEST_PAUSE
 
 
-def paused_until(row: Queued) -> datetime | None:
+def paused_until(row: QueuedJob) -> datetime | None:
     return None if row.not_before is None else from_micros(row.not_before)
 
 
-def _request(row: Queued) -> Request:
+def _request(row: QueuedJob) -> Request:
     label = UNRESTRICTED if row.label is None else Label.model_validate_json(row.label)
     if row.request is not None:
         kept = Request.model_validate_json(row.request)
@@ -111,7 +113,7 @@ def _request(row: Queued) -> Request:
     ).model_copy(update={"claim": bool(row.claim)})
 
 
-def _running(row: Queued, request: Request) -> RunningJob:
+def _running(row: QueuedJob, request: Request) -> RunningJob:
     limit, started_at = request.time_limit, from_micros(row.started_at or row.created_at)
     return RunningJob(
         request=request,

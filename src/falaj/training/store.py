@@ -46,7 +46,7 @@ _TOUCH = (
 _CHANGES = "SELECT count FROM training_queue_changes WHERE name = 'queue'"
 
 
-class Queued(NamedTuple):
+class QueuedJob(NamedTuple):
     """What the queue is decided by, of a job that waits or runs, as the database stores it."""
 
     id: ObjectId
@@ -75,25 +75,25 @@ def add_job(tx: Transaction, new: StoredObject, values: dict[str, Any]) -> None:
         "outputs": [],
     }
     tx.execute(insert(jobs), {"id": new.id, **fresh, **values})
-    touch(tx)
+    record_queue_change(tx)
 
 
-def row(tx: Transaction, job: str) -> Any:
+def job_row(tx: Transaction, job: str) -> Any:
     return tx.execute(_row, {"id": job}).mappings().one()
 
 
-def lock(tx: Transaction, job: str) -> Any:
+def lock_job(tx: Transaction, job: str) -> Any:
     """The row of a job; until the transaction ends, nobody else changes it."""
     return tx.execute(_row.with_for_update(), {"id": job}).mappings().one()
 
 
-def change(tx: Transaction, job: str, **values: Any) -> None:
+def update_job(tx: Transaction, job: str, **values: Any) -> None:
     tx.execute(update(jobs).where(jobs.c.id == job).values(**values))
 
 
-def queue(tx: Transaction) -> list[Queued]:
+def queue(tx: Transaction) -> list[QueuedJob]:
     """The jobs that wait or run, oldest first; there may be very many, so each is read as it lies."""
-    return [Queued(*row) for row in tx.quick(_QUEUE)]
+    return [QueuedJob(*row) for row in tx.quick(_QUEUE)]
 
 
 def running(tx: Transaction) -> list[Any]:
@@ -101,12 +101,12 @@ def running(tx: Transaction) -> list[Any]:
     return list(tx.execute(_running).mappings())
 
 
-def touch(tx: Transaction) -> None:
+def record_queue_change(tx: Transaction) -> None:
     """Tell whoever waits for it that the queue has changed."""
     tx.quick(_TOUCH)
 
 
-def changes(tx: Transaction) -> int:
+def queue_version(tx: Transaction) -> int:
     """How often the queue has changed."""
     found = tx.quick(_CHANGES)
     return int(found[0][0]) if found else 0
@@ -119,13 +119,13 @@ def has_unfinished(tx: Transaction, workspace: str, *, at_least: int) -> bool:
     return int(tx.quick(_COUNT, (workspace,))[0][0]) >= at_least
 
 
-def are_running(tx: Transaction) -> bool:
+def has_running(tx: Transaction) -> bool:
     """Whether an attempt is under way, or was when the platform was killed."""
     query = select(jobs.c.id).where(jobs.c.state == JobState.RUNNING).limit(1)
     return tx.execute(query).first() is not None
 
 
-def in_state(
+def list_jobs(
     tx: Transaction, workspace: str, *, state: str | None, before: str, limit: int
 ) -> list[tuple[StoredObject, Any]]:
     """Jobs of a workspace with their rows, newest first."""
@@ -136,7 +136,7 @@ def in_state(
     if before:
         query = query.where(objects.c.id < before)
     found = tx.execute(query.order_by(objects.c.id.desc()).limit(limit)).mappings()
-    return [(stored_object(each), row(tx, each["job"])) for each in found]
+    return [(stored_object(each), job_row(tx, each["job"])) for each in found]
 
 
 def job_record(found: StoredObject, row: Any) -> Job:
@@ -168,7 +168,7 @@ def job_record(found: StoredObject, row: Any) -> Job:
     )
 
 
-def in_short(job: Job) -> Job:
+def abbreviate(job: Job) -> Job:
     """Without the diff of its code, which may be long, and all but the first way that its memory was estimated for."""
     origin, estimate = job.spec.origin, job.spec.estimate
     if origin is not None:
@@ -193,7 +193,7 @@ def add_attempt(
 ) -> None:
     tx.execute(insert(attempts), {"job": job, "number": number, "started_at": now})
     placed = [each.model_dump(mode="json") for each in placements]
-    change(
+    update_job(
         tx,
         job,
         state=JobState.RUNNING,
@@ -209,14 +209,14 @@ def add_attempt(
         leaving=False,
         evicted_for=None,
     )
-    touch(tx)
+    record_queue_change(tx)
 
 
 def end_attempt(tx: Transaction, job: str, number: int, **values: Any) -> None:
     tx.execute(update(attempts).where(attempts.c.job == job, attempts.c.number == number).values(**values))
 
 
-def ending_of(tx: Transaction, job: str, number: int) -> str | None:
+def describe_ending(tx: Transaction, job: str, number: int) -> str | None:
     """How an attempt ended, in words; none for one that has not, or that there was never."""
     query = select(attempts.c.verdict, attempts.c.reason).where(
         attempts.c.job == job, attempts.c.number == number, attempts.c.verdict.is_not(None)
@@ -228,7 +228,7 @@ def ending_of(tx: Transaction, job: str, number: int) -> str | None:
     return f"attempt {number} {said}" + (f": {found.reason}" if found.reason else "")
 
 
-def log_of(tx: Transaction, job: str, number: int) -> ObjectId | None:
+def attempt_log(tx: Transaction, job: str, number: int) -> ObjectId | None:
     """The blob that has the log of an attempt which is over."""
     query = select(attempts.c.log).where(attempts.c.job == job, attempts.c.number == number)
     found: ObjectId | None = tx.execute(query).scalar()

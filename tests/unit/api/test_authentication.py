@@ -148,7 +148,7 @@ def test_a_token_revoked_by_another_process_is_refused_within_a_second(served_on
     parts = served_on_each.parts
     elsewhere = assemble(parts.home, config=parts.config, as_owner=True)
 
-    elsewhere.rooms.tokens.revoke(issued.token.id)
+    elsewhere.services.tokens.revoke(issued.token.id)
 
     eventually(lambda: refused(client), within=FELT_WITHIN_S)
     elsewhere.close()

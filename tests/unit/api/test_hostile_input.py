@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from doors import Served
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 
 CREATE = "/api/v1/workspaces/create"
 LIST = "/api/v1/workspaces/list"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from falaj.apps.api.server import introduce_owner
-from falaj.control.behalf import asker
+from falaj.control.authorization import requester
 from falaj.errors import Unauthenticated
 from falaj.governance.identity.directory import Authenticator, BuiltInDirectory
 from falaj.governance.operations.caller import acting_as
@@ -27,7 +27,7 @@ def test_a_job_that_was_submitted_before_a_restart_may_still_act(light_platform:
     (row,) = (each for each in light_platform.rows(jobs) if each["id"] == job.id)
     assert row["token"] == caller.token
     with parts.database.read() as tx:
-        assert asker(tx, row, origin="test").id == caller.id
+        assert requester(tx, row, origin="test").id == caller.id
     with pytest.raises(Unauthenticated):
         authenticator.authenticate(first, origin="test")
     assert authenticator.authenticate(second, origin="test")[0].id == caller.id

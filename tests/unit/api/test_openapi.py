@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from doors import Served
 from falaj.apps.api.openapi import openapi
 from falaj.assembly.platform import local_user
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.governance.operations.operation import ResponseShape
 from falaj.records.governance.identity import Role
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from doors import Served
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import FalajError
 from falaj.governance.operations.operation import Operation, ResponseShape
 

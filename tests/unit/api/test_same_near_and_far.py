@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 import falaj as fj
 from doors import serve, settle, with_probe_known
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import FalajError
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.records.control.pipelines import Pipeline
@@ -26,8 +26,8 @@ from falaj.records.governance.identity import Role
 from falaj.records.names import PrincipalId
 from falaj.records.training.jobs import JobSpec
 from falaj.sdk.embedded import open_platform
-from falaj.sdk.remote import far as far_room
-from falaj.training.packing import pack_code
+from falaj.sdk.remote import far as far_service
+from falaj.training.code_archive import pack_code
 from model_files import onnx
 from platforms import TWO_ZONES, configuration
 from probe import Probe
@@ -109,7 +109,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
         }
         side = Side(None, served.parts.home.blobs, lambda name: taking(side, platforms[name]))
         for platform in platforms.values():
-            platform.probe = far_room(Probe, platform.workspaces.gate)
+            platform.probe = far_service(Probe, platform.workspaces.gate)
         yield side
 
 
@@ -297,7 +297,7 @@ def test_the_calls_reach_every_room() -> None:
     source = Path(__file__).read_text()
 
     assert [
-        room for room in {op.group for op in all_operations().values()} if f".{room}." not in source
+        service for service in {op.group for op in all_operations().values()} if f".{service}." not in source
     ] == []
 
 
@@ -327,7 +327,7 @@ def test_bytes_that_may_lie_nowhere_are_refused_on_both_sides(near: Side, far: S
 
 def test_rooms_are_of_the_same_type(near: Side, far: Side) -> None:
     for op in all_operations().values():
-        near_room, far_room = getattr(near.platform, op.group), getattr(far.platform, op.group)
+        near_service, far_service = getattr(near.platform, op.group), getattr(far.platform, op.group)
 
-        assert type(near_room) is type(far_room)
-        assert callable(getattr(far_room, op.verb))
+        assert type(near_service) is type(far_service)
+        assert callable(getattr(far_service, op.verb))

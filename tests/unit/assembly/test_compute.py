@@ -8,7 +8,7 @@ import pytest
 
 from falaj.assembly.compute import allowance_in, secret_files
 from falaj.assembly.home import open_home
-from falaj.control.allowance import CHECKPOINT_BYTES, Allowance
+from falaj.control.jobs.storage_limits import CHECKPOINT_BYTES, StorageLimits
 from falaj.records.config import Config
 
 
@@ -60,4 +60,4 @@ def test_what_a_job_may_save_follows_from_where_blobs_lie(
     found = allowance_in("a", config, open_home(tmp_path / "home", tmp_path / "config"))
 
     expected = {None: CHECKPOINT_BYTES, "200GiB": 200 << 30}.get(limit, limit)  # type: ignore[arg-type]
-    assert found == Allowance(expected, disk=disk and tmp_path / disk)  # type: ignore[arg-type]
+    assert found == StorageLimits(expected, disk=disk and tmp_path / disk)  # type: ignore[arg-type]

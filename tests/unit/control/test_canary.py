@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from falaj.control.canary import LOOKS, judge, looks_made
+from falaj.control.pipelines.canary import ANALYSES, analyses_reached, evaluate_canary
 from falaj.records.control.pipelines import Canary, CanaryVerdict
 from falaj.records.serving import VersionStats
 
@@ -19,12 +19,12 @@ def stats(version: str = "1", **more: float) -> VersionStats:
 
 
 def verdict(challenger: VersionStats, plan: Canary = PLAN, **more: bool) -> CanaryVerdict | None:
-    return judge(stats(), challenger, plan, **more)
+    return evaluate_canary(stats(), challenger, plan, **more)
 
 
 def test_there_is_no_verdict_before_both_have_answered_enough() -> None:
     assert verdict(stats("2", requests=499)) is None
-    assert judge(stats(requests=499), stats("2"), PLAN) is None
+    assert evaluate_canary(stats(requests=499), stats("2"), PLAN) is None
     assert verdict(stats("2", labelled=199)) is None
 
 
@@ -56,8 +56,8 @@ def test_failing_requests_roll_it_back_before_the_minimum_is_reached() -> None:
 def test_the_champions_own_errors_are_allowed_to_the_challenger() -> None:
     champion = stats(errors=50)
 
-    assert judge(champion, stats("2", errors=50, score_mean=0.4), PLAN).promote  # type: ignore[union-attr]
-    assert not judge(champion, stats("2", errors=61, score_mean=0.4), PLAN).promote  # type: ignore[union-attr]
+    assert evaluate_canary(champion, stats("2", errors=50, score_mean=0.4), PLAN).promote  # type: ignore[union-attr]
+    assert not evaluate_canary(champion, stats("2", errors=61, score_mean=0.4), PLAN).promote  # type: ignore[union-attr]
 
 
 def test_without_labels_only_errors_are_judged() -> None:
@@ -72,7 +72,7 @@ def test_what_is_undecided_is_looked_at_again_with_twice_the_labels() -> None:
     close = stats("2", labelled=200, score_mean=0.505)
 
     assert verdict(close) is None
-    assert looks_made(stats(), close, PLAN) == 1
+    assert analyses_reached(stats(), close, PLAN) == 1
     assert verdict(close, looked=1) is None
     last = verdict(close.model_copy(update={"labelled": 800}), looked=2)
     assert last is not None
@@ -106,13 +106,13 @@ def test_a_challenger_that_is_much_better_is_nearly_always_promoted() -> None:
 def _simulated(numbers: random.Random, mean: float) -> bool:
     """Whether a challenger with this true mean score is promoted, as the labels come in."""
     drawn = {
-        name: [numbers.gauss(centre, 0.2) for _ in range(PLAN.labels * 2 ** (LOOKS - 1))]
+        name: [numbers.gauss(centre, 0.2) for _ in range(PLAN.labels * 2 ** (ANALYSES - 1))]
         for name, centre in (("1", 0.5), ("2", mean))
     }
-    for look in range(LOOKS):
+    for look in range(ANALYSES):
         count = PLAN.labels * 2**look
         champion, challenger = (_of(name, scores[:count]) for name, scores in drawn.items())
-        found = judge(champion, challenger, PLAN, looked=look)
+        found = evaluate_canary(champion, challenger, PLAN, looked=look)
         if found is not None:
             return found.promote
     raise AssertionError("the last look decides")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from falaj.control.environments import PACKAGE, packages_of, python_for
+from falaj.control.jobs.environments import PACKAGE, packages_of, python_for
 from falaj.errors import InvalidInput
 from falaj.records.config import JobsConfig
-from job_ground import JobGround
+from job_harness import JobHarness
 from platforms import OwnPlatform
 
 
@@ -92,4 +92,4 @@ def test_job_with_an_unknown_environment_is_refused_when_it_is_submitted(
     light_platform: OwnPlatform, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match="environment"):
-        JobGround(light_platform, tmp_path).submit(environment="jax")
+        JobHarness(light_platform, tmp_path).submit(environment="jax")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from falaj.control.job_models import _training_set
+from falaj.control.jobs.models import _training_set
 from falaj.errors import NotFound
 
 KNOWN = {"dataset:churn": "dataset_1", "risk/dataset:churn": "dataset_2", "dataset_3": "dataset_3"}
@@ -36,7 +36,7 @@ def show(reference: str) -> Any:
 def test_the_training_set_is_found_among_the_inputs(
     inputs: dict[str, str], workspace: str | None, found: str | None
 ) -> None:
-    rooms: Any = SimpleNamespace(object=SimpleNamespace(show=show))
+    services: Any = SimpleNamespace(object=SimpleNamespace(show=show))
     job: Any = SimpleNamespace(spec=SimpleNamespace(inputs=inputs))
 
-    assert _training_set(rooms, job, workspace) == found
+    assert _training_set(services, job, workspace) == found

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from falaj.control.triggers import RETRY, Resting, start_due
-from falaj.control.work import unfinished
+from falaj.control.pipelines.triggers import RETRY, RetryTimes, start_due
+from falaj.control.workflows.service import unfinished
 from falaj.errors import Conflict, Denied, NotFound
 from falaj.governance.operations.caller import acting_as
 from falaj.monitoring import store as monitoring
@@ -203,7 +203,7 @@ def test_a_pipeline_whose_owner_is_gone_is_not_tried_every_second(
         ready.pipelines.apply(plan(every=HOUR))
     ready.workspaces.revoke("default", "dana", role=Role.DEVELOPER)
     ready.clock.advance(2 * HOUR)
-    resting: Resting = {}
+    resting: RetryTimes = {}
     caplog.set_level(logging.WARNING, "falaj.triggers")
     parts = ready.parts
 

@@ -1,4 +1,4 @@
-"""Retraining step by step, on rooms that remember what was asked of them."""
+"""Retraining step by step, on services that remember what was asked of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from falaj.control.retraining import canary, retrain
+from falaj.control.pipelines.retraining import canary, retrain
 from falaj.errors import Conflict, NotFound
 from falaj.records.control.pipelines import Canary, Pipeline
 from falaj.records.record import utc_now
@@ -152,44 +152,44 @@ def given(**more: Any) -> dict[str, Any]:
     } | more
 
 
-def weights(rooms: Rooms) -> list[dict[str, int]]:
-    return [{route.version: route.weight for route in each["routes"]} for each in rooms.asked("route")]
+def weights(services: Rooms) -> list[dict[str, int]]:
+    return [{route.version: route.weight for route in each["routes"]} for each in services.asked("route")]
 
 
 def test_a_good_model_goes_from_training_set_to_promotion() -> None:
-    rooms, walk = Rooms(score=0.4), Walk()
+    services, walk = Rooms(score=0.4), Walk()
 
-    ended = retrain(rooms, walk, given())  # type: ignore[arg-type]
+    ended = retrain(services, walk, given())  # type: ignore[arg-type]
 
-    assert rooms.asked("training_set")[0]["last"] == timedelta(days=90)
-    assert rooms.asked("submit")[0]["first"].inputs == {"training": "dataset_1"}
-    assert rooms.asked("register")[0]["metrics"] == {"auc": 0.7}
-    assert rooms.asked("register")[0]["training_set"] == "dataset_1"
-    assert weights(rooms) == [{"1": 90, "2": 10}, {"2": 100}]
-    assert rooms.asked("promote")[0]["to"] == "champion"
-    assert rooms.asked("rebase") == [{"first": "monitor_1", "reference": "dataset_1"}]
+    assert services.asked("training_set")[0]["last"] == timedelta(days=90)
+    assert services.asked("submit")[0]["first"].inputs == {"training": "dataset_1"}
+    assert services.asked("register")[0]["metrics"] == {"auc": 0.7}
+    assert services.asked("register")[0]["training_set"] == "dataset_1"
+    assert weights(services) == [{"1": 90, "2": 10}, {"2": 100}]
+    assert services.asked("promote")[0]["to"] == "champion"
+    assert services.asked("rebase") == [{"first": "monitor_1", "reference": "dataset_1"}]
     assert ended["verdict"]["promote"] is True
     assert (ended["cause"], ended["job"], ended["version"]) == ("drift", "job_1", "version_2")
 
 
 def test_a_worse_model_is_rolled_back_and_not_promoted() -> None:
-    rooms = Rooms(score=0.9)
+    services = Rooms(score=0.9)
 
-    ended = retrain(rooms, Walk(), given())  # type: ignore[arg-type]
+    ended = retrain(services, Walk(), given())  # type: ignore[arg-type]
 
-    assert weights(rooms) == [{"1": 90, "2": 10}, {"1": 100}]
-    assert rooms.asked("promote") == []
+    assert weights(services) == [{"1": 90, "2": 10}, {"1": 100}]
+    assert services.asked("promote") == []
     assert "worse" in ended["verdict"]["words"]
 
 
 def test_a_job_that_fails_ends_it_with_the_jobs_reason() -> None:
-    rooms = Rooms()
-    rooms.state = JobState.FAILED
+    services = Rooms()
+    services.state = JobState.FAILED
 
     with pytest.raises(Conflict, match="ValueError: no"):
-        retrain(rooms, Walk(), given())  # type: ignore[arg-type]
+        retrain(services, Walk(), given())  # type: ignore[arg-type]
 
-    assert weights(rooms) == []
+    assert weights(services) == []
 
 
 @pytest.mark.parametrize(
@@ -201,44 +201,44 @@ def test_a_job_that_fails_ends_it_with_the_jobs_reason() -> None:
     ],
 )
 def test_a_job_without_a_proper_description_of_its_model_ends_it(manifest: bytes | None, words: str) -> None:
-    rooms = Rooms()
-    rooms.outputs.pop("model.json")
+    services = Rooms()
+    services.outputs.pop("model.json")
     if manifest is not None:
-        rooms.outputs["model.json"] = manifest
+        services.outputs["model.json"] = manifest
 
     with pytest.raises(Conflict, match=words):
-        retrain(rooms, Walk(), given())  # type: ignore[arg-type]
+        retrain(services, Walk(), given())  # type: ignore[arg-type]
 
-    assert rooms.asked("register") == []
+    assert services.asked("register") == []
 
 
 def test_a_protected_alias_waits_for_someone_else() -> None:
-    rooms, walk = Rooms(protected=True), Walk()
+    services, walk = Rooms(protected=True), Walk()
 
     with pytest.raises(AssertionError, match="approval waits"):
-        retrain(rooms, walk, given())  # type: ignore[arg-type]
+        retrain(services, walk, given())  # type: ignore[arg-type]
 
     assert any("falaj models approve delays@2 --alias champion" in words for words in walk.said)
-    assert rooms.asked("promote") == []
+    assert services.asked("promote") == []
 
 
 def test_approval_that_does_not_come_in_time_rolls_back() -> None:
     plan = PLAN.model_copy(update={"approval_within": timedelta(seconds=-1)}).model_dump(mode="json")
-    rooms = Rooms(protected=True)
+    services = Rooms(protected=True)
 
-    ended = canary(rooms, Walk(), tried(canary=plan["canary"], approval_within=-1.0))  # type: ignore[arg-type]
+    ended = canary(services, Walk(), tried(canary=plan["canary"], approval_within=-1.0))  # type: ignore[arg-type]
 
     assert "nobody approved delays@2" in ended["verdict"]["words"]
-    assert weights(rooms)[-1] == {"1": 100}
+    assert weights(services)[-1] == {"1": 100}
 
 
 def test_what_fails_in_a_canary_leads_back_to_the_champion() -> None:
-    rooms = Rooms()
-    rooms.broken_stats = True
+    services = Rooms()
+    services.broken_stats = True
 
-    ended = canary(rooms, Walk(), tried(alias=None, canary=Canary().model_dump(mode="json")))  # type: ignore[arg-type]
+    ended = canary(services, Walk(), tried(alias=None, canary=Canary().model_dump(mode="json")))  # type: ignore[arg-type]
 
-    assert weights(rooms) == [{"1": 90, "2": 10}, {"1": 100}]
+    assert weights(services) == [{"1": 90, "2": 10}, {"1": 100}]
     assert ended["verdict"] == {"promote": False, "words": "the endpoint is gone"}
 
 
@@ -250,85 +250,85 @@ def tried(**more: Any) -> dict[str, Any]:
 
 def test_a_version_of_another_model_is_not_tried() -> None:
     """Its number alone would name a version of the model that serves."""
-    rooms = Rooms()
-    rooms.challenger.model = "model_2"
+    services = Rooms()
+    services.challenger.model = "model_2"
 
     with pytest.raises(Conflict, match="delays@2 is not a version of the model delays"):
-        canary(rooms, Walk(), tried())  # type: ignore[arg-type]
+        canary(services, Walk(), tried())  # type: ignore[arg-type]
 
-    assert weights(rooms) == []
+    assert weights(services) == []
 
 
 def test_a_second_canary_on_the_same_endpoint_is_refused() -> None:
-    rooms = Rooms()
-    rooms.weights = {"1": 90, "3": 10}
+    services = Rooms()
+    services.weights = {"1": 90, "3": 10}
 
     with pytest.raises(Conflict, match="divides its requests among versions 1, 3"):
-        canary(rooms, Walk(), tried())  # type: ignore[arg-type]
+        canary(services, Walk(), tried())  # type: ignore[arg-type]
 
-    assert weights(rooms) == []
+    assert weights(services) == []
 
 
 @pytest.mark.parametrize("score", [0.4, 0.9], ids=["good", "bad"])
 def test_routes_that_somebody_else_set_meanwhile_stay(score: float) -> None:
-    rooms, walk = Rooms(score=score), Walk()
-    stats = rooms.endpoints.stats
+    services, walk = Rooms(score=score), Walk()
+    stats = services.endpoints.stats
 
     def route_elsewhere(*args: Any, **given: Any) -> Any:
-        rooms.weights = {"7": 100}
+        services.weights = {"7": 100}
         return stats(*args, **given)
 
-    rooms.endpoints.stats = route_elsewhere
-    ended = canary(rooms, walk, tried())  # type: ignore[arg-type]
+    services.endpoints.stats = route_elsewhere
+    ended = canary(services, walk, tried())  # type: ignore[arg-type]
 
-    assert weights(rooms) == [{"1": 90, "2": 10}]
-    assert rooms.weights == {"7": 100}
-    assert (ended["verdict"]["promote"], rooms.asked("promote")) == (False, [])
+    assert weights(services) == [{"1": 90, "2": 10}]
+    assert services.weights == {"7": 100}
+    assert (ended["verdict"]["promote"], services.asked("promote")) == (False, [])
 
 
 def test_a_promotion_that_is_refused_takes_the_requests_back() -> None:
-    rooms = Rooms(score=0.4)
+    services = Rooms(score=0.4)
 
     def refuse(*_args: Any, **_given: Any) -> Any:
         raise Conflict("the approval was withdrawn")
 
-    rooms.models.promote = refuse
-    ended = canary(rooms, Walk(), tried())  # type: ignore[arg-type]
+    services.models.promote = refuse
+    ended = canary(services, Walk(), tried())  # type: ignore[arg-type]
 
-    assert weights(rooms) == [{"1": 90, "2": 10}, {"2": 100}, {"1": 100}]
+    assert weights(services) == [{"1": 90, "2": 10}, {"2": 100}, {"1": 100}]
     assert ended["verdict"] == {"promote": False, "words": "the approval was withdrawn"}
 
 
 def test_a_step_that_was_interrupted_after_it_had_split_goes_on() -> None:
-    rooms, walk = Rooms(score=0.4), Walk()
+    services, walk = Rooms(score=0.4), Walk()
 
     def twice(name: str, body: Callable[[], Any]) -> Any:
         body()
         return Walk.run(walk, name, body)
 
     walk.run = twice  # type: ignore[method-assign]
-    ended = canary(rooms, walk, tried(alias=None))  # type: ignore[arg-type]
+    ended = canary(services, walk, tried(alias=None))  # type: ignore[arg-type]
 
-    assert (ended["verdict"]["promote"], rooms.weights) == (True, {"2": 100})
+    assert (ended["verdict"]["promote"], services.weights) == (True, {"2": 100})
 
 
 def test_versions_that_answer_only_when_they_are_named_stay_so() -> None:
-    rooms = Rooms(score=0.9)
-    rooms.weights = {"1": 100, "5": 0}
+    services = Rooms(score=0.9)
+    services.weights = {"1": 100, "5": 0}
 
-    canary(rooms, Walk(), tried())  # type: ignore[arg-type]
+    canary(services, Walk(), tried())  # type: ignore[arg-type]
 
-    assert weights(rooms) == [{"1": 90, "5": 0, "2": 10}, {"1": 100, "5": 0}]
+    assert weights(services) == [{"1": 90, "5": 0, "2": 10}, {"1": 100, "5": 0}]
 
 
 @pytest.mark.parametrize("manifest", [b"[" * 200_000, b" " * (1 << 20) + b"{}"], ids=["deep", "large"])
 def test_a_hostile_description_of_a_model_ends_it(manifest: bytes) -> None:
-    rooms = Rooms()
+    services = Rooms()
     pieces = iter([manifest, *([b" " * (1 << 20)] * 5)])
-    rooms.outputs["model.json"] = b""
-    rooms.blobs.read = lambda _blob: pieces if len(manifest) > 1 << 20 else iter([manifest])
+    services.outputs["model.json"] = b""
+    services.blobs.read = lambda _blob: pieces if len(manifest) > 1 << 20 else iter([manifest])
 
     with pytest.raises(Conflict, match=r"model\.json of the job train"):
-        retrain(rooms, Walk(), given())  # type: ignore[arg-type]
+        retrain(services, Walk(), given())  # type: ignore[arg-type]
 
     assert len(list(pieces)) >= 5, "no more was read than tells that it is too large"

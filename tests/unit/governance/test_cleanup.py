@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from falaj.control.overview import EVENTS_KEPT, KEYS_KEPT
+from falaj.control.service import EVENTS_KEPT, KEYS_KEPT
 from falaj.errors import NotFound
 from falaj.governance.audit.merkle import verify_consistency
 from falaj.governance.operations.caller import once

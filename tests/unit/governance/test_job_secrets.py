@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from falaj.control import jobs as keeping
+from falaj.control.jobs import reconciler as keeping
 from falaj.errors import Denied, NotFound
 from falaj.governance.operations.caller import acting_as
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.records.governance.identity import Role
 from falaj.records.training.jobs import JobState
-from job_ground import DONE, FAILED, JobGround
+from job_harness import DONE, FAILED, JobHarness
 from platforms import OwnPlatform
 
 FORBID = 'forbid (principal, action == Action::"secrets.use", resource);'
@@ -23,7 +23,7 @@ PIN = "4711-and-more"
 
 
 @pytest.fixture
-def ground(platform: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobGround:
+def harness(platform: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobHarness:
     """Attempts live in the keeper's own thread. The test runs once on SQLite and once on PostgreSQL."""
 
     def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
@@ -32,10 +32,10 @@ def ground(platform: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(keeping, "start_thread", at_once)
     platform.secrets.set("db", PIN)
-    return JobGround(platform, tmp_path)
+    return JobHarness(platform, tmp_path)
 
 
-def given_to(ground: JobGround, ends: AttemptState = DONE) -> list[Mapping[str, str]]:
+def given_to(harness: JobHarness, ends: AttemptState = DONE) -> list[Mapping[str, str]]:
     """What secrets the attempts were launched with."""
     seen: list[Mapping[str, str]] = []
 
@@ -45,85 +45,87 @@ def given_to(ground: JobGround, ends: AttemptState = DONE) -> list[Mapping[str, 
         seen.append(dict(launch.secrets))
         return ends
 
-    ground.launcher.program = program
+    harness.launcher.program = program
     return seen
 
 
-def test_a_job_is_launched_with_its_secrets_and_its_record_has_only_the_reference(ground: JobGround) -> None:
-    seen = given_to(ground)
-    job = ground.submit(secrets={"DB_PASSWORD": "secret:db"})
+def test_a_job_is_launched_with_its_secrets_and_its_record_has_only_the_reference(
+    harness: JobHarness,
+) -> None:
+    seen = given_to(harness)
+    job = harness.submit(secrets={"DB_PASSWORD": "secret:db"})
 
-    ground.keeper().tick()
+    harness.reconciler().tick()
 
     assert seen == [{"DB_PASSWORD": PIN}]
-    assert ground.jobs.show(job.id).state is JobState.DONE
-    assert ground.jobs.show(job.id).spec.secrets == {"DB_PASSWORD": "secret:db"}
-    uses = [entry for entry in ground.platform.entries() if entry["action"] == "secrets.use"]
+    assert harness.jobs.show(job.id).state is JobState.DONE
+    assert harness.jobs.show(job.id).spec.secrets == {"DB_PASSWORD": "secret:db"}
+    uses = [entry for entry in harness.platform.entries() if entry["action"] == "secrets.use"]
     assert [(entry["origin"], entry["outcome"]) for entry in uses] == [(f"job:{job.id}", "done")]
 
 
-def test_a_job_whose_secrets_cannot_be_had_is_not_submitted(ground: JobGround) -> None:
+def test_a_job_whose_secrets_cannot_be_had_is_not_submitted(harness: JobHarness) -> None:
     with pytest.raises(NotFound) as missing:
-        ground.submit(secrets={"A": "nothing", "B": "db", "C": "nowhere/db"})
+        harness.submit(secrets={"A": "nothing", "B": "db", "C": "nowhere/db"})
 
     assert [fault.where for fault in missing.value.faults] == ["secrets.A", "secrets.C"]
     assert missing.value.faults[0].fix == "falaj secrets set nothing"
-    assert ground.jobs.list().items == ()
+    assert harness.jobs.list().items == ()
 
 
-def test_whoever_may_not_use_a_secret_cannot_have_a_job_use_it(ground: JobGround) -> None:
-    dana = ground.platform.join("dana", Role.DEVELOPER)
-    ground.platform.policies.publish("none", text=FORBID, workspace="default")
+def test_whoever_may_not_use_a_secret_cannot_have_a_job_use_it(harness: JobHarness) -> None:
+    dana = harness.platform.join("dana", Role.DEVELOPER)
+    harness.platform.policies.publish("none", text=FORBID, workspace="default")
 
     with acting_as(dana), pytest.raises(Denied, match="1 of the job's secrets cannot be used"):
-        ground.submit(secrets={"A": "db"})
+        harness.submit(secrets={"A": "db"})
 
 
-def test_a_right_that_was_lost_before_the_start_fails_the_job_in_words(ground: JobGround) -> None:
-    seen = given_to(ground)
-    dana = ground.platform.join("dana", Role.DEVELOPER)
+def test_a_right_that_was_lost_before_the_start_fails_the_job_in_words(harness: JobHarness) -> None:
+    seen = given_to(harness)
+    dana = harness.platform.join("dana", Role.DEVELOPER)
     with acting_as(dana):
-        job = ground.submit(secrets={"A": "db"})
-    ground.platform.policies.publish("none", text=FORBID, workspace="default")
+        job = harness.submit(secrets={"A": "db"})
+    harness.platform.policies.publish("none", text=FORBID, workspace="default")
 
-    ground.keeper().tick()
+    harness.reconciler().tick()
 
-    ended = ground.jobs.show(job.id)
+    ended = harness.jobs.show(job.id)
     assert seen == []
     assert ended.state is JobState.FAILED
     assert "may not secrets.use" in (ended.reason or "")
 
 
-def test_a_secret_that_is_gone_at_the_start_fails_the_job_in_words(ground: JobGround) -> None:
-    job = ground.submit(secrets={"A": "db"})
-    ground.platform.secrets.remove("db")
+def test_a_secret_that_is_gone_at_the_start_fails_the_job_in_words(harness: JobHarness) -> None:
+    job = harness.submit(secrets={"A": "db"})
+    harness.platform.secrets.remove("db")
 
-    ground.keeper().tick()
+    harness.reconciler().tick()
 
-    ended = ground.jobs.show(job.id)
+    ended = harness.jobs.show(job.id)
     assert ended.state is JobState.FAILED
     assert "there is no secret 'db'" in (ended.reason or "")
 
 
-def test_a_new_value_is_given_to_the_next_attempt(ground: JobGround) -> None:
-    seen = given_to(ground, FAILED)
-    job = ground.submit(secrets={"A": "db"})
-    ground.keeper().tick()
-    ground.platform.secrets.set("db", "rotated")
+def test_a_new_value_is_given_to_the_next_attempt(harness: JobHarness) -> None:
+    seen = given_to(harness, FAILED)
+    job = harness.submit(secrets={"A": "db"})
+    harness.reconciler().tick()
+    harness.platform.secrets.set("db", "rotated")
 
-    ground.jobs.retry(job.id)
-    ground.keeper().tick()
+    harness.jobs.retry(job.id)
+    harness.reconciler().tick()
 
     assert seen == [{"A": PIN}, {"A": "rotated"}]
 
 
-def test_a_retry_asks_again_whether_the_secrets_may_be_used(ground: JobGround) -> None:
-    given_to(ground, FAILED)
-    job = ground.submit(secrets={"A": "db"})
-    ground.keeper().tick()
-    ground.platform.secrets.remove("db")
+def test_a_retry_asks_again_whether_the_secrets_may_be_used(harness: JobHarness) -> None:
+    given_to(harness, FAILED)
+    job = harness.submit(secrets={"A": "db"})
+    harness.reconciler().tick()
+    harness.platform.secrets.remove("db")
 
     with pytest.raises(NotFound):
-        ground.jobs.retry(job.id)
+        harness.jobs.retry(job.id)
 
-    assert ground.jobs.show(job.id).state is JobState.FAILED
+    assert harness.jobs.show(job.id).state is JobState.FAILED

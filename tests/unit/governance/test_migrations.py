@@ -1,4 +1,4 @@
-"""The schema that migrations make is the schema that the rooms speak of, on both databases, however often they run."""
+"""The schema that migrations make is the schema that the services speak of, on both databases, however often they run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alembic.script import ScriptDirectory
 
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
-from falaj.control.platform import Rooms
+from falaj.control.services import Services
 from falaj.drivers.sql import migrate as migrate_module
 from falaj.drivers.sql.migrate import HEAD, current_version, migrate
 from falaj.governance import bootstrap
@@ -58,7 +58,7 @@ def schema(engine: sa.Engine) -> dict[str, Any]:
 
 
 def test_migrations_make_what_the_rooms_speak_of(engine: sa.Engine) -> None:
-    assert Rooms  # every room's tables are loaded
+    assert Services  # every room's tables are loaded
 
     with engine.connect() as connection:
         options = {"compare_type": True, "compare_server_default": True}

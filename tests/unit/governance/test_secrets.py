@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import falaj as fj
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import Conflict, Denied, FalajError, InvalidInput, KeyReused, KeyUnavailable, NotFound
 from falaj.governance import objects
 from falaj.governance.operations.caller import acting_as

@@ -9,7 +9,7 @@ import pytest
 
 from falaj.apps.cli import nodes
 from falaj.assembly.doctor import hardware
-from falaj.control.machines import described, free_of
+from falaj.control.nodes import free_capacity, machine_record
 from falaj.governance.operations.caller import acting_as
 from falaj.ports.hardware import NodeFacts
 from falaj.records.governance.identity import Role
@@ -40,7 +40,7 @@ def running(node: Node, *gpus: int, **spec: Any) -> dict[str, Any]:
 def test_an_idle_machine_is_all_free(tmp_path: Path) -> None:
     _, node = recorded("dgx-h200", tmp_path)
 
-    free = free_of(node, [])
+    free = free_capacity(node, [])
 
     assert (free.cpus, free.memory_bytes, free.gpus) == (node.cpus, node.memory_bytes, 8)
     assert free.gpu_milli == (1000,) * 8
@@ -55,7 +55,7 @@ def test_what_running_jobs_hold_is_not_free_parts_of_a_card_included(tmp_path: P
         {**running(node, 3), "placements": [{"replica": 0, "node": "elsewhere", "gpus": ["GPU-0"]}]},
     ]
 
-    free = free_of(node, rows)
+    free = free_capacity(node, rows)
 
     assert (free.cpus, free.memory_bytes) == (node.cpus - 20, node.memory_bytes - 64 * GIB)
     assert free.gpu_milli == (0, 0, 1000, 1000, 1000, 1000, 1000, 200)
@@ -91,7 +91,7 @@ def test_falaj_toml_says_the_pool_and_the_labels(tmp_path: Path) -> None:
 
 
 def shown(name: str, root: Path, *rows: dict[str, Any]) -> Machine:
-    return described(*recorded(name, root), rows)
+    return machine_record(*recorded(name, root), rows)
 
 
 def test_a_list_has_a_line_for_each_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

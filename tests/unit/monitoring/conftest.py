@@ -28,7 +28,7 @@ Rows = Mapping[str, Any]
 
 
 class Stand:
-    """Makes objects of other rooms, so that a test of this one need not run them."""
+    """Makes objects of other services, so that a test of this one need not run them."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate

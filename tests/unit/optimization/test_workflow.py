@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import falaj as fj
-from falaj.control.optimizing import optimize
-from falaj.control.workflows import WORKFLOWS
+from falaj.control.pipelines.optimization import optimize
+from falaj.control.workflows.builtin import WORKFLOWS
 from falaj.errors import Conflict
 from falaj.governance import objects
 from falaj.governance.lineage.graph import walk as relatives
@@ -145,7 +145,7 @@ class Stage:
     def __init__(self, ground: Ground, folder: Path) -> None:
         self.ground = ground
         self.jobs = Jobs(ground, folder)
-        self.rooms: Any = SimpleNamespace(**vars(ground.platform.parts.services) | {"jobs": self.jobs})
+        self.services: Any = SimpleNamespace(**vars(ground.platform.parts.services) | {"jobs": self.jobs})
         self.given = {
             "model": ground.version.id,
             "workspace": ground.version.workspace,
@@ -168,7 +168,7 @@ def test_the_controller_knows_it() -> None:
 
 
 def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(stage: Stage) -> None:
-    result = optimize(stage.rooms, Walk(), stage.given)
+    result = optimize(stage.services, Walk(), stage.given)
 
     platform, original = stage.ground.platform, stage.ground.version
     made = platform.models.version("late@2")
@@ -201,10 +201,10 @@ def test_killed_before_or_after_a_step_nothing_happens_twice(stage: Stage, step:
     for after in (False, True):
         walk.dies, walk.after = step, after
         with pytest.raises(Killed):
-            optimize(stage.rooms, walk, stage.given)
+            optimize(stage.services, walk, stage.given)
     walk.dies = None
 
-    result = optimize(stage.rooms, walk, stage.given)
+    result = optimize(stage.services, walk, stage.given)
 
     assert [*walk.kept] == STEPS
     assert len(stage.jobs.submitted) == 1
@@ -223,7 +223,7 @@ def test_cancelled_work_takes_its_job_with_it(stage: Stage, monkeypatch: pytest.
     monkeypatch.setattr(stage.jobs, "cancel", cancelled.append, raising=False)
 
     with pytest.raises(Conflict, match="cancelled"):
-        optimize(stage.rooms, walk, stage.given)
+        optimize(stage.services, walk, stage.given)
 
     assert cancelled == [*stage.jobs.submitted]
 
@@ -232,7 +232,7 @@ def test_a_job_that_fails_is_the_end_of_it(stage: Stage) -> None:
     stage.jobs.fails = "exit status 1"
 
     with pytest.raises(Conflict, match=r"failed: exit status 1; falaj jobs logs job_"):
-        optimize(stage.rooms, Walk(), stage.given)
+        optimize(stage.services, Walk(), stage.given)
 
     assert stage.ground.platform.models.show("late").versions == 1
     assert stage.ground.platform.optimization.list().items == ()
@@ -249,7 +249,7 @@ def test_a_report_that_cannot_be_read_is_the_end_of_it(stage: Stage, monkeypatch
     monkeypatch.setattr(program, "optimize", spoiled)
 
     with pytest.raises(Conflict, match=r"report\.json of the job job_\w+ cannot be read"):
-        optimize(stage.rooms, Walk(), stage.given)
+        optimize(stage.services, Walk(), stage.given)
 
 
 # ------------------------------------------------------------------------------------------- the real thing

@@ -9,7 +9,7 @@ from falaj.records.scheduling.simulation import Assumptions, JobOutcome, PastJob
 from falaj.records.scheduling.snapshot import Queue, Quota, Reason, Wait
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
-from replays import machine, minutes, past, team, world_of
+from simulator_fixtures import machine, minutes, past, team, world_of
 from workloads import job, node, started, with_pending, world
 
 LATE, STREAM = 60, 720

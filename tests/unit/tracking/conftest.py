@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from falaj.tracking.runs import Runs
+from falaj.tracking.service import Runs
 from platforms import OwnPlatform
 
 

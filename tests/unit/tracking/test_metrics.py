@@ -14,7 +14,7 @@ from falaj.errors import Conflict, InvalidInput, KeyReused, NotFound
 from falaj.governance.operations.operation import operations_of
 from falaj.records.tracking import BATCH_POINTS, INT64_MAX, INT64_MIN, Metric, MetricPoint
 from falaj.tracking import store
-from falaj.tracking.runs import Runs
+from falaj.tracking.service import Runs
 from falaj.tracking.tables import points as points_table
 from platforms import OwnPlatform
 

@@ -14,7 +14,7 @@ from falaj.records.governance.identity import Role
 from falaj.records.governance.lineage import Direction
 from falaj.records.governance.residency import Label
 from falaj.records.tracking import MetricPoint, RunStatus
-from falaj.tracking.runs import Runs
+from falaj.tracking.service import Runs
 from platforms import OwnPlatform
 
 OPERATIONS = operations_of(Runs)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from job_ground import JobGround
+from job_harness import JobHarness
 from platforms import OwnPlatform
 
 
@@ -21,12 +21,12 @@ def traced() -> Iterator[None]:
 
 
 @pytest.fixture
-def ground(platform: OwnPlatform, tmp_path: Path) -> JobGround:
+def harness(platform: OwnPlatform, tmp_path: Path) -> JobHarness:
     """The test runs once on SQLite and once on PostgreSQL."""
-    return JobGround(platform, tmp_path)
+    return JobHarness(platform, tmp_path)
 
 
 @pytest.fixture
-def light_ground(light_platform: OwnPlatform, tmp_path: Path) -> JobGround:
+def light_harness(light_platform: OwnPlatform, tmp_path: Path) -> JobHarness:
     """The same on SQLite only, for what does not depend on the database."""
-    return JobGround(light_platform, tmp_path)
+    return JobHarness(light_platform, tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gang_host import ask
+from fork_server import ask
 
 WAYS: list[Any] = ["ddp", "fsdp", "tensor", "pipeline"]
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falaj.control.staging import put_input
+from falaj.control.jobs.staging import write_input
 from falaj.governance import objects
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.training.runtime.agent.job import job
@@ -145,7 +145,7 @@ def test_a_job_trains_on_a_training_set_of_the_platform(
     with light_platform.database.read() as tx:
         found = objects.by_id(tx, made.id)
     assert found is not None
-    put_input(light_platform.parts.services, found, tmp_path, "churn")
+    write_input(light_platform.parts.services, found, tmp_path, "churn")
 
     inputs, target = whole(open_data(job.inputs["churn"], target="churned"))
 

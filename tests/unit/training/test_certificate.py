@@ -21,7 +21,7 @@ from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.errors import CertificateInvalid
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.reporting import report
-from job_ground import DONE, JobGround
+from job_harness import DONE, JobHarness
 from parallel_runs import BATCH_SIZE, SAMPLES, STEPS, runs
 from polling import eventually
 
@@ -317,32 +317,32 @@ def test_a_run_that_saw_other_samples_is_found_out(tmp_path: Path, monkeypatch: 
 
 
 def test_the_certificate_is_an_artifact_of_the_jobs_run(
-    light_ground: JobGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    light_harness: JobHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ground = light_ground
-    ground.launcher.program = lambda _: AttemptState("running")
-    job = ground.submit()
-    keeper = ground.keeper()
-    keeper.tick()
-    folder = ground.yard.folder / job.id
+    harness = light_harness
+    harness.launcher.program = lambda _: AttemptState("running")
+    job = harness.submit()
+    reconciler = harness.reconciler()
+    reconciler.tick()
+    folder = harness.host.folder / job.id
     eventually((folder / "1.agent" / "agent.sock").exists)
     monkeypatch.setenv("FALAJ_AGENT", str(folder / "1.agent" / "agent.sock"))
     monkeypatch.setenv("FALAJ_OUTPUTS", str(folder / "1" / "outputs"))
 
     broken_off(None, 7)
     certificate = short_fit(None, Frail()).certificate
-    ground.launcher.known[f"{job.id}/1"] = DONE
+    harness.launcher.known[f"{job.id}/1"] = DONE
 
     def has_ended() -> bool:
-        keeper.tick()
-        return bool(ground.jobs.show(job.id).state.ended)
+        reconciler.tick()
+        return bool(harness.jobs.show(job.id).state.ended)
 
     eventually(has_ended, within=20)
-    keeper.stop()
+    reconciler.stop()
     assert_survived_one_kill(certificate)
-    run = ground.platform.runs.show(job.run)
+    run = harness.platform.runs.show(job.run)
     (blob,) = (each.blob for each in run.artifacts if each.path == "certificate.json")
-    (tmp_path / "fetched.json").write_bytes(ground.platform.get(blob))
+    (tmp_path / "fetched.json").write_bytes(harness.platform.get(blob))
     assert verify_certificate(tmp_path / "fetched.json", samples=40, batch_size=8, steps=12) == certificate
     assert "resumed.1" in {each.key for each in run.params}
 

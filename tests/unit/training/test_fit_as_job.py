@@ -10,7 +10,7 @@ from torch import nn
 
 from falaj.ports.launcher import AttemptState
 from falaj.training.runtime.fit import FitResult, fit
-from job_ground import DONE, JobGround
+from job_harness import DONE, JobHarness
 from polling import eventually
 
 
@@ -36,26 +36,26 @@ def train(directory: Path, agent: Path, monkeypatch: pytest.MonkeyPatch) -> FitR
     )
 
 
-def test_fit_in_a_job_is_told_in_full(light_ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> None:
-    ground = light_ground
-    ground.launcher.program = lambda _: AttemptState("running")
-    rows = ground.platform.blobs.upload(iter([b"rows"]))
-    job = ground.submit(inputs={"rows": rows.id})
-    keeper = ground.keeper()
+def test_fit_in_a_job_is_told_in_full(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = light_harness
+    harness.launcher.program = lambda _: AttemptState("running")
+    rows = harness.platform.blobs.upload(iter([b"rows"]))
+    job = harness.submit(inputs={"rows": rows.id})
+    keeper = harness.reconciler()
     keeper.tick()
-    folder = ground.yard.folder / job.id
+    folder = harness.host.folder / job.id
     eventually((folder / "1.agent" / "agent.sock").exists)
 
     result = train(folder / "1", folder / "1.agent" / "agent.sock", monkeypatch)
-    ground.launcher.known[f"{job.id}/1"] = DONE
+    harness.launcher.known[f"{job.id}/1"] = DONE
 
     def has_ended() -> bool:
         keeper.tick()
-        return bool(ground.jobs.show(job.id).state.ended)
+        return bool(harness.jobs.show(job.id).state.ended)
 
     eventually(has_ended, within=20)
     keeper.stop()
-    run = ground.platform.runs.show(job.run)
+    run = harness.platform.runs.show(job.run)
     last = {each.key: (each.last_step, each.last) for each in run.metrics}
     assert last["loss"] == (16, pytest.approx(result.losses[-1]))
     assert last["samples_per_second"] == (16, pytest.approx(result.samples_per_second))
@@ -70,7 +70,7 @@ def test_fit_in_a_job_is_told_in_full(light_ground: JobGround, monkeypatch: pyte
     kept = [artifact.path for artifact in run.artifacts]
     assert any(path.endswith(".pt.trace.json") for path in kept)
     assert any(path.startswith("tensorboard/events.out.tfevents.") for path in kept)
-    above = {node.id for node in ground.platform.lineage.graph(job.run) if node.depth < 0}
-    below = {node.id for node in ground.platform.lineage.graph(job.run) if node.depth > 0}
+    above = {node.id for node in harness.platform.lineage.graph(job.run) if node.depth < 0}
+    below = {node.id for node in harness.platform.lineage.graph(job.run) if node.depth > 0}
     assert {rows.id, job.code} <= above
     assert {artifact.blob for artifact in run.artifacts} <= below

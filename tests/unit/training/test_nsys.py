@@ -8,7 +8,7 @@ from falaj.apps.cli.train_options import form_of_options
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.sdk.job_yaml import spell_job
 from falaj.sdk.training import prepare
-from job_ground import DONE, JobGround
+from job_harness import DONE, JobHarness
 from polling import eventually
 
 
@@ -21,22 +21,22 @@ def test_option_reaches_the_job_and_its_file(tmp_path: Path) -> None:
     assert "nsys: true" in spell_job(ready.spec, script=ready.script)
 
 
-def test_job_is_launched_under_it(light_ground: JobGround) -> None:
+def test_job_is_launched_under_it(light_harness: JobHarness) -> None:
     launched: list[Launch] = []
 
     def run(launch: Launch) -> AttemptState:
         launched.append(launch)
         return DONE
 
-    light_ground.launcher.program = run
-    job = light_ground.submit(nsys=True)
-    keeper = light_ground.keeper()
+    light_harness.launcher.program = run
+    job = light_harness.submit(nsys=True)
+    reconciler = light_harness.reconciler()
 
     def has_ended() -> bool:
-        keeper.tick()
-        return light_ground.jobs.show(job.id).state.ended
+        reconciler.tick()
+        return light_harness.jobs.show(job.id).state.ended
 
     eventually(has_ended, within=20)
-    keeper.stop()
+    reconciler.stop()
 
     assert [launch.nsys for launch in launched] == [True]

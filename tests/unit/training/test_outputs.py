@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from falaj.control import collecting
-from falaj.control import jobs as keeping
-from falaj.control.collecting import output_files
+from falaj.control.jobs import outputs as collecting
+from falaj.control.jobs import reconciler as keeping
+from falaj.control.jobs.outputs import output_files
 from falaj.errors import InvalidInput
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.records.training.jobs import JobState
-from job_ground import DONE, JobGround
+from job_harness import DONE, JobHarness
 from polling import eventually
 
 
@@ -56,20 +56,20 @@ def flatten(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("leave", [shutil.rmtree, link_in_its_place, name_that_is_no_text])
-def test_a_job_ends_whatever_it_leaves(light_ground: JobGround, leave: Callable[[Path], None]) -> None:
+def test_a_job_ends_whatever_it_leaves(light_harness: JobHarness, leave: Callable[[Path], None]) -> None:
     def program(launch: Launch) -> AttemptState:
         leave(launch.directory / "outputs")
         return DONE
 
-    light_ground.launcher.program = program
-    job = light_ground.submit()
-    keeper = light_ground.keeper()
+    light_harness.launcher.program = program
+    job = light_harness.submit()
+    reconciler = light_harness.reconciler()
 
-    keeper.tick()
+    reconciler.tick()
 
-    eventually(lambda: light_ground.jobs.show(job.id).state is JobState.FAILED)
-    assert "could not be kept: outputs" in (light_ground.jobs.show(job.id).reason or "")
-    keeper.stop()
+    eventually(lambda: light_harness.jobs.show(job.id).state is JobState.FAILED)
+    assert "could not be kept: outputs" in (light_harness.jobs.show(job.id).reason or "")
+    reconciler.stop()
 
 
 def test_a_descent_without_end_is_refused(outputs: Path) -> None:
@@ -109,12 +109,12 @@ def test_files_come_by_name_and_nothing_else_does(outputs: Path) -> None:
 
 
 def test_what_cannot_be_removed_does_not_keep_the_keeper_from_starting(
-    light_ground: JobGround, monkeypatch: pytest.MonkeyPatch
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stuck(*_: object) -> None:
         raise RecursionError
 
-    (light_ground.yard.folder / "job_gone" / "1").mkdir(parents=True)
-    monkeypatch.setattr(keeping, "clear_attempt", stuck)
+    (light_harness.host.folder / "job_gone" / "1").mkdir(parents=True)
+    monkeypatch.setattr(keeping, "remove_attempt", stuck)
 
-    light_ground.keeper().tick()
+    light_harness.reconciler().tick()

@@ -9,7 +9,7 @@ import pytest
 
 from falaj.training.runtime.checkpointing.sample_ledger import expected_head
 from falaj.training.runtime.data.batches import BatchPlan
-from gang_host import ask
+from fork_server import ask
 
 PLAN = BatchPlan(40, 8, seed=3)
 

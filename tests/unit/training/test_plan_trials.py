@@ -58,7 +58,7 @@ def settings(**compute: Any) -> FitOptions:
     )
 
 
-def ground(loss: Any = mse, model: nn.Module | None = None) -> TrialRunner:
+def harness(loss: Any = mse, model: nn.Module | None = None) -> TrialRunner:
     return TrialRunner(model or make_model(), loss, open_data(rows()), settings(), torch.device("cpu"))
 
 
@@ -73,7 +73,7 @@ def test_a_trial_measures_and_leaves_the_model_alone() -> None:
     model = make_model()
     before = [p.detach().clone() for p in model.parameters()]
 
-    outcome = ground(model=model).try_out(Plan(precision="bf16", fused=True))
+    outcome = harness(model=model).try_out(Plan(precision="bf16", fused=True))
 
     assert outcome.rejection is None
     assert outcome.samples_per_second > 0
@@ -103,7 +103,7 @@ def test_a_candidate_that_computes_something_else_is_discarded() -> None:
     def wrong(out: Tensor, target: Tensor) -> Tensor:
         return mse(out, target) * (3 if in_bf16() else 1)
 
-    outcome = ground(wrong).try_out(Plan(precision="bf16"))
+    outcome = harness(wrong).try_out(Plan(precision="bf16"))
 
     assert outcome.rejection is not None
     assert "differs from fp32" in outcome.rejection
@@ -114,7 +114,7 @@ def test_a_candidate_whose_gradients_alone_differ_is_discarded() -> None:
         found = mse(out, target)
         return found + (found * 2 - (found * 2).detach() if in_bf16() else 0)
 
-    outcome = ground(wrong).try_out(Plan(precision="bf16"))
+    outcome = harness(wrong).try_out(Plan(precision="bf16"))
 
     assert "gradients differ from fp32" in str(outcome.rejection)
 
@@ -123,7 +123,7 @@ def test_a_candidate_that_is_not_finite_is_discarded() -> None:
     def bad(out: Tensor, target: Tensor) -> Tensor:
         return mse(out, target) * (float("nan") if in_bf16() else 1)
 
-    assert ground(bad).try_out(Plan(precision="bf16")).rejection is not None
+    assert harness(bad).try_out(Plan(precision="bf16")).rejection is not None
 
 
 def test_a_candidate_that_fails_is_discarded_with_the_reason() -> None:
@@ -132,7 +132,7 @@ def test_a_candidate_that_fails_is_discarded_with_the_reason() -> None:
             raise ValueError("no such kernel")
         return mse(out, target)
 
-    assert ground(fails).try_out(Plan(precision="bf16")).rejection == "ValueError: no such kernel"
+    assert harness(fails).try_out(Plan(precision="bf16")).rejection == "ValueError: no such kernel"
 
 
 def test_a_candidate_that_runs_out_of_memory_is_discarded() -> None:
@@ -141,7 +141,7 @@ def test_a_candidate_that_runs_out_of_memory_is_discarded() -> None:
             raise torch.OutOfMemoryError("no room")
         return mse(out, target)
 
-    assert "out of memory" in str(ground(large).try_out(Plan(precision="bf16")).rejection)
+    assert "out of memory" in str(harness(large).try_out(Plan(precision="bf16")).rejection)
 
 
 def test_a_failed_compilation_discards_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +155,14 @@ def test_a_failed_compilation_discards_the_candidate(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "compile", broken)
 
-    assert "no compiler here" in str(ground().try_out(Plan(compile="default")).rejection)
+    assert "no compiler here" in str(harness().try_out(Plan(compile="default")).rejection)
 
 
 # ----------------------------------------------------------------------------------------- in a child
 
 
 def in_child(loss: Any, *plans: Plan, bf16_within_s: float = 60.0) -> list[TrialOutcome]:
-    trials = SubprocessTrials(ground(loss), alive=lambda: True)
+    trials = SubprocessTrials(harness(loss), alive=lambda: True)
     try:
         return [trials(plan, bf16_within_s if plan.precision == "bf16" else 60.0) for plan in plans]
     finally:
@@ -197,7 +197,7 @@ def test_a_candidate_that_hangs_is_ended_when_its_time_is_up() -> None:
 def test_the_child_says_the_same_as_this_process() -> None:
     torch.set_num_threads(1)
     (there,) = in_child(mse, Plan(precision="bf16"))
-    here = ground().try_out(Plan(precision="bf16"))
+    here = harness().try_out(Plan(precision="bf16"))
 
     assert there.errors == here.errors
 

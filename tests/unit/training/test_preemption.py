@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from falaj.control import jobs as keeping
+from crash_points import CrashPoint, Killed
+from falaj.control.jobs import reconciler as keeping
 from falaj.errors import Conflict
 from falaj.governance.operations.caller import on_terms
 from falaj.ports.launcher import AttemptState
@@ -16,8 +17,7 @@ from falaj.records.scheduling.snapshot import Decision, Evict, Placement, Reason
 from falaj.records.training.jobs import Job, JobState
 from falaj.scheduling import Backlog
 from falaj.training.tables import attempts, jobs
-from job_ground import DONE, JobGround
-from kill_traps import Killed, Trap
+from job_harness import DONE, JobHarness
 from polling import eventually
 
 LAST = -5
@@ -39,146 +39,146 @@ def urgent_first(_: Backlog, snapshot: Snapshot) -> tuple[Decision, ...]:
 
 
 @pytest.fixture
-def ground(light_ground: JobGround, monkeypatch: pytest.MonkeyPatch) -> JobGround:
+def harness(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> JobHarness:
     """One place, and jobs that run until they are stopped; those with a high priority are done at once."""
     monkeypatch.setattr(keeping, "decide_from", urgent_first)
-    light_ground.launcher.program = lambda launch: (
+    light_harness.launcher.program = lambda launch: (
         DONE if launch.environment.get("ENDS") else AttemptState("running")
     )
-    return light_ground
+    return light_harness
 
 
-def row(ground: JobGround, job: Job) -> dict[str, Any]:
-    return next(each for each in ground.platform.rows(jobs) if each["id"] == job.id)
+def row(harness: JobHarness, job: Job) -> dict[str, Any]:
+    return next(each for each in harness.platform.rows(jobs) if each["id"] == job.id)
 
 
-def running(ground: JobGround, job: Job, number: int = 1) -> None:
-    eventually(lambda: ground.launcher.state(f"{job.id}/{number}").phase == "running")
+def running(harness: JobHarness, job: Job, number: int = 1) -> None:
+    eventually(lambda: harness.launcher.state(f"{job.id}/{number}").phase == "running")
 
 
-def test_a_job_makes_room_and_goes_on_afterwards(ground: JobGround) -> None:
-    victim, keeper = ground.submit(priority=LAST), ground.keeper()
-    keeper.tick()
-    running(ground, victim)
-    urgent = ground.submit(env={"ENDS": "1"})
+def test_a_job_makes_room_and_goes_on_afterwards(harness: JobHarness) -> None:
+    victim, reconciler = harness.submit(priority=LAST), harness.reconciler()
+    reconciler.tick()
+    running(harness, victim)
+    urgent = harness.submit(env={"ENDS": "1"})
 
-    keeper.tick()
+    reconciler.tick()
 
-    assert (row(ground, victim)["leaving"], row(ground, victim)["evicted_for"]) == (True, urgent.id)
-    assert (row(ground, urgent)["claim"], row(ground, victim)["borrows"]) == (True, True)
-    keeper.tick()
-    eventually(lambda: ground.jobs.show(victim.id).state is JobState.QUEUED)
-    back = ground.jobs.show(victim.id)
+    assert (row(harness, victim)["leaving"], row(harness, victim)["evicted_for"]) == (True, urgent.id)
+    assert (row(harness, urgent)["claim"], row(harness, victim)["borrows"]) == (True, True)
+    reconciler.tick()
+    eventually(lambda: harness.jobs.show(victim.id).state is JobState.QUEUED)
+    back = harness.jobs.show(victim.id)
     assert (back.preemptions, back.leaving) == (1, False)
     assert back.reason == f"preempted: it made room for job {urgent.id}"
     assert back.submitted_at == victim.submitted_at
-    assert ground.launcher.stopped == [(f"{victim.id}/1")]
-    assert ground.launcher.graces == [60.0]
-    keeper.tick()
-    eventually(lambda: ground.jobs.show(urgent.id).state is JobState.DONE)
-    assert not row(ground, urgent)["claim"]
-    keeper.tick()
-    running(ground, victim, 2)
-    again = ground.jobs.show(victim.id)
-    assert (again.attempt, again.reason, row(ground, victim)["failures"]) == (2, None, 0)
-    assert [each["verdict"] for each in ground.platform.rows(attempts) if each["job"] == victim.id] == [
+    assert harness.launcher.stopped == [(f"{victim.id}/1")]
+    assert harness.launcher.graces == [60.0]
+    reconciler.tick()
+    eventually(lambda: harness.jobs.show(urgent.id).state is JobState.DONE)
+    assert not row(harness, urgent)["claim"]
+    reconciler.tick()
+    running(harness, victim, 2)
+    again = harness.jobs.show(victim.id)
+    assert (again.attempt, again.reason, row(harness, victim)["failures"]) == (2, None, 0)
+    assert [each["verdict"] for each in harness.platform.rows(attempts) if each["job"] == victim.id] == [
         "preempted",
         None,
     ]
-    keeper.stop()
+    reconciler.stop()
 
 
-def test_one_that_ends_before_it_is_told_is_done(ground: JobGround) -> None:
-    victim, keeper = ground.submit(priority=LAST), ground.keeper()
-    keeper.tick()
-    running(ground, victim)
-    ground.submit(env={"ENDS": "1"})
-    keeper.tick()
+def test_one_that_ends_before_it_is_told_is_done(harness: JobHarness) -> None:
+    victim, reconciler = harness.submit(priority=LAST), harness.reconciler()
+    reconciler.tick()
+    running(harness, victim)
+    harness.submit(env={"ENDS": "1"})
+    reconciler.tick()
 
-    ground.launcher.known[f"{victim.id}/1"] = DONE
+    harness.launcher.known[f"{victim.id}/1"] = DONE
 
-    eventually(lambda: ground.jobs.show(victim.id).state.ended)
-    done = ground.jobs.show(victim.id)
+    eventually(lambda: harness.jobs.show(victim.id).state.ended)
+    done = harness.jobs.show(victim.id)
     assert (done.state, done.preemptions, done.leaving) == (JobState.DONE, 0, False)
-    keeper.stop()
+    reconciler.stop()
 
 
-def test_one_that_ends_well_after_it_was_told_is_not_taken_for_done(ground: JobGround) -> None:
+def test_one_that_ends_well_after_it_was_told_is_not_taken_for_done(harness: JobHarness) -> None:
     """It may have saved half of the work, and ended as one does."""
-    victim, keeper = ground.submit(priority=LAST), ground.keeper()
-    keeper.tick()
-    running(ground, victim)
-    ground.submit(env={"ENDS": "1"})
-    ground.launcher.ends_with = DONE
-    keeper.tick()
+    victim, reconciler = harness.submit(priority=LAST), harness.reconciler()
+    reconciler.tick()
+    running(harness, victim)
+    harness.submit(env={"ENDS": "1"})
+    harness.launcher.ends_with = DONE
+    reconciler.tick()
 
-    keeper.tick()
+    reconciler.tick()
 
-    eventually(lambda: ground.jobs.show(victim.id).state is JobState.QUEUED)
-    assert ground.jobs.show(victim.id).preemptions == 1
-    keeper.stop()
-
-
-def test_a_job_that_makes_room_can_be_cancelled_and_is_then_given_less_time(ground: JobGround) -> None:
-    victim, keeper = ground.submit(priority=LAST, retries=3), ground.keeper()
-    keeper.tick()
-    running(ground, victim)
-    ground.submit(env={"ENDS": "1"})
-    ground.launcher.ends_with = None  # it takes its time
-    keeper.tick()
-    keeper.tick()
-    eventually(lambda: ground.launcher.graces == [60.0])
-
-    ground.jobs.cancel(victim.id)
-    ground.launcher.ends_with = AttemptState("ended", signal=15)
-    keeper.tick()
-
-    eventually(lambda: ground.jobs.show(victim.id).state is JobState.CANCELLED)
-    assert ground.launcher.graces == [60.0, 10.0]
-    keeper.stop()
+    eventually(lambda: harness.jobs.show(victim.id).state is JobState.QUEUED)
+    assert harness.jobs.show(victim.id).preemptions == 1
+    reconciler.stop()
 
 
-def test_the_claim_of_a_job_that_is_cancelled_is_dropped(ground: JobGround) -> None:
-    victim, keeper = ground.submit(priority=LAST), ground.keeper()
-    keeper.tick()
-    running(ground, victim)
-    urgent = ground.submit()
-    keeper.tick()
-    assert row(ground, urgent)["claim"]
+def test_a_job_that_makes_room_can_be_cancelled_and_is_then_given_less_time(harness: JobHarness) -> None:
+    victim, reconciler = harness.submit(priority=LAST, retries=3), harness.reconciler()
+    reconciler.tick()
+    running(harness, victim)
+    harness.submit(env={"ENDS": "1"})
+    harness.launcher.ends_with = None  # it takes its time
+    reconciler.tick()
+    reconciler.tick()
+    eventually(lambda: harness.launcher.graces == [60.0])
 
-    ground.jobs.cancel(urgent.id)
+    harness.jobs.cancel(victim.id)
+    harness.launcher.ends_with = AttemptState("ended", signal=15)
+    reconciler.tick()
 
-    assert not row(ground, urgent)["claim"]
-    keeper.tick()
-    eventually(lambda: ground.jobs.show(victim.id).state is JobState.QUEUED)
-    assert not ground.jobs.retry(urgent.id).leaving
-    assert not row(ground, urgent)["claim"]
-    keeper.stop()
+    eventually(lambda: harness.jobs.show(victim.id).state is JobState.CANCELLED)
+    assert harness.launcher.graces == [60.0, 10.0]
+    reconciler.stop()
+
+
+def test_the_claim_of_a_job_that_is_cancelled_is_dropped(harness: JobHarness) -> None:
+    victim, reconciler = harness.submit(priority=LAST), harness.reconciler()
+    reconciler.tick()
+    running(harness, victim)
+    urgent = harness.submit()
+    reconciler.tick()
+    assert row(harness, urgent)["claim"]
+
+    harness.jobs.cancel(urgent.id)
+
+    assert not row(harness, urgent)["claim"]
+    reconciler.tick()
+    eventually(lambda: harness.jobs.show(victim.id).state is JobState.QUEUED)
+    assert not harness.jobs.retry(urgent.id).leaving
+    assert not row(harness, urgent)["claim"]
+    reconciler.stop()
 
 
 @pytest.mark.parametrize("ended", ["victim", "urgent"])
-def test_nobody_is_told_to_leave_for_a_job_that_does_not_wait(ground: JobGround, ended: str) -> None:
-    victim, urgent = ground.submit(priority=LAST), ground.submit()
-    ground.begin(victim)
+def test_nobody_is_told_to_leave_for_a_job_that_does_not_wait(harness: JobHarness, ended: str) -> None:
+    victim, urgent = harness.submit(priority=LAST), harness.submit()
+    harness.begin(victim)
     if ended == "victim":
-        ground.settle(victim, "done")
+        harness.settle(victim, "done")
     else:
-        ground.jobs.cancel(urgent.id)
+        harness.jobs.cancel(urgent.id)
 
-    with ground.as_controller(), on_terms(fence=ground.fence), pytest.raises(Conflict):
-        ground.jobs.preempt(urgent.id, leaving=(victim.id,))
+    with harness.as_controller(), on_terms(fence=harness.fence), pytest.raises(Conflict):
+        harness.jobs.preempt(urgent.id, leaving=(victim.id,))
 
-    assert not any(each["leaving"] or each["claim"] for each in ground.platform.rows(jobs))
+    assert not any(each["leaving"] or each["claim"] for each in harness.platform.rows(jobs))
 
 
-def test_who_leaves_for_whom_is_written_down_for_all_or_for_none(ground: JobGround) -> None:
-    there, gone, urgent = (ground.submit() for _ in range(3))
-    ground.begin(there)
+def test_who_leaves_for_whom_is_written_down_for_all_or_for_none(harness: JobHarness) -> None:
+    there, gone, urgent = (harness.submit() for _ in range(3))
+    harness.begin(there)
 
-    with ground.as_controller(), on_terms(fence=ground.fence), pytest.raises(Conflict):
-        ground.jobs.preempt(urgent.id, leaving=(there.id, gone.id))
+    with harness.as_controller(), on_terms(fence=harness.fence), pytest.raises(Conflict):
+        harness.jobs.preempt(urgent.id, leaving=(there.id, gone.id))
 
-    assert not any(each["leaving"] or each["claim"] for each in ground.platform.rows(jobs))
+    assert not any(each["leaving"] or each["claim"] for each in harness.platform.rows(jobs))
 
 
 # ------------------------------------------------------------------------------------------ killed anywhere
@@ -192,32 +192,32 @@ class Parked(threading.Thread):
 
 
 def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
-    ground: JobGround, monkeypatch: pytest.MonkeyPatch
+    harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
         attempt = target.__self__  # type: ignore[attr-defined]
-        launch = ground.launcher.state(attempt.name)
+        launch = harness.launcher.state(attempt.name)
         if launch.phase == "running" and attempt._asked is None:
             return Parked()
         target()
         return threading.Thread()
 
-    ground.launcher.program = lambda _: DONE
+    harness.launcher.program = lambda _: DONE
     monkeypatch.setattr(keeping, "start_thread", at_once)
-    trap = Trap(ground, monkeypatch, launcher=("start", "stop", "forget"))
+    trap = CrashPoint(harness, monkeypatch, launcher=("start", "stop", "forget"))
     step, was_killed = 0, True
     while was_killed:
-        victim = ground.begin(ground.submit(priority=LAST))
-        ground.launcher.known[f"{victim.id}/1"] = AttemptState("running")
-        ground.launcher.runs[f"{victim.id}/1"] = 1
-        urgent = ground.submit()
+        victim = harness.begin(harness.submit(priority=LAST))
+        harness.launcher.known[f"{victim.id}/1"] = AttemptState("running")
+        harness.launcher.runs[f"{victim.id}/1"] = 1
+        urgent = harness.submit()
         trap.left, was_killed = step, False
         for _ in range(8):
-            ended = [ground.jobs.show(job.id) for job in (victim, urgent)]
+            ended = [harness.jobs.show(job.id) for job in (victim, urgent)]
             if all(job.state.ended for job in ended):
                 break
             try:
-                ground.keeper().tick()
+                harness.reconciler().tick()
             except Killed:
                 was_killed = True
 
@@ -225,9 +225,9 @@ def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
             (JobState.DONE, 2, 1),
             (JobState.DONE, 1, 0),
         ], step
-        assert set(ground.launcher.runs.values()) == {1}, step
+        assert set(harness.launcher.runs.values()) == {1}, step
         step += 1
 
-    told = [entry for entry in ground.platform.entries() if entry["action"] == "jobs.preempt"]
+    told = [entry for entry in harness.platform.entries() if entry["action"] == "jobs.preempt"]
     assert len([entry for entry in told if entry["outcome"] == "done"]) == step
     assert step > 20, step

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agent_ground import agent_of
-from falaj.control.recalling import recall
+from agent_harness import agent_of
+from falaj.control.jobs.run_history import read_run_history
 from falaj.records.tracking import MetricPoint
 from falaj.records.training.jobs import Job
-from falaj.training.run_facts import GOES_ON_FROM
+from falaj.training.runs import CONTINUES_RUN
 from falaj.training.runtime.agent.agents import RESUME_PREFIX
 from falaj.training.runtime.agent.protocol import LOSS_FORMAT
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.reporting import report
-from job_ground import NODE, JobGround
+from job_harness import NODE, JobHarness
 from polling import eventually
 
 MICRO_BATCHES = 2
@@ -49,26 +49,26 @@ class Frail(nn.Module):
 
 
 @pytest.fixture
-def ground(light_ground: JobGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JobGround:
+def harness(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JobHarness:
     """Two pools, and losses that are logged at once, so that there are some to compare."""
     monkeypatch.setattr(report, "SEND_INTERVAL_S", 0.0)
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
     other = NODE.model_copy(update={"name": "there", "pool": "other"})
-    monkeypatch.setattr(light_ground.machine, "nodes", lambda: (NODE, other))
-    return light_ground
+    monkeypatch.setattr(light_harness.machine, "nodes", lambda: (NODE, other))
+    return light_harness
 
 
 @pytest.fixture
-def trained(ground: JobGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fit:
+def trained(harness: JobHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fit:
     def attempt(job: Job, *, dies_at: int = 0, kept: int = 0) -> FitResult | None:
         """What the script does; none where it is broken off at its so-manieth step, when step `kept` is kept."""
 
         def wait_for_checkpoint() -> None:
             eventually(
-                lambda: max([each.step for each in ground.jobs.checkpoints(job.id)], default=0) == kept
+                lambda: max([each.step for each in harness.jobs.checkpoints(job.id)], default=0) == kept
             )
 
-        with agent_of(ground, job, tmp_path / "attempt") as socket:
+        with agent_of(harness, job, tmp_path / "attempt") as socket:
             monkeypatch.setenv("FALAJ_AGENT", str(socket))
             try:
                 return fit(
@@ -89,22 +89,22 @@ def trained(ground: JobGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     return attempt
 
 
-def test_new_attempts_moves_and_retries_are_one_chain(ground: JobGround, trained: Fit) -> None:
-    job = ground.begin(ground.submit(retries=2))
+def test_new_attempts_moves_and_retries_are_one_chain(harness: JobHarness, trained: Fit) -> None:
+    job = harness.begin(harness.submit(retries=2))
     trained(job, dies_at=7, kept=4)  # six steps are logged
-    ground.settle(job, "failed", reason="signal 9")
-    ground.begin(job, 2)  # by itself
+    harness.settle(job, "failed", reason="signal 9")
+    harness.begin(job, 2)  # by itself
     trained(job, dies_at=6, kept=8)  # nine
-    ground.jobs.move(job.id, to="other")
-    ground.settle(job, "moved", 2)
-    ground.begin(job, 3)
+    harness.jobs.move(job.id, to="other")
+    harness.settle(job, "moved", 2)
+    harness.begin(job, 3)
     trained(job, dies_at=2, kept=8)  # nine again
-    ground.settle(job, "failed", 3)
-    ground.begin(job, 4)
+    harness.settle(job, "failed", 3)
+    harness.begin(job, 4)
     trained(job, dies_at=3, kept=8)  # ten
-    ended = ground.settle(job, "failed", 4)
-    again = ground.jobs.retry(job.id)
-    ground.begin(job, 5)
+    ended = harness.settle(job, "failed", 4)
+    again = harness.jobs.retry(job.id)
+    harness.begin(job, 5)
 
     result = trained(again)
 
@@ -119,33 +119,33 @@ def test_new_attempts_moves_and_retries_are_one_chain(ground: JobGround, trained
     assert (ended.run, again.run != job.run) == (job.run, True)
 
 
-def test_the_run_of_a_retry_names_the_one_that_it_goes_on_from(ground: JobGround, trained: Fit) -> None:
-    job = ground.begin(ground.submit(retries=1))
+def test_the_run_of_a_retry_names_the_one_that_it_goes_on_from(harness: JobHarness, trained: Fit) -> None:
+    job = harness.begin(harness.submit(retries=1))
     trained(job, dies_at=7, kept=4)
-    ground.settle(job, "interrupted")
-    ground.begin(job, 2)
+    harness.settle(job, "interrupted")
+    harness.begin(job, 2)
     trained(job, dies_at=2, kept=4)
-    before = ground.platform.runs.show(job.run)
-    ground.settle(job, "cancelled", 2)
+    before = harness.platform.runs.show(job.run)
+    harness.settle(job, "cancelled", 2)
 
-    again = ground.jobs.retry(job.id)
+    again = harness.jobs.retry(job.id)
 
-    after = {each.key: each.value for each in ground.platform.runs.show(again.run).params}
+    after = {each.key: each.value for each in harness.platform.runs.show(again.run).params}
     survived = {each.key: each.value for each in before.params if each.key.startswith(RESUME_PREFIX)}
     assert survived
     assert survived.items() <= after.items()
-    assert after[GOES_ON_FROM] == job.run
-    above = {node.id for node in ground.platform.lineage.graph(again.run) if node.depth < 0}
+    assert after[CONTINUES_RUN] == job.run
+    above = {node.id for node in harness.platform.lineage.graph(again.run) if node.depth < 0}
     assert {job.run, job.id} <= above
 
 
-def test_a_job_that_is_retried_many_times_recalls_every_run(ground: JobGround) -> None:
-    job = ground.submit()
+def test_a_job_that_is_retried_many_times_recalls_every_run(harness: JobHarness) -> None:
+    job = harness.submit()
     for step in (5, 6, 7):
-        ground.platform.runs.log_metrics(job.run, (MetricPoint(key="loss", value=step / 2, step=step),))
-        ground.jobs.cancel(job.id)
-        job = ground.jobs.retry(job.id)
+        harness.platform.runs.log_metrics(job.run, (MetricPoint(key="loss", value=step / 2, step=step),))
+        harness.jobs.cancel(job.id)
+        job = harness.jobs.retry(job.id)
 
-    _, losses = recall(ground.rooms.runs, job.run, after=5)
+    _, losses = read_run_history(harness.services.runs, job.run, after=5)
 
     assert list(LOSS_FORMAT.iter_unpack(losses)) == [(6, 3.0), (7, 3.5)]

@@ -26,7 +26,7 @@ from falaj.apps.api.requests import body_stream, idempotency_key, read_body, req
 from falaj.apps.api.telemetry import REQUESTS, SECONDS
 from falaj.assembly.platform import LocalPlatform
 from falaj.control.lease import held_by
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import FalajError, Internal, InvalidInput, NotFound
 from falaj.governance.identity.tokens import redeem_link
 from falaj.governance.operations.caller import acting_as, on_terms
@@ -135,7 +135,7 @@ class Door:
     async def _operate(self, operation: Operation, request: Request, ident: str) -> Response:
         caller = await self._in_thread(lambda: self._keeper.caller(request))
         body = body_stream(request) if operation.upload else await read_body(request, limit=self._limit)
-        room = getattr(self._platform.services, operation.group)
+        service = getattr(self._platform.services, operation.group)
 
         def work() -> Response:
             with acting_as(caller), on_terms(key=idempotency_key(request), request=ident):
@@ -144,7 +144,7 @@ class Door:
                 except InvalidInput as error:
                     self._platform.gate.reject(operation, error)
                     raise
-                return self._answers.answer(operation, self._platform.gate.perform(operation, room, given))
+                return self._answers.answer(operation, self._platform.gate.perform(operation, service, given))
 
         return await (self._in_upload_thread if operation.upload else self._in_thread)(work)
 

@@ -15,7 +15,7 @@ from falaj.apps.cli.sentences import Said, say, sentence
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import text_of
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import FalajError, InvalidInput
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import DeployedEndpoint, InferenceResult

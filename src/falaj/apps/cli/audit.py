@@ -22,7 +22,7 @@ from falaj.apps.cli.progress import Advance, progress
 from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import plural
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
 from falaj.governance.audit import verify as verifier
 from falaj.records.governance.audit import ExportLine, LogCheck

@@ -19,7 +19,7 @@ from falaj.apps.cli.progress import Advance, counted, progress
 from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import size
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import AlreadyExists, Damaged, Fault, Interrupted, InvalidInput
 from falaj.records.governance.blobs import Blob
 from falaj.sdk.platform import Platform

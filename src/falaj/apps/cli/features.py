@@ -17,7 +17,7 @@ from falaj.apps.cli.progress import counted, progress
 from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import plural
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import FalajError, InvalidInput
 from falaj.records.features import IngestResult
 from falaj.sdk.features import place_of, spine_reference

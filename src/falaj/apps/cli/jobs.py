@@ -19,7 +19,7 @@ from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.top import name_of, top
 from falaj.apps.cli.training import JOB, submit_file, tell_end
 from falaj.apps.cli.values import plural, printable, size, text_of
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.records.scheduling.snapshot import Explanation
 from falaj.records.training.jobs import Checkpoint, Job, JobState
 

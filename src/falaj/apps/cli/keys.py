@@ -10,7 +10,7 @@ from falaj.apps.cli import reading
 from falaj.apps.cli.confirmation import confirm_by_name
 from falaj.apps.cli.generated import YES, deliver
 from falaj.apps.cli.session import Session
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 
 
 def destroy(

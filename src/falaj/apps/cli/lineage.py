@@ -11,7 +11,7 @@ from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.printing import show_lines
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.trees import draw_lineage, drawable
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 
 
 def show(

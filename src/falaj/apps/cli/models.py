@@ -12,7 +12,7 @@ from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.training import JOB, take_model
 from falaj.apps.cli.values import figures, printable, size, text_of
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.records.registry import Model, ModelVersion, TensorSpec
 
 MODEL = Annotated[str, typer.Argument(metavar="MODEL", help="A model: its name or id.")]

@@ -11,7 +11,7 @@ from falaj.apps.cli.printing import show
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import printable
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.records.monitoring.monitors import Monitor, MonitorReport
 from falaj.records.monitoring.sketches import DriftReport, ModelDrift, Statistic
 

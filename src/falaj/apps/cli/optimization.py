@@ -10,7 +10,7 @@ from falaj.apps.cli import printing, reading
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.values import printable, size, text_of
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.records.optimization import Measurement, Optimization
 
 HEADINGS = (

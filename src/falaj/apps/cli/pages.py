@@ -9,7 +9,7 @@ from typing import Any
 from falaj.apps.cli import reading
 from falaj.apps.cli.printing import show
 from falaj.apps.cli.session import Session
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 
 
 def show_page(

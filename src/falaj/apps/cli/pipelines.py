@@ -14,7 +14,7 @@ from falaj.apps.cli.sentences import say, sentence
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.values import text_of
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
 from falaj.records.control.pipelines import Canary, StoredPipeline
 from falaj.sdk.pipelines import apply_pipeline, located, read_pipeline

@@ -15,7 +15,7 @@ from falaj.apps.cli.printing import show
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import plural
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import InvalidInput, PolicyInvalid
 from falaj.governance.policy.examples import run_examples
 from falaj.records.governance.policy import ExampleOutcome

@@ -16,7 +16,7 @@ from falaj.apps.cli.sentences import Said, say
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import exact, printable
 from falaj.apps.cli.what_if import what_if, what_if_result
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import InvalidInput, NotFound
 from falaj.records import sizes
 from falaj.records.scheduling.accounting import (

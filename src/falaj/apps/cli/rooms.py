@@ -7,7 +7,7 @@ from typing import Any
 
 from falaj.apps.cli.commands import CommandFunction, group
 from falaj.apps.cli.generated import command_for
-from falaj.control.platform import room_types
+from falaj.control.services import service_types
 from falaj.governance.operations.operation import operations_of
 
 BY_HAND = {
@@ -45,7 +45,7 @@ def room_group(room: str, words: str) -> Any:
 
 def room_commands(room: str) -> dict[str, CommandFunction]:
     """The commands of `room` by the verb that is typed, those for people first."""
-    operations = operations_of(room_types()[room]).values()
+    operations = operations_of(service_types()[room]).values()
     generated = {operation.verb.replace("_", "-"): command_for(operation) for operation in operations}
     return by_hand(room) | {verb: make for verb, make in generated.items() if verb not in by_hand(room)}
 

@@ -11,7 +11,7 @@ from falaj.apps.cli.pages import show_page
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_fields, show_rows
 from falaj.apps.cli.values import number, printable, size, span, text_of
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.records.tracking import Run, RunDetails
 
 RUN = Annotated[str, typer.Argument(metavar="RUN", help="The id of the run.")]

@@ -12,7 +12,7 @@ from falaj.apps.cli import reading
 from falaj.apps.cli.files import open_input
 from falaj.apps.cli.generated import deliver
 from falaj.apps.cli.session import Session
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import Conflict, InvalidInput
 from falaj.records.governance.secrets import LARGEST_BYTES, RULE
 

@@ -11,7 +11,7 @@ from falaj.apps.cli import arguments, reading
 from falaj.apps.cli.printing import show
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import text_of
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 
 HELP = arguments.HELP
 

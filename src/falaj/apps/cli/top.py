@@ -16,7 +16,7 @@ from falaj.apps.cli.job_words import gpus_of, pace, state_of, step_of, time_left
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import aligned, fitting, on_terminal, widths
 from falaj.apps.cli.values import number, plural, printable, size
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import FalajError, Interrupted, InvalidInput, Unavailable
 from falaj.records.record import utc_now
 from falaj.records.scheduling.accounting import QueueState

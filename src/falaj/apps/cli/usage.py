@@ -13,7 +13,7 @@ from falaj.apps.cli.generated import deliver
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.values import printable, text_of
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
 from falaj.records.durations import read_duration
 from falaj.records.scheduling.accounting import UsageReport, UsageRow

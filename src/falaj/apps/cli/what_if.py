@@ -16,7 +16,7 @@ from falaj.apps.cli.tables import show_rows
 from falaj.apps.cli.typed_changes import read_changes
 from falaj.apps.cli.values import printable, span
 from falaj.apps.cli.watching import follow_work
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.records.control.workflows import WorkflowRun
 from falaj.records.durations import read_duration
 from falaj.records.record import utc_now

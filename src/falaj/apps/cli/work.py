@@ -11,7 +11,7 @@ from falaj.apps.cli.failures import FAILED
 from falaj.apps.cli.printing import show_changes
 from falaj.apps.cli.session import Session
 from falaj.apps.cli.values import printable
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
 
 

@@ -14,15 +14,17 @@ from falaj.assembly import drivers
 from falaj.assembly.compute import job_reconciler
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
-from falaj.control.controller import Controller, Pace
+from falaj.control.controller import Controller, ControllerTiming
 from falaj.control.holders import holder_name
-from falaj.control.workflows import WORKFLOWS, Workflow
+from falaj.control.workflows.builtin import WORKFLOWS, Workflow
 
 OPEN_FILES = 16_384
 """Each attempt may hold hundreds of connections to its agent; 1024, as is usual, are those of three."""
 
 
-def main(*, pace: Pace = Pace(), workflows: Mapping[str, Workflow] = WORKFLOWS) -> None:  # noqa: B008 - frozen
+def main(
+    *, timing: ControllerTiming = ControllerTiming(), workflows: Mapping[str, Workflow] = WORKFLOWS
+) -> None:  # noqa: B008 - frozen
     """Run a controller on the home in FALAJ_HOME until the parent ends or a signal comes."""
     os.umask(0o077)
     raise_file_limit(OPEN_FILES)
@@ -38,7 +40,7 @@ def main(*, pace: Pace = Pace(), workflows: Mapping[str, Workflow] = WORKFLOWS) 
         platform.services,
         lambda: drivers.open_workflows(home, platform.config),
         holder=holder_name(),
-        pace=pace,
+        timing=timing,
         workflows=workflows,
         jobs=job_reconciler(platform),
     )

@@ -23,7 +23,7 @@ class Hands:
 
     def __init__(self, platform: LocalPlatform, account: Caller) -> None:
         self._platform = platform
-        self._rooms = platform.services
+        self._services = platform.services
         self._account = account
         self.collector = Collector()
         self._windows = Delivery(self.collector, self._hand_in)
@@ -31,11 +31,11 @@ class Hands:
     def load(self, file: ServedFile) -> OnnxEngine:
         """A registered version, its signature and bytes verified, opened from memory."""
         with acting_as(self._account):
-            version = self._rooms.models.version(str(file.registered))
+            version = self._services.models.version(str(file.registered))
             models = [each for each in version.files if each.format.is_model]
             if len(models) != 1:
                 raise NotFound(f"{version.reference} has {len(models)} model files; one can be served")
-            content = b"".join(self._rooms.models.read(version.id, models[0].path))
+            content = b"".join(self._services.models.read(version.id, models[0].path))
         if len(content) != models[0].size_bytes:
             raise Damaged(f"{version.reference}: its bytes broke off")
         return open_model(file, content)
@@ -43,12 +43,12 @@ class Hands:
     def read(self, view: str, keys: Sequence[str]) -> OnlineRows:
         """The newest features of each key."""
         self._platform.gate.hot.admit(self._account, "features.read", view)
-        return read_online(self._rooms, view, keys)
+        return read_online(self._services, view, keys)
 
     def keep(self, key: Key, batch: str, content: bytes, rows: int, source: Source) -> None:
         """Store a batch of predictions."""
         with acting_as(self._account):
-            self._rooms.endpoints.record(
+            self._services.endpoints.record(
                 iter([content]),
                 endpoint=key[0],
                 batch=batch,
@@ -59,11 +59,11 @@ class Hands:
 
     def tell(self, endpoint: str, problems: tuple[LoadProblem, ...]) -> None:
         with acting_as(self._account):
-            self._rooms.endpoints.report(endpoint, problems=problems)
+            self._services.endpoints.report(endpoint, problems=problems)
 
     def report(self, endpoint: str, counts: tuple[VersionCounts, ...]) -> None:
         with acting_as(self._account):
-            self._rooms.endpoints.report(endpoint, counts=counts)
+            self._services.endpoints.report(endpoint, counts=counts)
 
     def hand_in_windows(self) -> None:
         """Give monitoring what was sketched since the last time; what it cannot take now waits for the next time."""
@@ -71,7 +71,7 @@ class Hands:
 
     def _hand_in(self, endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
         with acting_as(self._account):
-            self._rooms.monitoring.record(endpoint, windows=windows)
+            self._services.monitoring.record(endpoint, windows=windows)
 
 
 class Counters:

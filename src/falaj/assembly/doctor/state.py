@@ -12,7 +12,7 @@ from pathlib import Path
 from falaj.assembly import drivers
 from falaj.assembly.config import reveal
 from falaj.assembly.doctor.findings import LATER, DoctorContext, fail, guarded, ok, warn
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import NotFound
 from falaj.governance.policy.engine import PolicyEngine, PolicyText
 from falaj.ports.blobs import BlobKey

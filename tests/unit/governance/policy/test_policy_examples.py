@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
 from falaj.governance.policy.examples import run_examples
 from falaj.records.governance.policy import ExampleOutcome

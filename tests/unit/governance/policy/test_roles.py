@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from falaj.control.platform import all_operations
+from falaj.control.services import all_operations
 from falaj.errors import Denied, FalajError, NotFound
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.governance.policy.engine import PolicyEngine, PrincipalFacts

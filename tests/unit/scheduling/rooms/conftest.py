@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from falaj.control.work import Intents
+from falaj.control.workflows.service import IntentQueue
 from falaj.governance import objects
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.ports.metadata import Transaction
@@ -62,7 +62,7 @@ class PretendedJobs:
 
 
 class Ground:
-    """The rooms on pretended machines."""
+    """The services on pretended machines."""
 
     def __init__(
         self, platform: OwnPlatform, *, prices: Prices | None = PRICES, half_life: timedelta = HALF_LIFE
@@ -73,7 +73,7 @@ class Ground:
         self.jobs = PretendedJobs()
         self.accounts = QueueAccounts(nodes=lambda: (NODE,), prices=prices, half_life=half_life)
         gate = platform.parts.gate
-        self.intents = Intents()
+        self.intents = IntentQueue()
         self.queues = Queues(
             gate,
             self.intents,

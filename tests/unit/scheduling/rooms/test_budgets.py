@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from falaj.control.work import Intents
+from falaj.control.workflows.service import IntentQueue
 from falaj.errors import Denied, InvalidInput, NotFound
 from falaj.governance import objects
 from falaj.governance.operations.caller import acting_as
@@ -128,7 +128,7 @@ def test_money_needs_prices(light_ground: Ground) -> None:
     accounts = QueueAccounts(nodes=lambda: (), prices=None, half_life=timedelta(days=7))
     sealed = light_ground.platform.parts.services.queues._sealed
     queues = Queues(
-        gate, Intents(), accounts=accounts, jobs=light_ground.jobs, sealed=sealed, wanted=lambda: None
+        gate, IntentQueue(), accounts=accounts, jobs=light_ground.jobs, sealed=sealed, wanted=lambda: None
     )
 
     with pytest.raises(InvalidInput, match="money"):

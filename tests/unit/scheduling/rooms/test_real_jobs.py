@@ -1,4 +1,4 @@
-"""The rooms beside the real room of jobs: what jobs do is in the accounts, in the same transaction."""
+"""The services beside the real room of jobs: what jobs do is in the accounts, in the same transaction."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from falaj.errors import Conflict, Denied, NotFound
 from falaj.governance.operations.caller import acting_as
 from falaj.records.governance.identity import Role
 from falaj.records.training.jobs import JobSpec
-from job_ground import JobGround, archive
+from job_harness import JobHarness, archive
 from platforms import OwnPlatform
 
 
 @pytest.fixture
-def jobs(platform: OwnPlatform, tmp_path: Path) -> JobGround:
+def jobs(platform: OwnPlatform, tmp_path: Path) -> JobHarness:
     """The test runs once on SQLite and once on PostgreSQL."""
-    return JobGround(platform, tmp_path)
+    return JobHarness(platform, tmp_path)
 
 
-def test_what_an_attempt_holds_is_accounted_for(jobs: JobGround) -> None:
+def test_what_an_attempt_holds_is_accounted_for(jobs: JobHarness) -> None:
     platform = jobs.platform
     job = jobs.submit(name="fitting", cpus=2)
     jobs.begin(job)
@@ -41,7 +41,7 @@ def test_what_an_attempt_holds_is_accounted_for(jobs: JobGround) -> None:
     assert person.name == platform.users.whoami().principal.name
 
 
-def test_a_queue_in_which_a_job_waits_stays(jobs: JobGround) -> None:
+def test_a_queue_in_which_a_job_waits_stays(jobs: JobHarness) -> None:
     jobs.platform.queues.set("night")
     jobs.submit(queue="night")
 
@@ -50,7 +50,7 @@ def test_a_queue_in_which_a_job_waits_stays(jobs: JobGround) -> None:
     assert jobs.platform.queues.show("night").waiting == 1
 
 
-def test_jobs_go_only_into_queues_that_are_open_to_them(jobs: JobGround) -> None:
+def test_jobs_go_only_into_queues_that_are_open_to_them(jobs: JobHarness) -> None:
     platform = jobs.platform
     platform.workspaces.create("risk")
     platform.queues.set("risk", workspaces=("risk",))
@@ -63,7 +63,7 @@ def test_jobs_go_only_into_queues_that_are_open_to_them(jobs: JobGround) -> None
         jobs.jobs.submit(spec.model_copy(update={"queue": "nowhere"}), code=code.id)
 
 
-def test_a_developer_sees_the_queues_and_cannot_change_them(jobs: JobGround) -> None:
+def test_a_developer_sees_the_queues_and_cannot_change_them(jobs: JobHarness) -> None:
     platform = jobs.platform
     caller = platform.join("dana", Role.DEVELOPER)
 
@@ -73,7 +73,7 @@ def test_a_developer_sees_the_queues_and_cannot_change_them(jobs: JobGround) -> 
             platform.queues.set("default", weight=100)
 
 
-def test_whoever_waits_for_the_queue_is_told(jobs: JobGround) -> None:
+def test_whoever_waits_for_the_queue_is_told(jobs: JobHarness) -> None:
     def changes() -> int:
         return sum(jobs.platform.rows_of("SELECT count FROM training_queue_changes"))
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from falaj.control import work as works
+from accounting_history import replay_now
+from falaj.control.workflows import service as works
 from falaj.errors import Denied, Internal, InvalidInput, NotFound, Unavailable
 from falaj.governance.operations.caller import acting_as
 from falaj.records.control.workflows import WorkflowState
@@ -32,7 +33,6 @@ from falaj.scheduling.simulator import past as past_module
 from falaj.scheduling.simulator import process, what_if
 from falaj.scheduling.simulator.past import past_jobs
 from falaj.scheduling.tables import comparisons
-from past_week import replay_now
 from polling import eventually
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from falaj.records.scheduling.simulation import PastJob
 from falaj.records.scheduling.snapshot import Decision, Reason, Snapshot
 from falaj.scheduling.simulator import Scheduler, simulate
 from falaj.scheduling.simulator.alternatives import Round, easy_backfill, first_come_first_served
-from replays import Watched, machine, many, minutes, past, world_of
+from simulator_fixtures import Watched, machine, many, minutes, past, world_of
 
 
 def waits(jobs: list[PastJob], scheduler: Scheduler) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ from falaj.records.scheduling.simulation import NO_TIME, Assumptions, Outage, Si
 from falaj.records.scheduling.snapshot import Decision, Queue, Quota, Snapshot
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
-from replays import Watched, at, machine, many, minutes, one_by_one, world_of
+from simulator_fixtures import Watched, at, machine, many, minutes, one_by_one, world_of
 
 SEEDS = st.integers(0, 10_000)
 ASSUME = Assumptions(grace=minutes(2), checkpoint_every=minutes(3), half_life=minutes(60))

@@ -9,7 +9,7 @@ from falaj.records.scheduling.simulation import Assumptions, Outage
 from falaj.records.scheduling.snapshot import Queue, Quota, Reason
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
-from replays import at, machine, many, minutes, past, world_of
+from simulator_fixtures import at, machine, many, minutes, past, world_of
 
 QUEUES = (
     Queue(name="risk", quota=Quota(gpus=4), limit=Quota(gpus=6), weight=2),

@@ -7,7 +7,7 @@ import pytest
 from falaj.records.scheduling.snapshot import Queue
 from falaj.scheduling.simulator import simulate
 from falaj.scheduling.simulator.dues import entitlements, jain, water_level
-from replays import machine, minutes, past, team, world_of
+from simulator_fixtures import machine, minutes, past, team, world_of
 
 
 def test_jain_is_one_where_all_are_equal_and_one_nth_where_one_has_all() -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from falaj.records.scheduling.accounting import PastAttempt
 from falaj.scheduling.simulator.past import past_jobs
-from replays import at, minutes, past
+from simulator_fixtures import at, minutes, past
 
 
 def attempt(

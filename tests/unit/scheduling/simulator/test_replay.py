@@ -14,7 +14,7 @@ from falaj.records.scheduling.snapshot import Budget, Price, Queue, Reason
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
 from falaj.scheduling.simulator.agenda import Agenda, Lost
-from replays import MIDNIGHT, Watched, at, machine, many, minutes, one_by_one, past, team, world_of
+from simulator_fixtures import MIDNIGHT, Watched, at, machine, many, minutes, one_by_one, past, team, world_of
 
 CAREFUL = Assumptions(grace=minutes(5), checkpoint_every=minutes(10))
 

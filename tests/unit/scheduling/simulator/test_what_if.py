@@ -8,7 +8,7 @@ from falaj.errors import InvalidInput
 from falaj.records.scheduling.simulation import Changes, MoreNodes, NewWeight, ResourceBound
 from falaj.records.scheduling.snapshot import Price, Quota
 from falaj.scheduling.simulator import changed, what_if
-from replays import machine, many, minutes, past, team, world_of
+from simulator_fixtures import machine, many, minutes, past, team, world_of
 
 FOUR = world_of(machine(gpus=4), queues=[team("risk", 1), team("research", 1)])
 RISK = [past(f"risk-{i}", 0, 60, queue="risk", waited=60 * i) for i in range(4)]

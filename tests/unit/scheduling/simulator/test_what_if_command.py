@@ -13,7 +13,7 @@ from falaj.apps.cli.typed_changes import read_changes
 from falaj.records.scheduling.simulation import Changes, ResourceBound
 from falaj.records.scheduling.snapshot import Price
 from falaj.scheduling.simulator import what_if
-from replays import machine, past, team, world_of
+from simulator_fixtures import machine, past, team, world_of
 
 
 @pytest.fixture(scope="module")

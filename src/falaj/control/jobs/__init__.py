@@ -1,0 +1,1 @@
+"""Reconciliation of jobs: admission, attempts, their agents, checkpoints, outputs and progress."""

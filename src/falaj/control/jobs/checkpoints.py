@@ -1,0 +1,231 @@
+"""The checkpoints of an attempt, as its agent takes them in: parts from many processes, then one commit.
+
+What comes from there is user code's. Parts lie encrypted and staged until the commit; those that never see one expire.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from falaj.control.authorization import acting
+from falaj.control.jobs.storage_limits import StorageLimits
+from falaj.control.services import Services
+from falaj.errors import FalajError
+from falaj.governance.operations.caller import Caller
+from falaj.records.names import ObjectId
+from falaj.records.training.jobs import Checkpoint, CheckpointPart
+from falaj.training.runtime.checkpointing.storage.store import MAX_KEPT, MAX_PARTS, SaveId
+from falaj.training.runtime.errors import CheckpointDamaged, CheckpointFailed, InvalidTraining
+
+MOST_UNFINISHED = 2
+"""Saves of an attempt that have parts and no commit yet; there is never more than one, unless a commit was refused."""
+
+SAVE = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass
+class UnfinishedCheckpoint:
+    """A save that has no commit yet: the parts that have arrived, and the sizes of those that are on their way too."""
+
+    parts: dict[int, ObjectId] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def beside(self, number: int) -> int:
+        """The bytes of all parts but that one."""
+        return sum(size for each, size in self.sizes.items() if each != number)
+
+
+class CheckpointUploads:
+    """Uploads for the job's owner, and commits as the platform itself. What is refused leaves nothing behind."""
+
+    def __init__(
+        self,
+        services: Services,
+        job: ObjectId,
+        attempt: int,
+        *,
+        workspace: ObjectId,
+        owner: Callable[[], Caller],
+        service: Caller,
+        fence: int,
+        limits: StorageLimits,
+    ) -> None:
+        self._services, self._job, self._attempt, self._workspace = services, job, attempt, workspace
+        self._owner, self._service, self._fence = owner, service, fence
+        self._limits = limits
+        self._unfinished: dict[SaveId, UnfinishedCheckpoint] = {}
+        self._lock = threading.Lock()
+
+    def steps(self) -> list[int]:
+        return [each.step for each in self._kept()]
+
+    def save_part(self, mark: SaveId, number: int, body: Iterator[bytes], *, size: int) -> None:
+        """Take in a part of `size` bytes, unless that is more than there is room for."""
+        require_mark(mark)
+        _require("number", number, most=MAX_PARTS - 1)
+        what = f"part {number} of the checkpoint of step {mark.step}"
+        save = self._announce(mark, number, size, what)
+        try:
+            blob = self._upload(body, what)
+        except BaseException:
+            self._withdraw(mark, number, save)
+            raise
+        with self._lock:
+            is_wanted = self._unfinished.get(mark) is save
+            replaced = (
+                {save.parts.get(number)} if is_wanted else {blob}
+            )  # its answer was lost, and it came again
+            save.parts[number] = blob
+        self._drop(replaced - {None})
+        if not is_wanted:
+            raise CheckpointFailed(f"the checkpoint of step {mark.step} was given up for later ones")
+
+    def commit(
+        self,
+        mark: SaveId,
+        sizes: Sequence[int],
+        manifest: Iterator[bytes],
+        *,
+        size: int,
+        keep: int,
+        best: int | None,
+    ) -> None:
+        """Make parts of such `sizes` a checkpoint, with a manifest of `size` bytes.
+
+        One that was made already, by a call whose answer was lost, is as good.
+        """
+        require_mark(mark)
+        _require("keep", keep, least=1, most=MAX_KEPT)
+        if best is not None:
+            _require("best", best)
+        kept = self._kept()
+        if any((each.step, each.save) == (mark.step, mark.save) for each in kept):
+            return
+        parts = self._arrived(mark, sizes)
+        what = f"the manifest of the checkpoint of step {mark.step}"
+        self._limits.require(size, beside=sum(sizes), what=what)
+        blob = self._upload(manifest, what)
+        try:
+            self._keep(mark, blob, parts, keep=keep, best=best)
+        except FalajError:
+            self._drop({blob})
+            raise
+        with self._lock:
+            self._unfinished.pop(mark, None)
+        self._erase(each.blob for old in kept for each in (old.manifest, *old.parts))
+
+    def load_manifest(self, step: int) -> tuple[int, Iterator[bytes]]:
+        part = self._checkpoint(step).manifest
+        return self._read(part, offset=0, length=part.size_bytes)
+
+    def load_part(self, step: int, number: int, *, offset: int, length: int) -> tuple[int, Iterator[bytes]]:
+        """The size of what is there of a range, and the bytes."""
+        _require("offset", offset)
+        _require("length", length)
+        parts = self._checkpoint(step).parts
+        if not 0 <= number < len(parts):
+            raise CheckpointDamaged(f"there is no part {number} of the checkpoint of step {step}")
+        return self._read(parts[number], offset=offset, length=length)
+
+    def _read(self, part: CheckpointPart, *, offset: int, length: int) -> tuple[int, Iterator[bytes]]:
+        there = max(0, min(length, part.size_bytes - offset))
+        if not there:
+            return 0, iter(())
+        with acting(self._owner(), fence=self._fence):
+            return there, self._services.blobs.read(part.blob, offset=offset, length=there)
+
+    def _kept(self) -> tuple[Checkpoint, ...]:
+        with acting(self._owner(), fence=self._fence):
+            return self._services.jobs.checkpoints(self._job)
+
+    def _checkpoint(self, step: int) -> Checkpoint:
+        found = next((each for each in self._kept() if each.step == step), None)
+        if found is None:
+            raise CheckpointDamaged(f"there is no checkpoint of step {step}")
+        return found
+
+    def _announce(self, mark: SaveId, number: int, size: int, what: str) -> UnfinishedCheckpoint:
+        """Have a part count from now on; saves that were begun long before are given up."""
+        given_up: set[ObjectId] = set()
+        with self._lock:
+            save = self._unfinished.get(mark) or UnfinishedCheckpoint()
+            self._limits.require(size, beside=save.beside(number), what=what)
+            save.sizes[number] = size
+            self._unfinished[mark] = save
+            while len(self._unfinished) > MOST_UNFINISHED:
+                given_up |= {*self._unfinished.pop(next(iter(self._unfinished))).parts.values()}
+        self._drop(given_up)
+        return save
+
+    def _withdraw(self, mark: SaveId, number: int, save: UnfinishedCheckpoint) -> None:
+        """A part did not arrive. One that came before under its number is of no use either: it was to be replaced."""
+        with self._lock:
+            save.sizes.pop(number, None)
+            dropped = {save.parts.pop(number, None)} - {None}
+            if not save.sizes and self._unfinished.get(mark) is save:
+                del self._unfinished[mark]
+        self._drop(dropped)
+
+    def _arrived(self, mark: SaveId, sizes: Sequence[int]) -> tuple[ObjectId, ...]:
+        """The parts of a save, if they are as many and as long as `sizes` says."""
+        with self._lock:
+            save = self._unfinished.get(mark) or UnfinishedCheckpoint()
+            found, there = dict(save.parts), dict(save.sizes)
+        if sorted(found) != list(range(len(sizes))):
+            said = f"{len(found)} of its {len(sizes)} parts have arrived since the agent started"
+            raise InvalidTraining(f"the checkpoint of step {mark.step} cannot be committed: {said}")
+        for number, size in enumerate(sizes):
+            if there.get(number) != size:
+                raise InvalidTraining(
+                    f"part {number} of the checkpoint of step {mark.step} has {there.get(number)} bytes, not {size}"
+                )
+        return tuple(found[number] for number in range(len(sizes)))
+
+    def _keep(
+        self, mark: SaveId, manifest: ObjectId, parts: tuple[ObjectId, ...], *, keep: int, best: int | None
+    ) -> None:
+        with acting(self._service, fence=self._fence):
+            self._services.jobs.save_checkpoint(
+                self._job,
+                attempt=self._attempt,
+                step=mark.step,
+                save=mark.save,
+                manifest=manifest,
+                parts=parts,
+                keep=keep,
+                best=best,
+            )
+
+    def _upload(self, body: Iterator[bytes], what: str) -> ObjectId:
+        watched = self._limits.watch(body, what=what)
+        with acting(self._owner(), fence=self._fence):
+            return self._services.blobs.upload(watched, workspace=self._workspace, sources=(self._job,)).id
+
+    def _drop(self, blobs: Iterable[ObjectId | None]) -> None:
+        """Let go of what no commit will have; where that is not possible, it expires."""
+        for blob in blobs:
+            if blob is not None:
+                with suppress(FalajError), acting(self._owner(), fence=self._fence):
+                    self._services.blobs.delete(blob)
+                    self._erase((blob,))
+
+    def _erase(self, blobs: Iterable[ObjectId]) -> None:
+        """Have the bytes of those that were deleted go now: until the next sweep they could fill a disk."""
+        for blob in blobs:
+            with suppress(FalajError):
+                self._services.jobs.stored.erase(blob)
+
+
+def require_mark(mark: SaveId) -> None:
+    _require("step", mark.step)
+    if not SAVE.fullmatch(mark.save):
+        raise ValueError("a save is named by 32 hexadecimal digits")
+
+
+def _require(name: str, number: int, *, least: int = 0, most: int = (1 << 62) - 1) -> None:
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}; allowed: {least} to {most}")

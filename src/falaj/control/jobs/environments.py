@@ -1,0 +1,119 @@
+"""The Pythons that run jobs: the platform's own, and virtualenvs that an administrator lists in falaj.toml."""
+
+from __future__ import annotations
+
+import os
+import platform as machine
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+
+from falaj.errors import InvalidInput
+
+PACKAGE = Path(__file__).parents[2]
+"""Falaj itself: jobs import the runtime from it."""
+
+RUNTIME = "runtime"
+
+
+class JobPython:
+    """A virtualenv, or the platform's own Python where there is no `folder`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @property
+    def executable(self) -> str:
+        return sys.executable if self._folder is None else str(self._folder / "bin" / "python")
+
+    @property
+    def programs(self) -> str:
+        """The folder with its programs, such as mpiexec."""
+        return str(Path(self.executable).parent)
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """What a job must be able to read: the virtualenv, and the Python that it was made of."""
+        if self._folder is None:
+            return (PACKAGE,)
+        made_of = (self._folder / "bin" / "python").resolve().parents[1]
+        return PACKAGE, self._folder, made_of
+
+    def variables(self, links: Path, given: Mapping[str, str]) -> dict[str, str]:
+        """How `import falaj` finds the runtime there: through `links`, a folder which the job may read. The folder that
+        holds the package may hold all that the platform is made of, in other versions than the virtualenv's. What the
+        job has `given` as its path comes first."""
+        if self._folder is None:
+            return {}
+        folder = links / RUNTIME
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (folder / PACKAGE.name).symlink_to(PACKAGE)
+        paths = [path for path in (given.get("PYTHONPATH"), str(folder)) if path]
+        return {"PYTHONPATH": os.pathsep.join(paths)}
+
+    def packages(self) -> str:
+        """The interpreter and the packages, one a line."""
+        if self._folder is None:
+            return list_packages(machine.python_version(), sys.executable, None)
+        return list_packages(
+            read_pyvenv_config(self._folder).get("version", "?"),
+            self.executable,
+            tuple(site_packages(self._folder)),
+        )
+
+
+def python_for(environments: Mapping[str, Path], name: str | None) -> JobPython:
+    """The Python that a job named; InvalidInput with those there are, if it is none of them."""
+    if name is None:
+        return JobPython(None)
+    folder = environments.get(name)
+    if folder is None:
+        known = ", ".join(sorted(environments)) or "none: this platform has only its own Python"
+        fix = f'an administrator adds {name} = "/path/to/virtualenv" to [jobs.environments] in falaj.toml'
+        raise InvalidInput.at("environment", given=name, allowed=known, fix=fix)
+    if not os.access(folder / "bin" / "python", os.X_OK):
+        where = f"jobs.environments.{name}"
+        raise InvalidInput.at(where, given=str(folder), allowed="a virtualenv, with bin/python")
+    return JobPython(folder)
+
+
+def packages_of(environments: Mapping[str, Path], name: str | None) -> bytes:
+    """What a job that ran has run with, as far as it is still known."""
+    try:
+        return python_for(environments, name).packages().encode()
+    except InvalidInput:
+        return f"# the environment {name}, which falaj.toml no longer lists\n".encode()
+
+
+@cache
+def list_packages(version: str, executable: str, sites: tuple[str, ...] | None) -> str:
+    found = distributions() if sites is None else distributions(path=list(sites))
+    packages = sorted({f"{each.name}=={each.version}" for each in found}, key=str.lower)
+    return "\n".join([f"# Python {version}", f"# {machine.platform()}", f"# {executable}", *packages, ""])
+
+
+def read_pyvenv_config(folder: Path) -> dict[str, str]:
+    """What a virtualenv says of itself."""
+    with suppress(OSError):
+        lines = (folder / "pyvenv.cfg").read_text(errors="replace").splitlines()
+        return {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+    return {}
+
+
+def site_packages(folder: Path) -> Iterator[str]:
+    """Where its packages lie, without running anything of it: files of paths (*.pth) lead to further folders."""
+    for site in sorted(folder.glob("lib/python3*/site-packages")):
+        yield str(site)
+        yield from (str(path) for path in linked_paths(site) if path.is_dir())
+
+
+def linked_paths(site: Path) -> Iterable[Path]:
+    for file in sorted(site.glob("*.pth")):
+        with suppress(OSError):
+            for line in file.read_text(errors="replace").splitlines():
+                if line.strip() and not line.startswith(("#", "import ", "import\t")):
+                    yield site / line.strip()

@@ -1,0 +1,125 @@
+"""An attempt's directory, filled before it starts: its code, its inputs decrypted, and a place for its outputs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from falaj.control.services import Services
+from falaj.errors import InvalidInput
+from falaj.governance import objects
+from falaj.ports.metadata import Database
+from falaj.records.governance.objects import StoredObject
+from falaj.records.training.jobs import JobSpec
+from falaj.training.code_archive import unpack_code
+
+CheckStop = Callable[[], None]
+"""Called between the parts of long work; raises where it should be given up."""
+
+
+def stage(
+    services: Services, database: Database, row: Mapping[str, Any], directory: Path, *, go_on: CheckStop
+) -> None:
+    """Fill `directory` for whoever acts now. It appears when it is whole; one that is there already is left alone."""
+    if directory.exists():
+        return
+    draft = _draft(directory)
+    try:
+        for name in ("code", "inputs", "outputs"):
+            (draft / name).mkdir(mode=0o700)
+        spec = JobSpec.model_validate(row["spec"])
+        if row["code"] is not None:
+            unpack_code(_Pieces(services.blobs.read(row["code"])), draft / "code")
+            _require_script(spec, draft / "code")
+        for name, found in _inputs(database, row).items():
+            go_on()
+            write_input(services, found, draft / "inputs", name)
+        go_on()
+        os.rename(draft, directory)
+    except OSError:
+        if not directory.exists():  # else another has been here meanwhile, with the same result
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _draft(directory: Path) -> Path:
+    """An empty folder beside `directory`. Who clears up after the attempt before may just remove the one above."""
+    while True:
+        with suppress(FileNotFoundError):
+            make_traversable(directory.parent)
+            return Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+
+
+def make_traversable(folder: Path) -> None:
+    """Make a folder that others may pass through, if they may pass those above it, but not look into."""
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(exist_ok=True)
+        missing.chmod(0o711)
+
+
+def write_input(services: Services, found: StoredObject, folder: Path, name: str) -> None:
+    """Write what `found` holds as the input `name`."""
+    if found.kind == "dataset":
+        _write_parquet(services.features.load(found.id), folder / f"{name}.parquet")
+    elif found.kind == "view":
+        _write_parquet(services.features.scan(found.id), folder / f"{name}.parquet")
+    elif found.kind == "model_version":
+        for file in services.models.version(found.id).files:
+            target = folder / name / file.path
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write_bytes(services.models.read(found.id, file.path), target)
+    else:
+        _write_bytes(services.blobs.read(found.id), folder / f"{name}{Path(found.name).suffix}")
+
+
+def _inputs(database: Database, row: Mapping[str, Any]) -> dict[str, StoredObject]:
+    with database.read() as tx:
+        found = {name: objects.by_id(tx, ident) for name, ident in row["inputs"].items()}
+    gone = [name for name, each in found.items() if each is None]
+    if gone:
+        raise InvalidInput.at(
+            f"inputs.{gone[0]}", given=row["inputs"][gone[0]], allowed="an object that is there"
+        )
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _require_script(spec: JobSpec, code: Path) -> None:
+    if spec.script is not None and not (code / spec.script).is_file():
+        there = sorted(path.relative_to(code).as_posix() for path in code.rglob("*.py"))
+        known = ", ".join(there[:10]) or "no Python file"
+        raise InvalidInput.at("script", given=spec.script, allowed=f"a file of the code, which has {known}")
+
+
+def _write_bytes(pieces: Iterable[bytes], target: Path) -> None:
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+def _write_parquet(table: Any, target: Path) -> None:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetWriter(target, table.schema) as writer:
+        for batch in table:
+            writer.write_batch(batch)
+    target.chmod(0o600)
+
+
+class _Pieces:
+    """Pieces of bytes as a file that is read from start to end."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._left = b""
+
+    def read(self, size: int, /) -> bytes:
+        while len(self._left) < size and (piece := next(self._pieces, None)) is not None:
+            self._left += piece
+        taken, self._left = self._left[:size], self._left[size:]
+        return taken

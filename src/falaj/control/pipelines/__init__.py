@@ -1,0 +1,1 @@
+"""Pipelines: retraining, canaries, optimization, and the triggers that start them."""

@@ -1,0 +1,167 @@
+"""Optimization as durable work: a job that makes and measures variants, then the accepted ones as versions.
+
+Each step is one operation, performed for whoever asked; killed at any moment, it goes on with the next controller.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from falaj.control.authorization import controller_caller
+from falaj.control.services import Services
+from falaj.control.workflows.context import WorkflowContext
+from falaj.control.workflows.job_wait import wait_for_job
+from falaj.errors import Conflict
+from falaj.governance.operations.caller import acting_as
+from falaj.optimization.settings import Settings
+from falaj.ports.workflows import Json
+from falaj.records.optimization import AcceptanceBudget, OptimizationReport, OptimizationVerdict, Variant
+from falaj.records.registry import FileFormat, ModelVersion
+from falaj.records.training.jobs import Job, JobSpec, JobState
+
+REPORT = "report.json"
+LARGEST_REPORT = 4 << 20
+PROGRAM = "falaj.optimization.runtime"
+EXPERIMENT = "optimization"
+LONGEST = timedelta(minutes=30)
+
+
+def optimize(services: Services, context: WorkflowContext, given: Json) -> Json:
+    """Measure variants of a version; the result names the new versions, the fastest last."""
+    asked = context.run("submit", lambda: _submit(services, given))
+    job = wait_for_job(
+        services, context, "measure variants", asked["id"], lambda: _ended(services, asked["id"])
+    )
+    said = context.run("read the report", lambda: _report(services, job))
+    made: dict[str, Json] = {}
+    for variant in _accepted(OptimizationReport.model_validate(said)):
+        name = f"register {variant.recipe}"
+        made[variant.recipe] = context.run(name, lambda each=variant: _register(services, given, job, each))  # type: ignore[misc]
+    kept = context.run("record", lambda: _record(services, given, job, said, made))
+    return {
+        "id": kept["id"],
+        "job": job["id"],
+        "versions": [each["id"] for each in made.values()],
+        "references": [each["reference"] for each in made.values()],
+    }
+
+
+def _submit(services: Services, given: Json) -> Json:
+    settings = Settings(
+        target=given["target"],
+        features=tuple(given["features"]),
+        recipes=tuple(given["recipes"]),
+        budget=AcceptanceBudget.model_validate(given["budget"]),
+    )
+    version = services.models.version(given["model"])
+    spec = JobSpec(
+        name=f"optimize-{version.name}-{version.number}"[-128:].lstrip("-_."),
+        module=PROGRAM,
+        args=settings.arguments(),
+        inputs={"model": given["model"], "data": given["data"]},
+        experiment=EXPERIMENT,
+        timeout=LONGEST,
+    )
+    return _dump(services.jobs.submit(spec, workspace=given["workspace"]))
+
+
+def _ended(services: Services, ident: str) -> Json | None:
+    job = services.jobs.show(ident)
+    if not job.state.ended:
+        return None
+    if job.state is not JobState.DONE:
+        why = job.reason or f"exit status {job.exit_code}"
+        raise Conflict(f"the job {job.id} {job.state}: {why}; falaj jobs logs {job.id} has its words")
+    return _dump(job)
+
+
+def _report(services: Services, job: Json) -> Json:
+    blob = _outputs(job).get(REPORT)
+    if blob is None:
+        raise Conflict(f"the job {job['id']} left no {REPORT} behind")
+    text = b"".join(services.blobs.read(blob, length=LARGEST_REPORT))
+    try:
+        return _dump(OptimizationReport.model_validate_json(text))
+    except ValidationError as error:
+        raise Conflict(
+            f"{REPORT} of the job {job['id']} cannot be read: {error.error_count()} faults"
+        ) from None
+
+
+def _accepted(report: OptimizationReport) -> list[Variant]:
+    """Those that become versions, the fastest on a single row last."""
+    chosen = [
+        each
+        for each in report.variants
+        if each.verdict is OptimizationVerdict.ACCEPTED and each.measured is not None
+    ]
+    return sorted(chosen, key=lambda each: -each.measured.latency_p50_us if each.measured else 0.0)
+
+
+def _register(services: Services, given: Json, job: Json, variant: Variant) -> Json:
+    original = services.models.version(given["model"])
+    inputs, outputs = _signature(original, variant)
+    blob = _outputs(job).get(variant.file or "")
+    if blob is None:
+        raise Conflict(f"the job {job['id']} left no {variant.file} behind")
+    made = services.models.register(
+        original.name,
+        files=(blob,),
+        paths=("model.onnx",),
+        workspace=original.workspace,
+        training_set=original.training_set,
+        run=job["run"],
+        sources=(original.id,),
+        inputs=inputs,
+        outputs=outputs,
+        metrics={**original.metrics, **_metrics(variant)},
+        environment=original.environment,
+        card=f"The {variant.recipe} variant of {original.reference}: {variant.reason}.\n\n{original.card}"[
+            :200_000
+        ],
+    )
+    return {"id": made.id, "reference": made.reference}
+
+
+def _signature(original: ModelVersion, variant: Variant) -> tuple[Any, Any]:
+    """That of the original, as a variant of ONNX keeps its tensors; else that of the variant's own file."""
+    if original.format is FileFormat.ONNX and original.inputs and original.outputs:
+        return original.inputs, original.outputs
+    return variant.inputs, variant.outputs
+
+
+def _metrics(variant: Variant) -> dict[str, float]:
+    measured = variant.measured.model_dump() if variant.measured is not None else {}
+    return {f"optimization.{name}": float(value) for name, value in measured.items() if value is not None}
+
+
+def _record(services: Services, given: Json, job: Json, said: Json, made: dict[str, Json]) -> Json:
+    """The controller's own word: whoever asked could else write down what was never measured."""
+    report = OptimizationReport.model_validate(said)
+    variants = tuple(
+        each.model_copy(update={"version": made[each.recipe]["reference"]}) if each.recipe in made else each
+        for each in report.variants
+    )
+    with acting_as(controller_caller(services.optimization.gate.database)):
+        kept = services.optimization.record(
+            given["model"],
+            data=given["data"],
+            job=job["id"],
+            target=given["target"],
+            features=tuple(given["features"]),
+            budget=AcceptanceBudget.model_validate(given["budget"]),
+            report=report.model_copy(update={"variants": variants}),
+        )
+    return _dump(kept)
+
+
+def _outputs(job: Json) -> dict[str, str]:
+    return {output.path: output.blob for output in Job.model_validate(job).outputs}
+
+
+def _dump(record: Any) -> Json:
+    dumped: Json = record.model_dump(mode="json")
+    return dumped

@@ -1,0 +1,76 @@
+"""The platform as a whole: every service under its name. Near, the services themselves; far, the same classes over REST."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import get_type_hints
+
+from falaj.control.nodes import Nodes
+from falaj.control.pipelines.service import Pipelines
+from falaj.control.service import PlatformService
+from falaj.control.workflows.service import WorkService
+from falaj.features.room import Features
+from falaj.governance.audit.service import Audit
+from falaj.governance.blobs.service import Blobs
+from falaj.governance.catalog.service import Objects, Zones
+from falaj.governance.encryption.service import Keys
+from falaj.governance.identity.tokens import Tokens
+from falaj.governance.identity.users import Groups, Users
+from falaj.governance.identity.workspaces import Workspaces
+from falaj.governance.lineage.service import Lineage
+from falaj.governance.operations.operation import Operation, operations_of
+from falaj.governance.policy.service import Policies
+from falaj.governance.secrets.service import Secrets
+from falaj.monitoring.room import Monitoring
+from falaj.optimization.room import Optimizations
+from falaj.registry.models import Models
+from falaj.scheduling.queues import Queues
+from falaj.scheduling.usage import Usage
+from falaj.serving.room import Endpoints
+from falaj.tracking.service import Runs
+from falaj.training.service import Jobs
+
+
+@dataclass(frozen=True)
+class Services:
+    """The services; a field's name is the first half of its operations' names."""
+
+    workspaces: Workspaces
+    users: Users
+    groups: Groups
+    tokens: Tokens
+    policies: Policies
+    objects: Objects
+    zones: Zones
+    keys: Keys
+    secrets: Secrets
+    blobs: Blobs
+    lineage: Lineage
+    audit: Audit
+    workflows: WorkService
+    platform: PlatformService
+    runs: Runs
+    nodes: Nodes
+    jobs: Jobs
+    queues: Queues
+    usage: Usage
+    features: Features
+    models: Models
+    endpoints: Endpoints
+    monitoring: Monitoring
+    optimization: Optimizations
+    pipelines: Pipelines
+
+
+@cache
+def service_types() -> dict[str, type]:
+    """The class of every service, by name."""
+    hints = get_type_hints(Services)
+    return {field.name: hints[field.name] for field in fields(Services)}
+
+
+@cache
+def all_operations() -> dict[str, Operation]:
+    """Every operation of the platform, by name."""
+    return {op.name: op for service in service_types().values() for op in operations_of(service).values()}

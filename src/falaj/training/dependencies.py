@@ -1,0 +1,125 @@
+"""What the room of jobs asks of its neighbours and of the machine; assembly hands them in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from falaj.governance.operations.call import Call
+from falaj.ports.metadata import Transaction
+from falaj.records.governance.blobs import Blob
+from falaj.records.governance.objects import StoredObject
+from falaj.records.names import ObjectId
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import (
+    Budget,
+    Decision,
+    Explanation,
+    Node,
+    Placement,
+    Price,
+    Queue,
+    Request,
+    Snapshot,
+)
+from falaj.records.tracking import Outcome
+
+
+class TrackedRuns(Protocol):
+    """The runs that jobs log to: opened, filled and ended in the transaction of the job's own operation."""
+
+    def start(
+        self,
+        call: Call,
+        workspace: StoredObject,
+        *,
+        experiment: str,
+        name: str,
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+    ) -> ObjectId: ...
+
+    def params(self, tx: Transaction, run: ObjectId) -> Mapping[str, str]: ...
+
+    def attach(self, call: Call, run: ObjectId, artifacts: Sequence[tuple[str, Blob]]) -> None: ...
+
+    def end(self, call: Call, run: ObjectId, *, status: Outcome) -> None: ...
+
+
+class Scheduler(Protocol):
+    """Decides about a snapshot, and explains; the room of scheduling is one."""
+
+    def decide(self, snapshot: Snapshot) -> tuple[Decision, ...]: ...
+
+    def explain(self, snapshot: Snapshot, job: str) -> Explanation: ...
+
+
+class Accounts(Protocol):
+    """The queues, what workspaces may spend, and the books on what attempts use; in the caller's transaction."""
+
+    def queues(self, tx: Transaction, *, now: datetime) -> tuple[Queue, ...]: ...
+
+    def budgets(self, tx: Transaction, *, now: datetime) -> tuple[Budget, ...]: ...
+
+    def require_open(self, tx: Transaction, queue: str, workspace: ObjectId) -> None:
+        """NotFound for a queue that is not there, Denied for one into which the workspace may not submit."""
+        ...
+
+    @property
+    def price(self) -> Price: ...
+
+    def begin(
+        self,
+        tx: Transaction,
+        request: Request,
+        *,
+        attempt: int,
+        user: ObjectId,
+        placements: Sequence[Placement],
+        gpu_models: tuple[str, ...],
+        borrows: bool,
+        now: datetime,
+    ) -> None: ...
+
+    def end(
+        self,
+        tx: Transaction,
+        job: ObjectId,
+        *,
+        attempt: int,
+        verdict: str,
+        used: ResourceUsage,
+        now: datetime,
+    ) -> None: ...
+
+
+class ExecutionBackend(Protocol):
+    """The machines that jobs run on."""
+
+    def nodes(self) -> tuple[Node, ...]: ...
+
+    def require_isolation(self, *, users: int) -> None:
+        """IsolationRefused where the code of one of `users` cannot be kept apart from the platform."""
+        ...
+
+    def require_environment(self, name: str) -> None:
+        """InvalidInput where the machines have no environment of that name."""
+        ...
+
+    def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
+        """What a living attempt has printed, from `offset` on; empty where there is no more."""
+        ...
+
+
+class BlobSource(Protocol):
+    """The bytes of blobs. `facts` raises NotFound for one that was deleted; `keep` makes a staged one stay; `erase`
+    removes what is left of one that was deleted, and nothing of any other."""
+
+    def facts(self, tx: Transaction, blob: ObjectId) -> Blob: ...
+
+    def read(self, blob: Blob, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]: ...
+
+    def keep(self, tx: Transaction, blob: Blob, *, now: datetime) -> None: ...
+
+    def erase(self, blob: ObjectId) -> None: ...

@@ -1,0 +1,138 @@
+"""Whether a training fits in the memory that it asks for, by the estimate that came with the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from falaj.errors import Fault, InvalidInput
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Gpu, Node
+from falaj.records.training.jobs import JobSpec, MemoryEstimate, TrainingPlan
+
+USABLE = 0.92
+"""The rest is for the CUDA context, or the interpreter and its libraries, and for what lies between blocks."""
+DATA_SHARE = 0.25
+"""Data that takes at most this part of a GPU lies there beside the model."""
+GIB = 1 << 30
+
+
+def require_memory(spec: JobSpec, nodes: Sequence[Node]) -> None:
+    """InvalidInput, with the number and the nearest way that fits, where no machine that the job may run on could hold
+    the training. After a move, what was estimated for the other kind of device is all that is known."""
+    estimate, own = spec.estimate, [node for node in nodes if _may_run_on(spec, node)]
+    if estimate is None or not own:
+        return
+    memory = process_memory(spec, own)
+    asked = [way for way in estimate.ways if way.as_asked and way.processes <= spec.processes]
+    if not asked or any(_need(way, spec, memory) <= USABLE * memory for way in asked):
+        return
+    least = min(asked, key=lambda way: way.peak_bytes)
+    given = f"{_size(estimate.ways[0].peak_bytes)} {_each(spec)}, {_words(estimate.ways[0], spec)}"
+    if least != estimate.ways[0]:
+        given += f"; at the least {_size(least.peak_bytes)}, {_words(least, spec)}"
+    if (estimate.device == "cuda") != bool(spec.gpus):
+        given += f"; as it was estimated for a {'GPU' if estimate.device == 'cuda' else 'CPU'}"
+    fault = Fault(
+        where="spec.estimate",
+        given=given,
+        allowed=f"at most {_size(USABLE * memory)} {_each(spec)}: {_whose(spec, memory)}",
+        fix=_nearest(estimate, spec, own, [node for node in nodes if node not in own]),
+    )
+    raise InvalidInput(
+        f"this training does not fit in the memory of any machine {_place(spec)}", faults=[fault]
+    )
+
+
+def process_memory(spec: JobSpec, nodes: Sequence[Node]) -> float:
+    """The most bytes that each process of the job could have on one of the machines."""
+    if not spec.gpus:
+        most = max((node.memory_bytes for node in nodes), default=0)
+        return min(spec.memory_bytes or most, most) / spec.processes
+    largest = max((gpu.memory_bytes for node in nodes for gpu in node.gpus if _will_do(spec, gpu)), default=0)
+    if spec.gpu_milli < WHOLE_GPU:
+        return (spec.gpu_memory_bytes or largest * spec.gpu_milli / WHOLE_GPU) / spec.processes
+    return largest * min(1.0, spec.gpus / spec.processes)
+
+
+def _nearest(estimate: MemoryEstimate, spec: JobSpec, own: Sequence[Node], others: Sequence[Node]) -> str:
+    """The first way that one of its `own` machines could hold, if the job asked for as much as there is of it; else
+    one of the `others`."""
+    for nodes in (own, others):
+        for way in estimate.ways:
+            holds = next((node for node in nodes if _holds(node, way, spec)), None)
+            if holds is not None:
+                where = "" if nodes is own else f"in pool {holds.pool}, "
+                takes = f"{_words(way, spec)} takes {_size(way.peak_bytes)} {_each(spec)}"
+                return f"{where}{takes}{_options(way, spec)}"
+    least = min(estimate.ways, key=lambda way: way.peak_bytes)
+    return (
+        f"a smaller model or batch: {_words(least, spec)} still takes {_size(least.peak_bytes)} {_each(spec)}"
+    )
+
+
+def _holds(node: Node, way: TrainingPlan, spec: JobSpec) -> bool:
+    if not spec.gpus:
+        return way.processes * way.peak_bytes <= USABLE * node.memory_bytes
+    cards = sorted((gpu.memory_bytes for gpu in node.gpus if _will_do(spec, gpu)), reverse=True)
+    if len(cards) < way.processes:
+        return False
+    memory = cards[way.processes - 1]
+    return _need(way, spec, memory) <= USABLE * memory
+
+
+def _need(way: TrainingPlan, spec: JobSpec, memory: float) -> int:
+    data = spec.estimate.data_bytes if spec.estimate and spec.gpus else 0
+    return way.peak_bytes + (data if data <= DATA_SHARE * memory else 0)
+
+
+def _options(way: TrainingPlan, spec: JobSpec) -> str:
+    """How the job would have to be submitted for it, beside what its script says."""
+    options = [f"--processes {way.processes}"] if way.processes != spec.processes else []
+    if spec.gpus and (way.processes != spec.gpus or spec.gpu_milli < WHOLE_GPU):
+        options.append(f"--gpus {way.processes}")
+    if not spec.gpus and spec.memory_bytes:
+        options.append(f"--memory {-(-way.processes * way.peak_bytes // round(USABLE * GIB))}GiB")
+    return f": {' '.join(options)}" if options else ""
+
+
+def _words(way: TrainingPlan, spec: JobSpec) -> str:
+    """fsdp 4, bf16, accumulate=8."""
+    parts = [way.layout, way.precision]
+    parts += [f"accumulate={way.micro_batches}"] if way.micro_batches > 1 else []
+    return ", ".join(parts)
+
+
+def _whose(spec: JobSpec, memory: float) -> str:
+    if not spec.gpus:
+        whole = "what the job asks for" if spec.memory_bytes else f"the largest machine {_place(spec)}"
+        among = f" for {spec.processes} processes" if spec.processes > 1 else ""
+        return f"{whole} has {_size(memory * spec.processes)}{among}"
+    part = (
+        "the part of a GPU that it asks for" if memory and spec.gpu_milli < WHOLE_GPU else "the largest GPU"
+    )
+    return f"{part} has {_size(memory)}" + (
+        f", shared by {spec.processes} processes on {spec.gpus}" if spec.processes > spec.gpus else ""
+    )
+
+
+def _each(spec: JobSpec) -> str:
+    return "a GPU" if spec.gpus and spec.gpus >= spec.processes else "a process"
+
+
+def _place(spec: JobSpec) -> str:
+    return f"in pool {' or '.join(sorted(spec.affinity.pools))}" if spec.affinity.pools else "here"
+
+
+def _may_run_on(spec: JobSpec, node: Node) -> bool:
+    wanted = spec.affinity
+    in_pool = not wanted.pools or node.pool in wanted.pools
+    return in_pool and wanted.labels <= node.labels and not wanted.avoid & node.labels
+
+
+def _will_do(spec: JobSpec, gpu: Gpu) -> bool:
+    return gpu.profile == spec.gpu_profile and (spec.gpu_models is None or gpu.model in spec.gpu_models)
+
+
+def _size(count: float) -> str:
+    units = ((GIB, GIB / 10, "GiB"), (1 << 20, (1 << 20) / 10, "MiB"), (1 << 10, 0, "KiB"))
+    step, unit = next((step, unit) for step, least, unit in units if count >= least)
+    return f"{count / step:.3g} {unit}"

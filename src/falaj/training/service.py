@@ -1,0 +1,365 @@
+"""Jobs: submit them, watch them, stop them, and the bookkeeping of whoever runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from falaj.errors import Conflict, InvalidInput
+from falaj.governance.bootstrap import count_users
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ByteStream, Mode, operation
+from falaj.governance.secrets.service import require_secrets
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.names import BlobRef, Name, ObjectId, WorkspaceRef, new_id
+from falaj.records.scheduling.accounting import ResourceUsage
+from falaj.records.scheduling.snapshot import AtLeastOne, Explanation, Node, Request
+from falaj.records.training.jobs import (
+    AttemptNumber,
+    Checkpoint,
+    CheckpointCount,
+    Job,
+    JobMove,
+    JobRef,
+    JobSpec,
+    JobState,
+    Outputs,
+    PartBlobs,
+    Placements,
+    SaveName,
+    Verdict,
+    Words,
+)
+from falaj.training import store
+from falaj.training.admission import require_admissible, require_job_limit
+from falaj.training.attempts import AttemptRecorder
+from falaj.training.checkpoints import keep_checkpoint
+from falaj.training.dependencies import Accounts, BlobSource, ExecutionBackend, Scheduler, TrackedRuns
+from falaj.training.inputs import require_action, require_token_scope, require_zone, resolve_inputs
+from falaj.training.logs import LogReader
+from falaj.training.moves import MoveTarget, move_job, moved_record
+from falaj.training.queue import QueueReader, is_due, request_for
+from falaj.training.retry import JobRetry, requester_columns
+from falaj.training.runs import start_run
+
+WATCH_EVERY_S = 0.1
+ALIVE_EVERY_S = 2.0
+
+Offset = Annotated[int, Field(ge=0, le=2**62)]
+Step = Annotated[int, Field(ge=0, le=2**62)]
+ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
+
+
+class Jobs:
+    """Run code on the platform's machines, with inputs from the platform and everything recorded."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        runs: TrackedRuns,
+        scheduler: Scheduler,
+        backend: ExecutionBackend,
+        blobs: BlobSource,
+        accounts: Accounts,
+        wanted: Callable[[], None],
+        unfinished_limit: int = 10_000,
+    ) -> None:
+        """`wanted` is told when there may be a job to start."""
+        self.gate = gate
+        self._runs = runs
+        self._scheduler = scheduler
+        self._backend = backend
+        self._blobs = blobs
+        self._accounts = accounts
+        self._wanted = wanted
+        self._unfinished_limit = unfinished_limit
+        self._books = AttemptRecorder(runs, blobs, accounts, backend)
+        self.queue = QueueReader(accounts)
+        self.stored = blobs
+
+    @operation("jobs.submit", resource="workspace", mode=Mode.LATE)
+    def submit(
+        self, spec: JobSpec, *, code: BlobRef | None = None, workspace: WorkspaceRef | None = None
+    ) -> Job:
+        """Queue a job. `code` is an uploaded tar.gz that has the script; it is kept from then on.
+
+        You must be allowed to read every input; their restrictions flow into the job and all that it makes.
+        """
+        call = current_call()
+        nodes = self._fitting_nodes(call, spec)
+        _require_code(spec, code)
+
+        def publish() -> Job:
+            home = call.target
+            require_job_limit(call.tx, home.id, limit=self._unfinished_limit)
+            inputs = self._take_inputs(call, home, spec, nodes)
+            require_secrets(self.gate, call, spec.secrets, workspace=home)
+            new = call.create("job", workspace=home)
+            packed = call.object("code") if code is not None else None
+            if packed is not None:
+                self._blobs.keep(call.tx, self._blobs.facts(call.tx, packed.id), now=call.now)
+            request = request_for(
+                new.id, spec, workspace=home.id, submitted_at=new.created_at, label=new.label
+            )
+            pinned = {name: found.id for name, found in inputs.items()}
+            values = {
+                "spec": spec.model_dump(mode="json"),
+                "request": request.model_dump(mode="json", exclude_defaults=True),
+                "queue": spec.queue,
+                "inputs": pinned,
+                "code": None if packed is None else packed.id,
+                "run": start_run(self._runs, call, home, new.id, spec, pinned),
+                **requester_columns(call),
+            }
+            store.add_job(call.tx, new, values)
+            return store.job_record(new, store.job_row(call.tx, new.id))
+
+        job = self.gate.commit(call, publish)
+        self._wanted()
+        return job
+
+    @operation("jobs.show", resource="job", mode=Mode.READ)
+    def show(self, job: JobRef) -> Job:
+        """How far a job is, or how it ended."""
+        return self._record()
+
+    @operation("jobs.list", resource="workspace", mode=Mode.READ)
+    def list(
+        self,
+        *,
+        state: JobState | None = None,
+        workspace: WorkspaceRef | None = None,
+        after: Cursor = "",
+        limit: PageSize = 100,
+    ) -> Page[Job]:
+        """The jobs of a workspace, newest first."""
+        call = current_call()
+        seen: dict[ObjectId, Job] = {}
+        while len(seen) <= limit:
+            batch = store.list_jobs(call.tx, call.target.id, state=state, before=after, limit=limit + 1)
+            visible = {found.id for found in self.gate.visible([found for found, _ in batch])}
+            seen |= {
+                each.id: store.abbreviate(store.job_record(each, row))
+                for each, row in batch
+                if each.id in visible
+            }
+            if len(batch) <= limit:
+                break
+            after = batch[-1][0].id
+        shown = tuple(seen.values())[:limit]
+        return Page(items=shown, next=shown[-1].id if len(seen) > limit else None)
+
+    @operation("jobs.wait", resource="job", mode=Mode.READ)
+    def wait(self, job: JobRef) -> Iterator[Job]:
+        """Every change until the job ends, and a sign of life now and then; the last record says how it ended."""
+        self._wanted()
+        return self._changes(current_call().target)
+
+    @operation("jobs.logs", resource="job", mode=Mode.FREE)
+    def logs(self, job: JobRef, *, follow: bool = False, offset: Offset = 0) -> ByteStream:
+        """What the newest attempt has printed, from a byte on; with `follow` until the job ends."""
+        if follow:
+            self._wanted()
+        reader = LogReader(self.gate.database, self._backend, self._blobs, current_call().target.id)
+        return reader.stream(follow=follow, offset=offset)
+
+    @operation("jobs.explain", resource="job", mode=Mode.READ)
+    def explain(self, job: JobRef) -> Explanation:
+        """Why a job waits: what binds, its position, what would start it now, and when it will start.
+
+        Of one that runs, since when, and how the attempt before ended.
+        """
+        call = current_call()
+        found, now = self._record(), call.now
+        if found.state.ended:
+            raise Conflict(
+                f"job {found.id} has ended: {found.state}" + (f", {found.reason}" if found.reason else "")
+            )
+        pause = store.job_row(call.tx, found.id)["not_before"]
+        look = self.queue.look(call.tx, self._backend.nodes(), now=now)
+        if not is_due(pause, now=now):
+            words = f"pauses until {pause:%Y-%m-%d %H:%M:%S %Z} after a failed attempt; {found.reason}"
+            of = len(look.attempts)
+            return Explanation(job=found.id, state="waiting", words=words, of=of, expected_start=pause)
+        told, before = self._scheduler.explain(look.snapshot, found.id), None
+        if found.state is JobState.RUNNING:
+            before = store.describe_ending(call.tx, found.id, found.attempt - 1)
+        return told.model_copy(update={"words": f"{told.words}; {before}"}) if before else told
+
+    @operation("jobs.cancel", resource="job", confirm=True)
+    def cancel(self, job: JobRef) -> Job:
+        """Take a job from the queue, or stop it: it is asked to end, and killed if it does not."""
+        call = current_call()
+        row = store.lock_job(call.tx, call.target.id)
+        state = JobState(row["state"])
+        if state.ended:
+            raise Conflict(f"job {call.target.id} has ended already: {state}")
+        if state is JobState.RUNNING:
+            store.update_job(call.tx, call.target.id, cancelling=True)
+        else:
+            reason = f"cancelled by {call.caller.name} before it started"
+            self._books.end(call, row, JobState.CANCELLED, reason)
+        return self._record()
+
+    @operation("jobs.retry", resource="job")
+    def retry(self, job: JobRef) -> Job:
+        """Queue a job that failed or was cancelled once more, for you; it goes on from its checkpoints, as a new run.
+
+        It is refused where no machine could run it or hold it any more. The new run remembers what the one before has
+        survived, and names it in its parameter job.goes_on_from.
+        """
+        call = current_call()
+        neighbours = self._runs, self._scheduler, self._backend, self._accounts
+        JobRetry(self.gate, *neighbours, self._unfinished_limit).requeue(call)
+        self._wanted()
+        return self._record()
+
+    @operation("jobs.move", resource="job")
+    def move(
+        self,
+        job: JobRef,
+        *,
+        to: Name,
+        pool: Name | None = None,
+        gpus: Annotated[int, Field(ge=0, le=1024)] | None = None,
+        cpus: AtLeastOne | None = None,
+    ) -> JobMove:
+        """Have a job go on with cpu or gpu, or in a pool: one that runs saves itself, leaves, and waits for that.
+
+        It keeps its place in the queue, and it does not count as a failure. What saves no checkpoints begins anew.
+        """
+        call = current_call()
+        nodes, queues = self._backend.nodes(), self._accounts.queues(call.tx, now=call.now)
+        move_job(call, MoveTarget(to, pool, gpus, cpus), nodes, queues, self._scheduler)
+        self._wanted()
+        return moved_record(call, self._record())
+
+    @operation("jobs.checkpoints", resource="job", mode=Mode.READ)
+    def checkpoints(self, job: JobRef) -> tuple[Checkpoint, ...]:
+        """What a job has saved of itself, newest first; the bytes are those of the blobs."""
+        return tuple(store.checkpoints_of(current_call().tx, current_call().target.id))
+
+    @operation("jobs.begin", resource="job", allow=Role.OPERATOR)
+    def begin(
+        self,
+        job: JobRef,
+        *,
+        attempt: AttemptNumber,
+        placements: Placements,
+        borrows: bool = False,
+        decided: Request | None = None,
+    ) -> Job:
+        """Write down that an attempt begins, unless the job asks for something else than what was `decided` about."""
+        self._books.begin(current_call(), attempt, placements, borrows=borrows, decided=decided)
+        return self._record()
+
+    @operation("jobs.preempt", resource="job", allow=Role.OPERATOR)
+    def preempt(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
+        """Give a waiting job a claim to what others hold, and have those save themselves and leave.
+
+        They go back to their queues, and later go on. The controller does this, as the scheduler decides.
+        """
+        call = current_call()
+        self._books.make_room(call, [found.id for found in call.referred["leaving"]])
+        return self._record()
+
+    @operation("jobs.finish", resource="job", allow=Role.OPERATOR)
+    def finish(
+        self,
+        job: JobRef,
+        *,
+        attempt: AttemptNumber,
+        verdict: Verdict,
+        reason: Words | None = None,
+        exit_code: ExitCode | None = None,
+        outputs: Outputs = (),
+        log: BlobRef | None = None,
+        environment: BlobRef | None = None,
+        used: ResourceUsage | None = None,
+    ) -> Job:
+        """Write down how an attempt ended, and publish what it made; the controller does this."""
+        self._books.settle(
+            current_call(),
+            attempt,
+            verdict,
+            reason=reason,
+            exit_code=exit_code,
+            outputs=outputs,
+            used=used or ResourceUsage(),
+        )
+        return self._record()
+
+    @operation("jobs.save_checkpoint", resource="job", allow=Role.OPERATOR)
+    def save_checkpoint(
+        self,
+        job: JobRef,
+        *,
+        attempt: AttemptNumber,
+        step: Step,
+        save: SaveName,
+        manifest: BlobRef,
+        parts: PartBlobs,
+        keep: CheckpointCount = 3,
+        best: Step | None = None,
+    ) -> Checkpoint:
+        """Make uploaded parts the checkpoint of a step. `keep` of them stay, and `best`; the controller does this."""
+        return keep_checkpoint(
+            current_call(), self._blobs, attempt=attempt, step=step, save=save, keep=keep, best=best
+        )
+
+    # ------------------------------------------------------------------------------------ beneath them
+
+    def _record(self) -> Job:
+        call = current_call()
+        return store.job_record(call.target, store.job_row(call.tx, call.target.id))
+
+    def _fitting_nodes(self, call: Call, spec: JobSpec) -> tuple[Node, ...]:
+        """The machines, on which the job could run if nothing else did; else it is refused with the figures."""
+        with self.gate.database.read() as tx:
+            users, queues = count_users(tx), self._accounts.queues(tx, now=call.now)
+            self._accounts.require_open(tx, spec.queue, call.target.id)
+        self._backend.require_isolation(users=users)
+        if spec.environment is not None:
+            self._backend.require_environment(spec.environment)
+        nodes = self._backend.nodes()
+        asked = request_for(new_id("job"), spec, workspace=call.target.id, submitted_at=call.now)
+        require_admissible(self._scheduler, spec, asked, nodes, queues)
+        return nodes
+
+    def _take_inputs(
+        self, call: Call, home: StoredObject, spec: JobSpec, nodes: tuple[Node, ...]
+    ) -> dict[str, StoredObject]:
+        """The inputs, which from now on count as what the call reads; refused where they may not be computed on."""
+        inputs = resolve_inputs(self.gate, call, spec.inputs)
+        call.referred["inputs"] = [*inputs.values()]
+        for packed in call.referred["code"]:
+            require_action(self.gate, call, "blobs.read", packed)
+        require_action(self.gate, call, "blobs.upload", home)
+        require_token_scope(call.caller)
+        require_zone(self.gate, call, home, nodes)
+        return inputs
+
+    def _changes(self, target: StoredObject) -> Iterator[Job]:
+        last, said_at = None, 0.0
+        while last is None or not last.state.ended:
+            with self.gate.database.read() as tx:
+                now = store.job_record(target, store.job_row(tx, target.id))
+            if now != last or time.monotonic() - said_at >= ALIVE_EVERY_S:
+                said_at = time.monotonic()
+                yield now
+            else:
+                time.sleep(WATCH_EVERY_S)
+            last = now
+
+
+def _require_code(spec: JobSpec, code: str | None) -> None:
+    if spec.asked is not None:
+        raise InvalidInput.at("spec.asked", allowed="nothing: it is filled in when a job is moved")
+    if spec.script is not None and code is None:
+        raise InvalidInput.at("code", allowed=f"the blob of a tar.gz that has {spec.script}")

@@ -1,0 +1,99 @@
+"""A platform with controllers as real processes, for scenarios that kill, stop and start them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from falaj.records.training.jobs import Job, JobState
+from platforms import OwnPlatform
+from polling import eventually
+
+CONTROLLER = """
+import sys
+from datetime import timedelta
+from falaj.apps.controller.process import main
+from falaj.control.controller import ControllerTiming
+main(timing=ControllerTiming(lease=timedelta(seconds=float(sys.argv[1])), every_s=0.03))
+"""
+LEASE_S = 5.0
+"""On a busy machine a process may get no turn for a second, and one that loses its lease ends: nobody starts it again
+here. Of one that was killed the others know it at once; only for one that was stopped they wait for its lease's end."""
+
+
+@dataclass
+class ControllerProcesses:
+    """A platform, and the controllers that run on it."""
+
+    platform: OwnPlatform
+    folder: Path
+    lease_s: float = LEASE_S
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start_controller(self) -> subprocess.Popen[bytes]:
+        home = self.platform.home
+        places = {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLER, str(self.lease_s)],
+            env=os.environ | places,
+            stdin=subprocess.PIPE,
+        )
+        self.running.append(process)
+        return process
+
+    def submit(self, script: str, **options: object) -> Job:
+        folder = self.folder / "code"
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(textwrap.dedent(script))
+        return self.platform.train(folder / "train.py", **options)
+
+    def state(self, job: Job) -> JobState:
+        return self.platform.jobs.show(job.id).state
+
+    def ends(self, job: Job, within: float = 40) -> Job:
+        eventually(lambda: self.state(job).ended, within=within, every=0.05)
+        return self.platform.jobs.show(job.id)
+
+    def fence(self) -> int:
+        found: list[int] = self.platform.rows_of("SELECT fence FROM control_leases")
+        return found[0] if found else 0
+
+    def is_led_by_the_newest(self) -> bool:
+        """Whether the controller that was started last holds the lease."""
+        return self.fence() == len(self.running)
+
+    def points(self, job: Job) -> dict[str, int]:
+        return {each.key: each.points for each in self.platform.runs.show(job.run).metrics}
+
+    def losses(self, job: Job) -> dict[int, set[float]]:
+        """Every loss that was logged for a step."""
+        history = self.platform.runs.metrics(job.run, "loss").read_all().to_pydict()
+        by_step: dict[int, set[float]] = {}
+        for step, value in zip(history["step"], history["value"], strict=True):
+            by_step.setdefault(step, set()).add(value)
+        return by_step
+
+    def log(self, job: Job) -> str:
+        return b"".join(self.platform.jobs.logs(job.id)).decode()
+
+
+@contextmanager
+def run_controllers(
+    platform: OwnPlatform, folder: Path, *, lease_s: float = LEASE_S
+) -> Iterator[ControllerProcesses]:
+    """A stage whose controllers end with it."""
+    stage = ControllerProcesses(platform, folder, lease_s)
+    try:
+        yield stage
+    finally:
+        for process in stage.running:
+            for number in (signal.SIGCONT, signal.SIGTERM):
+                process.send_signal(number)
+            process.communicate()

@@ -1,0 +1,208 @@
+"""A what-if under real controllers: killed and cancelled in the middle, watched, and asked for at the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import falaj as fj
+from accounting_history import add_past_jobs, replay_processes
+from controller_processes import ControllerProcesses, run_controllers
+from falaj.assembly.home import open_home
+from falaj.assembly.platform import assemble
+from falaj.control.workflows import service as works
+from falaj.errors import NotFound
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.scheduling.simulation import Changes, NewWeight, WhatIfComparison, WhatIfQuestion
+from falaj.scheduling.simulator.past import answer
+from platforms import make_platform
+from polling import eventually
+from processes import is_alive
+
+JOBS = 1500
+SLOW = 60
+"""Seconds that a loaded machine may take."""
+
+
+@pytest.fixture
+def stage(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ControllerProcesses]:
+    """A platform whose jobs of the last day are in the accounts."""
+    url = "sqlite" if database_url.startswith("sqlite") else database_url
+    with (
+        make_platform(tmp_path, url, environment=monkeypatch) as platform,
+        run_controllers(platform, tmp_path, lease_s=1.0) as made,
+    ):
+        platform.queues.set("risk")
+        add_past_jobs(platform.database, platform.queues._accounts, JOBS, queues=("risk", "default"))
+        yield made
+
+
+def stopped_replay(controller: subprocess.Popen[bytes]) -> int:
+    """The process that replays, as soon as there is one; it stands still."""
+    (pid,) = eventually(lambda: replay_processes(controller.pid), within=SLOW, every=0.02)
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def ended(stage: ControllerProcesses, work: WorkflowRun) -> WorkflowRun:
+    eventually(lambda: stage.platform.workflows.show(work.id).state.ended, within=SLOW, every=0.05)
+    return stage.platform.workflows.show(work.id)
+
+
+def direct(stage: ControllerProcesses, work: WorkflowRun) -> WhatIfComparison:
+    """What the simulator finds in this process."""
+    with stage.platform.database.read() as tx:
+        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
+    past = stage.platform.queues.history(since=asked.since, until=asked.until, as_of=asked.asked_at)
+    return answer(asked, past)
+
+
+def test_a_controller_killed_in_the_middle_takes_the_replay_with_it_and_the_next_finds_the_same(
+    stage: ControllerProcesses,
+) -> None:
+    first = stage.start_controller()
+    work = stage.platform.queues.what_if(changes=Changes(weights=(NewWeight(queue="risk", weight=3),)))
+    child = stopped_replay(first)
+
+    first.kill()
+    first.wait()
+    os.kill(child, signal.SIGCONT)
+    eventually(lambda: not is_alive(child), within=SLOW)
+    assert stage.platform.workflows.show(work.id).state is WorkflowState.RUNNING
+    with pytest.raises(NotFound):
+        stage.platform.queues.what_if_result(work.id)
+    stage.start_controller()
+
+    done = ended(stage, work)
+    assert (done.state, done.error) == (WorkflowState.DONE, None)
+    assert done.result == {"work": work.id, "jobs": JOBS}
+    assert stage.platform.queues.what_if_result(work.id) == direct(stage, work)
+
+
+def test_cancelled_it_ends_and_so_does_its_process(stage: ControllerProcesses) -> None:
+    controller = stage.start_controller()
+    work = stage.platform.queues.what_if()
+    child = stopped_replay(controller)
+
+    stage.platform.workflows.cancel(work.id)
+
+    done = ended(stage, work)
+    assert done.state is WorkflowState.CANCELLED
+    assert not is_alive(child)
+    with pytest.raises(NotFound):
+        stage.platform.queues.what_if_result(work.id)
+    again = stage.platform.queues.what_if()
+    assert ended(stage, again).state is WorkflowState.DONE  # the controller goes on
+
+
+def test_a_controller_that_is_told_to_stop_ends_it_and_the_next_does_it_again(
+    stage: ControllerProcesses,
+) -> None:
+    first = stage.start_controller()
+    work = stage.platform.queues.what_if()
+    child = stopped_replay(first)
+
+    first.send_signal(signal.SIGTERM)
+    first.wait(SLOW)
+
+    assert not is_alive(child)
+    assert stage.platform.workflows.show(work.id).state is WorkflowState.RUNNING
+    stage.start_controller()
+    assert ended(stage, work).state is WorkflowState.DONE
+
+
+def test_how_far_it_is_can_be_watched_and_the_lease_is_kept_meanwhile(stage: ControllerProcesses) -> None:
+    """The lease lasts one second here."""
+    controller = stage.start_controller()
+    work = stage.platform.queues.what_if()
+
+    seen = list(stage.platform.workflows.watch(work.id))
+
+    assert seen[-1].state is WorkflowState.DONE
+    counted = [each.step for each in seen if each.steps == 2 * JOBS]
+    assert any(0 < step < 2 * JOBS for step in counted)
+    assert counted == sorted(counted)
+    assert counted[-1] == 2 * JOBS
+    assert stage.fence() == 1
+    assert controller.poll() is None
+
+
+# --------------------------------------------------------------------------------------- at the command line
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home whose jobs of the last hours are in the accounts."""
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
+    for name in ("FALAJ_URL", "FALAJ_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    platform = assemble(open_home(), as_owner=True)
+    platform.services.queues.set("risk")
+    add_past_jobs(platform.database, platform.services.queues._accounts, 30, queues=("risk",))
+    platform.close()
+    return tmp_path / "home"
+
+
+def falaj(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "falaj", *arguments], capture_output=True, text=True, check=False, timeout=SLOW
+    )
+
+
+def test_the_command_waits_and_prints_the_table_beside_a_running_platform(home: Path) -> None:
+    up = subprocess.Popen(
+        [sys.executable, "-m", "falaj", "up", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        eventually(lambda: "ready" in falaj("status").stdout, within=SLOW, every=0.2)
+
+        ran = falaj("queues", "what-if", "--weight", "risk=2")
+        later = falaj("queues", "what-if", "--detach", "--json")
+        ident = WorkflowRun.model_validate_json(later.stdout).id
+        with fj.connect(str(open_home().platform()["url"])) as platform:
+            *_, done = platform.workflows.watch(ident)
+        told = falaj("queues", "what-if-result", ident)
+        as_json = falaj("queues", "what-if-result", ident, "--json")
+    finally:
+        up.send_signal(signal.SIGTERM)
+        up.communicate(timeout=SLOW)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "30 jobs, submitted" in ran.stdout
+    assert "weight of risk: 1 → 2" in ran.stdout
+    assert done.state is WorkflowState.DONE
+    assert "nothing is changed" in told.stdout
+    assert WhatIfComparison.model_validate_json(as_json.stdout).jobs == 30
+
+
+def test_the_command_works_where_no_platform_runs(home: Path) -> None:
+    ran = falaj("queues", "what-if", "--json")
+    later = falaj("queues", "what-if", "--detach")
+    ident = later.stdout.partition(":")[0]
+    watched = falaj("workflows", "watch", ident)
+    told = falaj("queues", "what-if-result", ident)
+
+    assert WhatIfComparison.model_validate_json(ran.stdout).jobs == 30
+    assert f"falaj queues what-if-result {ident}" in later.stdout
+    assert watched.returncode == 0
+    assert "queues.what_if done" in watched.stdout
+    assert "30 jobs, submitted" in told.stdout
+
+
+def test_one_that_was_left_goes_on_at_the_next_opening(home: Path) -> None:
+    with fj.open(home) as platform:
+        work = platform.queues.what_if()
+    with fj.open(home) as platform:
+        *_, done = platform.workflows.watch(work.id)
+        found = platform.queues.what_if_result(work.id)
+
+    assert (done.state, found.jobs) == (WorkflowState.DONE, 30)

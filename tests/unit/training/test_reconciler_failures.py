@@ -1,0 +1,471 @@
+"""What keeps a keeper from its work: lost nodes, a database that refuses, clocks that jump, and very long queues."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from falaj.control.jobs import backoff, decision_trigger, staging
+from falaj.control.jobs import reconciler as keeping
+from falaj.control.jobs.backoff import Backoff
+from falaj.control.jobs.context import ControllerContext
+from falaj.control.jobs.reconciler import JobReconciler
+from falaj.errors import Conflict, InvalidInput
+from falaj.ports.launcher import AttemptState
+from falaj.records.scheduling.snapshot import Decision, Snapshot
+from falaj.records.training.jobs import Job, JobState
+from falaj.scheduling import Backlog
+from falaj.training import code_archive, store
+from falaj.training.tables import attempts
+from falaj.training.transitions import LONGEST_PAUSE_S
+from job_harness import DONE, FAILED, NODE, JobHarness
+from polling import eventually
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts live in the keeper's own thread."""
+
+    def run(target: Callable[[], None], **_: Any) -> threading.Thread:
+        target()
+        return threading.Thread()
+
+    monkeypatch.setattr(keeping, "start_thread", run)
+    monkeypatch.setattr(keeping, "AGAIN_S", 0.0)
+
+
+# -------------------------------------------------------------------------------------------- lost nodes
+
+
+def test_a_job_on_a_lost_node_goes_back_to_the_queue_and_on_elsewhere(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "LOST_AFTER_S", 0.0)
+    light_harness.launcher.program = lambda _: AttemptState("running")
+    job, reconciler = light_harness.submit(), light_harness.reconciler()
+    reconciler.tick()
+    eventually(lambda: light_harness.launcher.runs)
+    light_harness.launcher.program = lambda _: DONE
+
+    light_harness.machine.node = NODE.model_copy(update={"name": "there"})
+    reconciler.tick()
+
+    eventually(lambda: light_harness.jobs.show(job.id).state is JobState.QUEUED)
+    back = light_harness.jobs.show(job.id)
+    assert (back.reason, back.preemptions) == ("interrupted: node here is lost", 0)
+    reconciler.tick()
+    eventually(lambda: light_harness.jobs.show(job.id).state is JobState.DONE)
+    assert (light_harness.jobs.show(job.id).attempt, light_harness.jobs.show(job.id).node) == (2, "there")
+    assert [row["verdict"] for row in light_harness.platform.rows(attempts)] == ["interrupted", "done"]
+
+
+def test_a_node_that_is_away_for_a_moment_is_not_lost(light_harness: JobHarness) -> None:
+    light_harness.launcher.program = lambda _: AttemptState("running")
+    job, reconciler = light_harness.submit(), light_harness.reconciler()
+    reconciler.tick()
+    eventually(lambda: light_harness.launcher.runs)
+
+    light_harness.machine.node = NODE.model_copy(update={"name": "there"})
+    reconciler.tick()
+    light_harness.machine.node = NODE
+    reconciler.tick()
+
+    assert light_harness.launcher.stopped == []
+    assert light_harness.jobs.show(job.id).state is JobState.RUNNING
+    reconciler.stop()
+
+
+def test_an_attempt_on_a_node_that_is_not_seen_from_here_is_not_started_here_as_well(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a controller on another machine takes over: where it was begun, it may run still."""
+    job = light_harness.begin(light_harness.submit())
+    light_harness.machine.node = NODE.model_copy(update={"name": "there"})
+    reconciler = light_harness.reconciler()
+
+    def looked_at() -> Job:
+        reconciler.tick()
+        return light_harness.jobs.show(job.id)
+
+    eventually(lambda: looked_at().reason)
+
+    assert light_harness.launcher.runs == {}
+    away = light_harness.jobs.show(job.id)
+    assert (away.state, away.reason) == (
+        JobState.RUNNING,
+        "attempt 1 is taken up again in 1 s: node here is not there",
+    )
+    monkeypatch.setattr(keeping, "LOST_AFTER_S", 0.0)
+    eventually(lambda: looked_at().state is JobState.DONE, within=30)
+    assert light_harness.launcher.runs == {f"{job.id}/2": 1}
+    assert [row["verdict"] for row in light_harness.platform.rows(attempts)] == ["interrupted", "done"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_job_whose_machine_went_down_goes_on_when_it_is_there_again(light_harness: JobHarness) -> None:
+    """As one on a node that is lost: nothing that the job has done, so it does not count against its retries."""
+    job = light_harness.begin(light_harness.submit(retries=0))
+    light_harness.launcher.known[f"{job.id}/1"] = AttemptState("lost", went_down=True)
+    reconciler = light_harness.reconciler()
+
+    for _ in range(2):
+        reconciler.tick()
+
+    (first, second) = light_harness.platform.rows(attempts)
+    assert (first["verdict"], first["reason"]) == ("interrupted", "interrupted: the machine went down")
+    assert (second["verdict"], light_harness.jobs.show(job.id).state) == ("done", JobState.DONE)
+
+
+# ----------------------------------------------------------------------------------- ends at the same time
+
+
+OWN_END = replace(DONE, stopped=False)
+
+
+def test_one_that_ends_well_before_it_hears_that_it_should_is_done(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between writing down that it is told and telling it, which takes as long as the database does."""
+    light_harness.launcher.program = lambda _: AttemptState("running")
+    job, reconciler = light_harness.submit(), light_harness.reconciler()
+    reconciler.tick()
+    eventually(lambda: light_harness.launcher.runs)
+    real = ControllerContext.note
+
+    def note(office: ControllerContext, ident: str, **values: Any) -> None:
+        real(office, ident, **values)
+        light_harness.launcher.known[f"{job.id}/1"] = OWN_END
+
+    monkeypatch.setattr(ControllerContext, "note", note)
+    reconciler.stop()
+
+    done = light_harness.jobs.show(job.id)
+    assert (done.state, done.attempt, done.reason) == (JobState.DONE, 1, None)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_attempt_is_prepared_while_what_is_left_of_the_one_before_is_cleared_up(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = staging.make_traversable
+
+    def open_to_pass(folder: Path) -> None:
+        real(folder)
+        monkeypatch.setattr(staging, "make_traversable", real)
+        folder.rmdir()  # by the thread of the attempt before, which finds it empty
+
+    job, reconciler = light_harness.submit(), light_harness.reconciler()
+    monkeypatch.setattr(staging, "make_traversable", open_to_pass)
+    reconciler.tick()
+
+    done = light_harness.jobs.show(job.id)
+    assert (done.state, done.reason) == (JobState.DONE, None)
+
+
+def test_a_keeper_that_lost_its_lease_clears_up_nothing_that_the_next_one_runs(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped after it had looked what runs, and goes on much later."""
+    light_harness.launcher.program = lambda _: AttemptState("running")
+    job, real, next_one = light_harness.submit(), store.running, list[JobReconciler]()
+
+    def take_over() -> None:
+        next_one.append(light_harness.reconciler())
+        next_one[0].tick()
+        eventually(lambda: light_harness.launcher.runs)
+
+    def running(tx: Any) -> list[Any]:
+        found = real(tx)
+        monkeypatch.setattr(store, "running", real)
+        other = threading.Thread(target=take_over)
+        other.start()
+        other.join()
+        return found
+
+    class Lost(Exception):
+        pass
+
+    def on_lost() -> NoReturn:
+        raise Lost
+
+    monkeypatch.setattr(store, "running", running)
+    with pytest.raises(Lost):
+        light_harness.reconciler(on_lost=on_lost)
+
+    assert light_harness.launcher.state(f"{job.id}/1").phase == "running"
+    next_one[0].stop()
+
+
+# -------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_attempt_that_cannot_be_settled_is_tried_again_less_and_less_often_and_its_job_says_so(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        tried.append(1)
+        raise Conflict("the run was ended by hand")
+
+    monkeypatch.setattr(keeping, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(light_harness.jobs._runs, "end", refuse)
+    job, reconciler = light_harness.submit(), light_harness.reconciler()
+    for _ in range(5):
+        reconciler.tick()
+
+    assert len(tried) == 1
+    stuck = light_harness.jobs.show(job.id)
+    assert stuck.state is JobState.RUNNING
+    assert stuck.reason == "attempt 1 is taken up again in 60 s: the run was ended by hand"
+    monkeypatch.undo()
+    light_harness.reconciler().tick()
+    eventually(lambda: light_harness.jobs.show(job.id).state is JobState.DONE)
+    assert light_harness.launcher.runs == {f"{job.id}/1": 1}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_job_that_cannot_be_begun_says_so_and_holds_nobody_up(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = light_harness.jobs._accounts.begin
+    bad, tried = light_harness.submit(), []
+
+    def begin(tx: Any, request: Any, **facts: Any) -> None:
+        if request.job == bad.id:
+            tried.append(1)
+            raise InvalidInput("there is no price for it")
+        real(tx, request, **facts)
+
+    monkeypatch.setattr(keeping, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(light_harness.jobs._accounts, "begin", begin)
+    good, reconciler = light_harness.submit(), light_harness.reconciler()
+    for _ in range(3):
+        reconciler.tick()
+
+    assert len(tried) == 1
+    assert light_harness.jobs.show(good.id).state is JobState.DONE
+    waiting = light_harness.jobs.show(bad.id)
+    assert waiting.state is JobState.QUEUED
+    assert waiting.reason == "it could not be begun, and is tried again in 60 s: there is no price for it"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_only_job_that_waits_is_tried_again_however_long_it_rests(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refusals = light_harness.jobs._accounts.begin, iter(range(4))
+
+    def begin(*args: Any, **facts: Any) -> None:
+        if next(refusals, None) is not None:
+            raise InvalidInput("there is no price for it")
+        real(*args, **facts)
+
+    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    for module in (keeping, decision_trigger, backoff):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(keeping, "AGAIN_S", 1.0)
+    monkeypatch.setattr(light_harness.jobs._accounts, "begin", begin)
+    job, reconciler = light_harness.submit(), light_harness.reconciler()
+    for _ in range(200):
+        reconciler.tick()
+        clock.now += 0.5
+
+    assert light_harness.jobs.show(job.id).state is JobState.DONE
+
+
+def test_rests_grow_to_their_limit() -> None:
+    rests = Backoff(first_s=1.0, longest_s=10.0)
+
+    assert [rests.begin("a") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    assert rests.begin("b") == 1
+    assert rests.still() == ["a", "b"]
+    rests.keep_only(["b"])
+    assert rests.still() == ["b"]
+    assert rests.begin("a") == 1
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("where", ["opened", "unpacked"])
+def test_a_machine_that_is_short_of_open_files_fails_no_job(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Another job may have them, for a while."""
+    shortage = [OSError(errno.EMFILE, "Too many open files")]
+    module, name = {"opened": (staging, "_draft"), "unpacked": (code_archive, "_write")}[where]
+    real = getattr(module, name)
+
+    def short(*args: Any, **options: Any) -> Any:
+        if shortage:
+            raise shortage.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(module, name, short)
+    job, reconciler = light_harness.submit(), light_harness.reconciler()
+    for _ in range(4):
+        reconciler.tick()
+
+    done = light_harness.jobs.show(job.id)
+    assert (done.state, done.attempt, done.reason) == (JobState.DONE, 1, None)
+
+
+# ------------------------------------------------------------------------------------------ clocks that jump
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_a_clock_that_jumps_while_a_job_pauses_does_not_hold_it_up(
+    light_harness: JobHarness, jump: timedelta
+) -> None:
+    outcomes = iter([FAILED, DONE])
+    light_harness.launcher.program = lambda _: next(outcomes)
+    job, reconciler = light_harness.submit(retries=1), light_harness.reconciler()
+    reconciler.tick()
+    assert light_harness.jobs.show(job.id).state is JobState.QUEUED
+
+    light_harness.platform.clock.advance(jump)
+    for _ in range(2):
+        reconciler.tick()
+
+    done = light_harness.jobs.show(job.id)
+    assert (done.state, done.attempt) == (JobState.DONE, 2)
+    assert light_harness.launcher.runs == {f"{job.id}/1": 1, f"{job.id}/2": 1}
+
+
+def test_a_clock_that_is_put_back_a_little_lengthens_a_pause_by_no_more_than_the_longest(
+    light_harness: JobHarness,
+) -> None:
+    job = light_harness.submit(retries=1)
+    light_harness.begin(job)
+    light_harness.settle(job, "failed")
+    clock = light_harness.platform.clock
+
+    clock.advance(timedelta(seconds=-100))
+
+    due = light_harness.jobs.explain(job.id).expected_start
+    assert due is not None
+    assert due - clock() <= timedelta(seconds=LONGEST_PAUSE_S)
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_a_clock_that_jumps_while_a_job_runs_loses_nothing(
+    light_harness: JobHarness, jump: timedelta
+) -> None:
+    light_harness.launcher.program = lambda _: AttemptState("running")
+    job, waiting = light_harness.submit(cpus=3, timeout="PT10M"), light_harness.submit(cpus=3)
+    reconciler = light_harness.reconciler()
+    reconciler.tick()
+    eventually(lambda: light_harness.launcher.runs)
+
+    light_harness.platform.clock.advance(jump)
+    reconciler.tick()
+    assert light_harness.jobs.show(waiting.id).state is JobState.QUEUED
+    light_harness.launcher.known[f"{job.id}/1"] = DONE
+    eventually(lambda: light_harness.jobs.show(job.id).state is JobState.DONE)
+    reconciler.tick()
+
+    done = light_harness.jobs.show(job.id)
+    assert done.started_at is not None
+    assert done.ended_at is not None
+    assert done.ended_at >= done.started_at
+    hours = light_harness.platform.rows_of(
+        "SELECT cpu_hours FROM scheduling_usage WHERE ended_at IS NOT NULL"
+    )
+    assert all(each >= 0 for each in hours)
+    assert light_harness.jobs.show(waiting.id).state is JobState.RUNNING
+    assert set(light_harness.launcher.runs.values()) == {1}
+    reconciler.stop()
+
+
+# ------------------------------------------------------------------------------------------- long queues
+
+
+@pytest.fixture
+def decided(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many jobs waited at each decision."""
+    seen: list[int] = []
+    real = keeping.decide_from
+
+    def decide(backlog: Backlog, snapshot: Snapshot) -> tuple[Decision, ...]:
+        seen.append(len(backlog))
+        return real(backlog, snapshot)
+
+    monkeypatch.setattr(keeping, "decide_from", decide)
+    light_harness.launcher.program = lambda _: AttemptState("running")
+    return seen
+
+
+def test_a_queue_in_which_nothing_happens_is_not_decided_about(
+    light_harness: JobHarness, decided: list[int]
+) -> None:
+    first, reconciler = light_harness.submit(cpus=4), light_harness.reconciler()
+    reconciler.tick()
+    light_harness.submit(cpus=4)
+    for _ in range(5):
+        reconciler.tick()
+    after_submit = len(decided)
+
+    for _ in range(5):
+        reconciler.tick()
+    assert len(decided) == after_submit
+    light_harness.submit(cpus=4)
+    reconciler.tick()
+    assert decided[-1] == 2
+
+    light_harness.launcher.known[f"{first.id}/1"] = DONE
+    eventually(lambda: light_harness.jobs.show(first.id).state is JobState.DONE)
+    reconciler.tick()
+    assert len(light_harness.jobs.list(state=JobState.RUNNING).items) == 1
+    reconciler.stop()
+
+
+def test_more_machines_are_an_occasion_and_so_is_the_passing_of_time(
+    light_harness: JobHarness, decided: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    light_harness.submit(cpus=4)
+    waiting, reconciler = light_harness.submit(cpus=4), light_harness.reconciler()
+    for _ in range(3):
+        reconciler.tick()
+    before = len(decided)
+
+    monkeypatch.setattr(decision_trigger, "RECONSIDER_S", 0.0)
+    reconciler.tick()
+    assert len(decided) == before + 1
+    light_harness.machine.node = NODE.model_copy(update={"cpus": 8})
+    monkeypatch.setattr(decision_trigger, "RECONSIDER_S", 3600.0)
+    reconciler.tick()
+
+    assert light_harness.jobs.show(waiting.id).state is JobState.RUNNING
+    reconciler.stop()
+
+
+def test_what_a_job_asks_for_is_parsed_once(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = light_harness.submit(cpus=2, queue="default", group="a")
+    queue, platform = light_harness.jobs.queue, light_harness.platform
+
+    def look() -> Any:
+        with platform.database.read() as tx:
+            (request,) = queue.look(tx, (NODE,), now=platform.clock()).snapshot.pending
+        return request
+
+    first = look()
+    assert look() is first
+    assert (first.job, first.each.cpus, first.group, first.workspace) == (job.id, 2, "a", job.workspace)
+    platform.sql("UPDATE training_jobs SET claim = true")
+    assert look().claim
+    platform.sql("UPDATE training_jobs SET request = NULL")  # as in a home of an earlier version
+    old = look()
+    assert old == first.model_copy(update={"claim": True})
