@@ -21,7 +21,7 @@ SOURCE = Path(falaj.__file__).parents[1]
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     status: int
     out: str
     err: str
@@ -46,12 +46,12 @@ class CommandLine:
     def key_file(self) -> Path:
         return next((self.folder / "config" / "keys").glob("*.json"))
 
-    def __call__(self, *arguments: str | Path) -> Ran:
+    def __call__(self, *arguments: str | Path) -> CommandResult:
         self.capsys.readouterr()
         status = run([str(argument) for argument in arguments])
-        return Ran(status, *self.capsys.readouterr())
+        return CommandResult(status, *self.capsys.readouterr())
 
-    def done(self, *arguments: str | Path) -> Ran:
+    def done(self, *arguments: str | Path) -> CommandResult:
         """Run a command that must succeed."""
         ran = self(*arguments)
         assert ran.status == 0, ran.err

@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 
 from falaj.apps.api.app import make_app
 from falaj.apps.api.openapi import _documented, openapi
-from falaj.apps.cli.app import ROOMS
-from falaj.apps.cli.rooms import room_commands
+from falaj.apps.cli.app import GROUPS
+from falaj.apps.cli.generation.groups import group_commands
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
 from falaj.control.services import all_operations, service_types
@@ -24,7 +24,7 @@ from falaj.governance.operations.operation import Operation, ResponseShape, oper
 from falaj.governance.policy.schema import cedar_schema, groups_of
 from falaj.records.governance.identity import Role
 from falaj.sdk.platform import Platform
-from falaj.sdk.remote import RemoteGate, far
+from falaj.sdk.remote import RemoteGate, remote_service
 
 OPERATIONS = all_operations()
 DOCUMENT = openapi(OPERATIONS.values(), version="1")
@@ -225,7 +225,7 @@ def test_the_client_sends_it(op: Operation) -> None:
         return httpx.Response(409, json={"code": "object.conflict", "detail": "no"})
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://falaj") as client:
-        service = far(service_types()[op.group], RemoteGate(client))
+        service = remote_service(service_types()[op.group], RemoteGate(client))
         with pytest.raises(Conflict):
             getattr(service, op.verb)(**sample(op))
 
@@ -244,5 +244,5 @@ def test_policies_can_name_it_and_somebody_may_do_it(op: Operation) -> None:
 
 @EVERY
 def test_it_has_a_command(op: Operation) -> None:
-    assert op.verb.replace("_", "-") in room_commands(op.group)
-    assert op.group in ROOMS
+    assert op.verb.replace("_", "-") in group_commands(op.group)
+    assert op.group in GROUPS

@@ -16,7 +16,12 @@ SECRET = re.compile(
     r"|(?<=password=)[^\s\"\\]+|(?<=://)[^/@\s:\"]*:[^/@\s\"]+(?=@)"
 )
 """Stops at quotes and backslashes: a line must be JSON still when its secrets are gone."""
-STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+    "color_message",
+}
 LOG_BYTES = 20 * 2**20
 
 
@@ -30,13 +35,13 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {key: value for key, value in vars(record).items() if key not in STANDARD}
+        line |= {key: value for key, value in vars(record).items() if key not in STANDARD_FIELDS}
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return blot(json.dumps(line, default=str))
+        return redact(json.dumps(line, default=str))
 
 
-def blot(text: str) -> str:
+def redact(text: str) -> str:
     """`text` with its secrets made unreadable."""
     return SECRET.sub("***", text)
 

@@ -82,7 +82,7 @@ def status(home_path: Path | None = None) -> PlatformStatus:
 
 
 @dataclass
-class Child:
+class ChildProcess:
     """A process of the platform. It ends when our end of its standard input closes."""
 
     name: str
@@ -124,9 +124,9 @@ class Supervisor:
     server: ServerConfig
     serving: ServingConfig
     stopping: bool = False
-    children: list[Child] = field(default_factory=list)
+    children: list[ChildProcess] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
-    model_server: Child | None = None
+    model_server: ChildProcess | None = None
     hearing: int | None = None
     """The pipe by which a model server that starts will tell where it is."""
 
@@ -138,11 +138,11 @@ class Supervisor:
             "FALAJ_CONFIG_DIR": str(self.home.config_dir),
         }
         where = [self.server.bind, str(self.server.port)]
-        api = Child("api", ["falaj.apps.api.server", *where], environment)
-        controller = Child("controller", ["falaj.apps.controller.process"], environment)
+        api = ChildProcess("api", ["falaj.apps.api.server", *where], environment)
+        controller = ChildProcess("controller", ["falaj.apps.controller.process"], environment)
         self.children = [api, controller]
         serving = ["falaj.apps.model_server", self.serving.bind, str(self.serving.port)]
-        self.model_server = Child("the model server", serving, environment)
+        self.model_server = ChildProcess("the model server", serving, environment)
         try:
             told = self._start_api(api)
             if told is None:
@@ -155,7 +155,7 @@ class Supervisor:
             self.home.running.unlink(missing_ok=True)
         return 0
 
-    def _start_api(self, api: Child) -> dict[str, Any] | None:
+    def _start_api(self, api: ChildProcess) -> dict[str, Any] | None:
         """Start the API and wait until it tells where it is; none if it ended instead."""
         reading, writing = os.pipe()
         api.start(ready=writing)
@@ -227,7 +227,7 @@ class Supervisor:
                 self._tell_others(models=json.loads(text)["url"])
                 server.command[-1] = self.running["models"].rpartition(":")[2]  # a restart listens there
 
-    def _start_models(self, child: Child) -> None:
+    def _start_models(self, child: ChildProcess) -> None:
         """It tells where it is when it is ready; nobody waits for that."""
         if self.hearing is not None:
             os.close(self.hearing)
@@ -235,7 +235,7 @@ class Supervisor:
         child.start(ready=writing)
         os.close(writing)
 
-    def _mourn(self, child: Child, now: float) -> None:
+    def _mourn(self, child: ChildProcess, now: float) -> None:
         code = child.process.returncode if child.process else None
         child.process = None
         if now - child.started_at > STEADY_S:
@@ -244,7 +244,7 @@ class Supervisor:
         child.failures += 1
         print(f"warning: {child.name} ended (code {code}); it is started again", file=sys.stderr, flush=True)
 
-    def _revive(self, child: Child) -> None:
+    def _revive(self, child: ChildProcess) -> None:
         if child is self.model_server:
             self._start_models(child)
             return

@@ -20,7 +20,7 @@ from falaj.training import store as jobs
 
 log = logging.getLogger("falaj.embedded")
 
-AGAIN_S = 1.0
+POLL_S = 1.0
 
 
 def open_platform(path: str | Path | None = None) -> Platform:
@@ -69,7 +69,7 @@ class EmbeddedController:
                 self._controller().run(self._stop)
             except Exception:  # as the parent of a controller's process does, begin anew
                 log.exception("the embedded controller broke off; it is begun again")
-                self._stop.wait(AGAIN_S)
+                self._stop.wait(POLL_S)
 
     def _controller(self) -> Controller:
         home, config = self._platform.home, self._platform.config
@@ -78,13 +78,13 @@ class EmbeddedController:
             self._platform.services,
             lambda: drivers.open_workflows(home, config),
             holder="embedded",
-            on_lost=step_down,
+            on_lost=end_thread,
             jobs=job_reconciler(self._platform),
             wake=self._platform.intents.pending,
         )
 
 
-def step_down() -> NoReturn:
+def end_thread() -> NoReturn:
     """End the thread that has lost the lease, and not the process: it is the user's, and while it holds the home,
     nobody else takes the lease from it. It was not renewed in time, or passed to a controller that was begun anew."""
     raise SystemExit

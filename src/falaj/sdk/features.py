@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from falaj.errors import InvalidInput
 from falaj.records.features import ApplyResult, Entity, FeatureView, IngestResult, TrainingSet
-from falaj.sdk.definitions import read_definitions
+from falaj.sdk.definition_files.features import read_definitions
 
 if TYPE_CHECKING:
     from falaj.sdk.platform import Platform
@@ -36,7 +36,7 @@ def apply(
 
 def ingest(platform: Platform, view: str, rows: Rows, **where: Any) -> IngestResult:
     """Upload `rows` and add them to `view`; `where` is what blobs.upload takes."""
-    staged = platform.blobs.upload(pieces(rows), **(place_of(platform, view) | where))
+    staged = platform.blobs.upload(pieces(rows), **(view_location(platform, view) | where))
     return platform.features.ingest(view, data=staged.id)
 
 
@@ -60,7 +60,7 @@ def training_set(
     )
 
 
-def place_of(platform: Platform, view: str) -> dict[str, Any]:
+def view_location(platform: Platform, view: str) -> dict[str, Any]:
     """Where the rows of `view` lie: an upload for it goes there too."""
     found = platform.features.show(view)
     return {"workspace": found.workspace, "zone": found.zone}

@@ -30,7 +30,7 @@ ALIASES = {
 MERGED = ("inputs", "env", "secrets")
 """Fields to which an option adds, instead of taking their place."""
 
-SAME = {
+SYNONYMS = {
     "memory": "memory_bytes",
     "disk": "disk_bytes",
     "gpu_memory": "gpu_memory_bytes",
@@ -38,7 +38,7 @@ SAME = {
 }
 """Two spellings of one field: for people, and for programs."""
 
-OF_GPUS = ("gpu_share", "gpu_milli", "gpu_memory", "gpu_memory_bytes", "gpu_models", "gpu_profile")
+GPU_FIELDS = ("gpu_share", "gpu_milli", "gpu_memory", "gpu_memory_bytes", "gpu_models", "gpu_profile")
 """Whoever says one of these wants a GPU, whether or not they say how many."""
 
 PRIORITIES = {"low": -1000, "normal": 0, "high": 1000, "urgent": 100_000}
@@ -47,7 +47,7 @@ PRIORITIES = {"low": -1000, "normal": 0, "high": 1000, "urgent": 100_000}
 FLAGS = ("preemptible", "network", "nsys", "spread")
 
 
-class Unread(Exception):
+class FieldFormatError(Exception):
     """A value that does not follow the rule of its field."""
 
     def __init__(self, allowed: str, example: str) -> None:
@@ -55,7 +55,7 @@ class Unread(Exception):
         self.allowed, self.example = allowed, example
 
 
-class Field(NamedTuple):
+class JobField(NamedTuple):
     """Where a value goes in JobSpec, and how it is read from what people write."""
 
     path: Path
@@ -71,14 +71,14 @@ def _length_of_time(value: Any) -> Any:
         return value
     found = read_duration(value)
     if found is None and not (isinstance(value, str) and value.upper().startswith("P")):  # ISO 8601
-        raise Unread(durations.RULE, "10m")
+        raise FieldFormatError(durations.RULE, "10m")
     return value if found is None else found
 
 
 def _size(value: Any) -> int:
     found = read_size(value)
     if found is None:
-        raise Unread(sizes.RULE, "8GiB")
+        raise FieldFormatError(sizes.RULE, "8GiB")
     return found
 
 
@@ -88,7 +88,9 @@ def _share(value: Any) -> int:
     part = Fraction(found[1]) / (100 if found[2] else 1) if found else Fraction(0)
     milli = round(part * WHOLE_GPU)
     if not 0 < part <= 1 or not milli:
-        raise Unread("a part of one GPU, above 0 and up to 1, or in percent, to a thousandth", "0.25")
+        raise FieldFormatError(
+            "a part of one GPU, above 0 and up to 1, or in percent, to a thousandth", "0.25"
+        )
     return milli
 
 
@@ -97,7 +99,7 @@ def _priority(value: Any) -> Any:
     if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+", value.strip(), re.ASCII):
         return value
     if value not in PRIORITIES:
-        raise Unread(f"{', '.join(PRIORITIES)}, or a whole number", "high")
+        raise FieldFormatError(f"{', '.join(PRIORITIES)}, or a whole number", "high")
     return PRIORITIES[value]
 
 
@@ -107,7 +109,7 @@ def _processes(value: Any) -> Any:
         return value
     few, _, most = value.partition(":")
     if not (few.isdecimal() and most.isdecimal() and 1 <= int(few) <= int(most)):
-        raise Unread("a count, or the fewest and the most, like 2:4", "2:4")
+        raise FieldFormatError("a count, or the fewest and the most, like 2:4", "2:4")
     return int(few), int(most)
 
 
@@ -118,7 +120,9 @@ def _roles(value: Any) -> Any:
     if not all(name and count.isdecimal() for name, _, count in pairs) or len({p[0] for p in pairs}) < len(
         pairs
     ):
-        raise Unread("roles, each once, and how many processes each has, like worker=2,ps=1", "worker=2,ps=1")
+        raise FieldFormatError(
+            "roles, each once, and how many processes each has, like worker=2,ps=1", "worker=2,ps=1"
+        )
     return {name: int(count) for name, _, count in pairs}
 
 
@@ -137,10 +141,10 @@ def _named(value: Any, *, form: str, read: Callable[[str], tuple[str, str]] | No
         return dict(value)
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(each, str) for each in items):
-        raise Unread(f"names and values, each {form}", form)
+        raise FieldFormatError(f"names and values, each {form}", form)
     pairs = [(read or _pair)(each) for each in items]
     if not all(name for name, _ in pairs):
-        raise Unread(form, form)
+        raise FieldFormatError(form, form)
     return dict(pairs)
 
 
@@ -158,7 +162,7 @@ def _input(text: str) -> tuple[str, str]:
 
 def _words(value: Any) -> Any:
     if not isinstance(value, list | tuple) or any(isinstance(each, list | Mapping | None) for each in value):
-        raise Unread("a list of words", '["--epochs", "3"]')
+        raise FieldFormatError("a list of words", '["--epochs", "3"]')
     return tuple(str(each) for each in value)
 
 
@@ -176,16 +180,16 @@ _SPELLED: dict[str, Callable[[Any], Any]] = {
 }
 _HIDDEN = {"affinity", "asked", "estimate", "module", "origin", "script"}
 _OF_AFFINITY = {
-    name: Field(("affinity", name), _as_is if name in ("spread", "island") else _several)
+    name: JobField(("affinity", name), _as_is if name in ("spread", "island") else _several)
     for name in Affinity.model_fields
 }
 
-FIELDS: dict[str, Field] = {
-    **{n: Field((n,), _SPELLED.get(n, _as_is)) for n in JobSpec.model_fields if n not in _HIDDEN},
+FIELDS: dict[str, JobField] = {
+    **{n: JobField((n,), _SPELLED.get(n, _as_is)) for n in JobSpec.model_fields if n not in _HIDDEN},
     **_OF_AFFINITY,
-    "memory": Field(("memory_bytes",), _size),
-    "disk": Field(("disk_bytes",), _size),
-    "gpu_memory": Field(("gpu_memory_bytes",), _size),
-    "gpu_share": Field(("gpu_milli",), _share),
+    "memory": JobField(("memory_bytes",), _size),
+    "disk": JobField(("disk_bytes",), _size),
+    "gpu_memory": JobField(("gpu_memory_bytes",), _size),
+    "gpu_share": JobField(("gpu_milli",), _share),
 }
 """Every field by the name that people use; `script` and `workspace` stand beside them."""

@@ -13,7 +13,7 @@ from falaj.governance.operations.operation import invalid
 from falaj.records import durations
 from falaj.records.control.pipelines import Pipeline, StoredPipeline
 from falaj.records.durations import read_duration
-from falaj.sdk.toml_lines import TomlLines
+from falaj.sdk.definition_files.toml_lines import TomlLines
 from falaj.sdk.training import spec_for
 from falaj.training.code_archive import pack_code
 
@@ -71,11 +71,11 @@ def read_pipeline(path: Path) -> dict[str, Any]:
     faults = _read_script(given, path) + _read_durations(given)
     faults += _read_durations(canary, "canary.") if isinstance(canary, dict) else []
     if faults:
-        raise located(InvalidInput("", faults=faults), path)
+        raise add_lines(InvalidInput("", faults=faults), path)
     return given
 
 
-def located(error: InvalidInput, path: Path) -> InvalidInput:
+def add_lines(error: InvalidInput, path: Path) -> InvalidInput:
     """`error` with the line of `path` for each of its faults that is about a field of a pipeline."""
     lines, faults = TomlLines(path.read_text()), []
     for fault in error.faults:

@@ -39,7 +39,7 @@ def connect(url: str, token: str | None = None) -> Platform:
     """The platform at `url`. Without a token, FALAJ_TOKEN or the saved one is used; FALAJ_CA names a CA file."""
     client = _client(url, token or token_for(url))
     gate = RemoteGate(client)
-    services = Services(**{name: far(kind, gate) for name, kind in service_types().items()})
+    services = Services(**{name: remote_service(kind, gate) for name, kind in service_types().items()})
     return Platform(services, where=url, on_close=client.close)
 
 
@@ -51,7 +51,7 @@ def redeem(url: str, code: str) -> str:
         return str(response.json()["secret"])
 
 
-def far(service: type, gate: RemoteGate) -> Any:
+def remote_service(service: type, gate: RemoteGate) -> Any:
     """A service of class `service` whose operations are performed by `gate`."""
     made: Any = object.__new__(service)
     made.gate = gate

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from falaj.errors import Fault
 from falaj.records.training.jobs import Job, JobSpec
-from falaj.sdk.job_form import JobForm, form_of, spec_of
+from falaj.sdk.job_request import JobRequest, build_spec, parse_job_request
 from falaj.training.code_archive import PackedCode, pack_code
 
 if TYPE_CHECKING:
     from falaj.sdk.platform import Platform
 
 
-class Prepared(NamedTuple):
+class PreparedJob(NamedTuple):
     """A job that is ready to be submitted."""
 
     spec: JobSpec
@@ -40,16 +40,18 @@ def train(
     `options` are those of `falaj train`, and the fields of JobSpec; they win over the file. With `estimate` the script
     is run here first, up to its `fj.fit`, and refused if no machine of the platform could hold its training.
     """
-    form = form_of({k: v for k, v in options.items() if v is not None}, place=".".join)
+    form = parse_job_request({k: v for k, v in options.items() if v is not None}, place=".".join)
     ready = prepare(form, script=script, file=file)
-    ready = estimated(ready) if estimate else ready
+    ready = add_estimate(ready) if estimate else ready
     return submit(platform, ready.spec, ready.packed, workspace=ready.workspace)
 
 
-def prepare(form: JobForm, *, script: str | Path | None = None, file: str | Path | None = None) -> Prepared:
+def prepare(
+    form: JobRequest, *, script: str | Path | None = None, file: str | Path | None = None
+) -> PreparedJob:
     """The job that `form` says, over a file if one is given, with its code packed; all that is wrong at once."""
     if file is not None:
-        from falaj.sdk.job_yaml import read_job
+        from falaj.sdk.definition_files.job_yaml import read_job
 
         form = form.over(read_job(file, needs_script=script is None))
     chosen = script or form.values.get("script")
@@ -66,16 +68,16 @@ def prepare(form: JobForm, *, script: str | Path | None = None, file: str | Path
         )
         form = replace(form, faults=(told, *form.faults))
     fixed = {"name": job_name(str(chosen)), "script": "script.py"}
-    spec_of(form, **fixed)  # what is wrong is said before anything is packed
+    build_spec(form, **fixed)  # what is wrong is said before anything is packed
     assert chosen is not None  # noqa: S101 - or it was refused
     packed = pack_code(chosen)
-    spec = spec_of(form, **fixed | {"script": packed.script, "origin": packed.origin})
-    return Prepared(spec, packed, Path(chosen), form.values.get("workspace"))
+    spec = build_spec(form, **fixed | {"script": packed.script, "origin": packed.origin})
+    return PreparedJob(spec, packed, Path(chosen), form.values.get("workspace"))
 
 
-def estimated(ready: Prepared) -> Prepared:
+def add_estimate(ready: PreparedJob) -> PreparedJob:
     """The job with an estimate of the memory that it takes; InvalidInput where its script gives none."""
-    from falaj.sdk.estimating import estimate_script
+    from falaj.sdk.estimation import estimate_script
 
     found = estimate_script(ready.script, ready.spec)
     return ready._replace(spec=ready.spec.model_copy(update={"estimate": found}))
@@ -86,8 +88,8 @@ def spec_for(
 ) -> JobSpec:
     """The job that runs packed code; all that is wrong with it at once."""
     named = {} if name is None else {"name": name}
-    form = form_of({"args": args, "inputs": inputs, **named, **options}, place=".".join)
-    return spec_of(form, name=job_name(packed.script), script=packed.script, origin=packed.origin)
+    form = parse_job_request({"args": args, "inputs": inputs, **named, **options}, place=".".join)
+    return build_spec(form, name=job_name(packed.script), script=packed.script, origin=packed.origin)
 
 
 def submit(platform: Platform, spec: JobSpec, packed: PackedCode, *, workspace: str | None = None) -> Job:

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from doors import Served, serve
+from interfaces import ServedPlatform, serve
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPlatform]:
     """A door that the tests of a module share, on SQLite."""
     with serve(tmp_path_factory.mktemp("served")) as door:
         yield door
@@ -20,7 +20,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def served_on_each(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+) -> Iterator[ServedPlatform]:
     """A door that the tests of a module share, once on SQLite and once on PostgreSQL."""
     with ExitStack() as stack:
         url = "sqlite"

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from doors import Served
 from falaj.assembly.platform import assemble, local_user
 from falaj.errors import Denied, Interrupted, NotFound, Unauthenticated
 from falaj.records.governance.identity import Role
+from interfaces import ServedPlatform
 from polling import eventually
 
 OPEN_TO_ALL = {"/healthz", "/readyz", "/", "/signin.js", "/signin"}
@@ -22,7 +22,7 @@ FELT_WITHIN_S = 1.0
 
 
 @pytest.fixture(scope="module")
-def spent(served: Served) -> dict[str, str]:
+def spent(served: ServedPlatform) -> dict[str, str]:
     """Credentials that do not hold, by what is wrong with them."""
     tokens = served.platform.tokens
     expired = tokens.issue(purpose="expires", expires_in=timedelta(seconds=1))
@@ -49,14 +49,14 @@ def spent(served: Served) -> dict[str, str]:
     }
 
 
-def methods_and_paths(served: Served) -> Iterator[tuple[str, str]]:
+def methods_and_paths(served: ServedPlatform) -> Iterator[tuple[str, str]]:
     for route in served.app.routes:
         for method in sorted(route.methods):
             if route.path not in OPEN_TO_ALL:
                 yield method, route.path
 
 
-def test_every_path_takes_a_token(served: Served, spent: dict[str, str]) -> None:
+def test_every_path_takes_a_token(served: ServedPlatform, spent: dict[str, str]) -> None:
     for method, path in methods_and_paths(served):
         bare = served.as_nobody.request(method, path)
         forged = served.as_nobody.request(method, path, headers={"Authorization": spent["forged secret"]})
@@ -70,7 +70,7 @@ def test_every_path_takes_a_token(served: Served, spent: dict[str, str]) -> None
 
 @pytest.mark.parametrize("what", ["expired", "revoked", "disabled", "unknown id", "no secret", "no prefix"])
 def test_a_token_that_does_not_hold_is_refused_everywhere_in_the_same_words(
-    served: Served, spent: dict[str, str], what: str
+    served: ServedPlatform, spent: dict[str, str], what: str
 ) -> None:
     answers = [
         served.as_nobody.request(method, path, headers={"Authorization": spent[what]})
@@ -85,7 +85,7 @@ def test_a_token_that_does_not_hold_is_refused_everywhere_in_the_same_words(
 
 
 @pytest.mark.parametrize("what", ["another scheme", "no scheme", "nothing", "latin-1", "long"])
-def test_what_is_no_token_is_refused(served: Served, spent: dict[str, str], what: str) -> None:
+def test_what_is_no_token_is_refused(served: ServedPlatform, spent: dict[str, str], what: str) -> None:
     headers = {"Authorization": spent[what].encode("latin-1")}
 
     answer = served.as_nobody.get("/api/v1/users/whoami", headers=headers)
@@ -93,7 +93,7 @@ def test_what_is_no_token_is_refused(served: Served, spent: dict[str, str], what
     assert answer.status_code == 401
 
 
-def test_strangers_learn_only_whether_it_lives(served: Served) -> None:
+def test_strangers_learn_only_whether_it_lives(served: ServedPlatform) -> None:
     nobody = served.as_nobody
 
     assert nobody.get("/healthz").json() == {"alive": True}
@@ -101,13 +101,13 @@ def test_strangers_learn_only_whether_it_lives(served: Served) -> None:
     assert nobody.get("/readyz").status_code == 503
 
 
-def test_input_is_not_looked_at_before_the_caller_is_known(served: Served) -> None:
+def test_input_is_not_looked_at_before_the_caller_is_known(served: ServedPlatform) -> None:
     answer = served.as_nobody.post("/api/v1/workspaces/create", content=b"not json" * 1_000_000)
 
     assert answer.status_code == 401
 
 
-def test_a_scoped_token_reaches_no_further_than_its_scope(served: Served) -> None:
+def test_a_scoped_token_reaches_no_further_than_its_scope(served: ServedPlatform) -> None:
     narrow = served.http(served.issue(workspace="risk", actions=("blobs.*", "users.whoami")))
 
     assert narrow.get("/api/v1/users/whoami").json()["workspace"] == "risk"
@@ -116,7 +116,7 @@ def test_a_scoped_token_reaches_no_further_than_its_scope(served: Served) -> Non
     assert narrow.post("/api/v1/workspaces/create", json={"name": "further"}).status_code == 403
 
 
-def test_a_scoped_token_cannot_sign_in_to_more_than_its_scope(served: Served) -> None:
+def test_a_scoped_token_cannot_sign_in_to_more_than_its_scope(served: ServedPlatform) -> None:
     narrow = served.connect(served.issue(workspace="risk", actions=("tokens.sign_in_link", "users.whoami")))
 
     with pytest.raises(Denied, match="this token is limited"):
@@ -130,7 +130,7 @@ def refused(client: httpx.Client) -> bool:
     return client.get("/api/v1/users/whoami").status_code == 401
 
 
-def test_a_revoked_token_is_refused_within_a_second(served_on_each: Served) -> None:
+def test_a_revoked_token_is_refused_within_a_second(served_on_each: ServedPlatform) -> None:
     tokens = served_on_each.platform.tokens
     issued = tokens.issue(purpose="to be revoked")
     client = served_on_each.http(issued.secret)
@@ -141,7 +141,9 @@ def test_a_revoked_token_is_refused_within_a_second(served_on_each: Served) -> N
     eventually(lambda: refused(client), within=FELT_WITHIN_S)
 
 
-def test_a_token_revoked_by_another_process_is_refused_within_a_second(served_on_each: Served) -> None:
+def test_a_token_revoked_by_another_process_is_refused_within_a_second(
+    served_on_each: ServedPlatform,
+) -> None:
     issued = served_on_each.platform.tokens.issue(purpose="to be revoked elsewhere")
     client = served_on_each.http(issued.secret)
     assert client.get("/api/v1/users/whoami").status_code == 200
@@ -154,7 +156,7 @@ def test_a_token_revoked_by_another_process_is_refused_within_a_second(served_on
     elsewhere.close()
 
 
-def test_a_disabled_user_is_refused_within_a_second_and_let_in_again(served_on_each: Served) -> None:
+def test_a_disabled_user_is_refused_within_a_second_and_let_in_again(served_on_each: ServedPlatform) -> None:
     users = served_on_each.platform.users
     client = served_on_each.http(served_on_each.developer)
     assert client.get("/api/v1/users/whoami").status_code == 200
@@ -166,7 +168,7 @@ def test_a_disabled_user_is_refused_within_a_second_and_let_in_again(served_on_e
     eventually(lambda: not refused(client), within=FELT_WITHIN_S)
 
 
-def test_a_role_that_was_taken_away_is_felt_at_once(served_on_each: Served) -> None:
+def test_a_role_that_was_taken_away_is_felt_at_once(served_on_each: ServedPlatform) -> None:
     platform = served_on_each.platform
     platform.users.create("vera")
     platform.workspaces.grant("risk", "vera", role=Role.VIEWER)
@@ -179,7 +181,9 @@ def test_a_role_that_was_taken_away_is_felt_at_once(served_on_each: Served) -> N
         vera.workspaces.show("risk")
 
 
-def test_a_stream_ends_when_its_token_is_revoked(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_ends_when_its_token_is_revoked(
+    served: ServedPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(served.parts.gate, "_recheck_s", 0.0)
     served.platform.put("long", bytes(30_000_000))
     issued = served.platform.tokens.issue(purpose="reads")
@@ -197,7 +201,7 @@ def test_a_stream_ends_when_its_token_is_revoked(served: Served, monkeypatch: py
 
 
 @pytest.mark.parametrize("pipelined", [True, False])
-def test_each_request_on_a_connection_runs_as_its_own_caller(served: Served, pipelined: bool) -> None:
+def test_each_request_on_a_connection_runs_as_its_own_caller(served: ServedPlatform, pipelined: bool) -> None:
     """Also behind an upload, whose body is read while its operation runs as another caller."""
     requests = [
         request("POST", "/api/v1/blobs/upload?workspace=risk", served.developer, bytes(2_000_000)),

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import falaj as fj
-from doors import Served
 from falaj.errors import Internal, InvalidInput, NotFound, TooLarge, Unauthenticated, Unavailable
 from falaj.sdk import credentials
+from interfaces import ServedPlatform
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def name_of(url: str, token: str | None = None) -> str:
 
 
 def test_the_token_comes_from_the_caller_then_the_environment_then_the_file(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     credentials.save(served.url, served.stranger)
     assert name_of(served.url) == "sam"
@@ -71,19 +71,19 @@ def test_the_token_comes_from_the_caller_then_the_environment_then_the_file(
     assert name_of(served.url, served.stranger) == "sam"
 
 
-def test_a_token_may_have_white_space_around_it(served: Served) -> None:
+def test_a_token_may_have_white_space_around_it(served: ServedPlatform) -> None:
     assert name_of(served.url, f" {served.developer}\n") == "dana"
 
 
 @pytest.mark.parametrize("token", ["fj_secret.one\ntwo", "fj_secret.é", "fj_secret.\x00"])
-def test_a_token_that_cannot_be_one_is_refused_and_not_shown(served: Served, token: str) -> None:
+def test_a_token_that_cannot_be_one_is_refused_and_not_shown(served: ServedPlatform, token: str) -> None:
     with pytest.raises(Unauthenticated) as caught:
         name_of(served.url, token)
 
     assert "secret" not in str(caught.value)
 
 
-def test_without_a_token_the_error_says_how_to_get_one(served: Served) -> None:
+def test_without_a_token_the_error_says_how_to_get_one(served: ServedPlatform) -> None:
     with pytest.raises(Unauthenticated, match="FALAJ_TOKEN"):
         fj.connect(served.url)
 
@@ -130,7 +130,7 @@ def test_many_who_save_at_once_lose_nothing() -> None:
     assert [credentials.token_for(name) for name in names] == names
 
 
-def test_a_sign_in_code_gives_a_token_that_is_kept(served: Served) -> None:
+def test_a_sign_in_code_gives_a_token_that_is_kept(served: ServedPlatform) -> None:
     code = served.connect(served.developer).tokens.sign_in_link().code
 
     assert credentials.sign_in(served.url, code) == "dana"
@@ -177,16 +177,18 @@ def test_an_error_code_of_a_later_version_is_an_error_still() -> None:
         name_of(url, "fj_x.y")
 
 
-def test_an_address_may_end_with_a_slash(served: Served) -> None:
+def test_an_address_may_end_with_a_slash(served: ServedPlatform) -> None:
     assert name_of(f"{served.url}/", served.developer) == "dana"
 
 
-def test_another_path_is_not_found(served: Served) -> None:
+def test_another_path_is_not_found(served: ServedPlatform) -> None:
     with pytest.raises(NotFound):
         name_of(f"{served.url}/elsewhere", served.developer)
 
 
-def test_a_proxy_of_the_environment_is_not_used(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_used(
+    served: ServedPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
 
@@ -196,7 +198,7 @@ def test_a_proxy_of_the_environment_is_not_used(served: Served, monkeypatch: pyt
 # ------------------------------------------------------------------------------------------------------ use
 
 
-def test_put_takes_bytes_files_and_pieces(served: Served, tmp_path: Path) -> None:
+def test_put_takes_bytes_files_and_pieces(served: ServedPlatform, tmp_path: Path) -> None:
     data = bytes(range(256)) * 9000
     (tmp_path / "file").write_bytes(data)
     platform = served.platform
@@ -210,19 +212,19 @@ def test_put_takes_bytes_files_and_pieces(served: Served, tmp_path: Path) -> Non
         assert platform.get(name) == data
 
 
-def test_a_refused_upload_says_why_however_large_it_is(served: Served) -> None:
+def test_a_refused_upload_says_why_however_large_it_is(served: ServedPlatform) -> None:
     pieces = iter([bytes(1_000_000)] * 20)
 
     with fj.connect(served.url, "fj_forged.token") as platform, pytest.raises(Unauthenticated):
         platform.blobs.upload(pieces)
 
 
-def test_more_than_the_door_takes_is_too_large(served: Served) -> None:
+def test_more_than_the_door_takes_is_too_large(served: ServedPlatform) -> None:
     with pytest.raises(TooLarge, match="at most 1048576 bytes"):
         served.platform.tokens.issue(purpose="x", actions=("blobs.read",) * 100_000)
 
 
-def test_a_closed_client_says_so(served: Served) -> None:
+def test_a_closed_client_says_so(served: ServedPlatform) -> None:
     platform = fj.connect(served.url, served.admin)
     platform.close()
 
@@ -230,7 +232,7 @@ def test_a_closed_client_says_so(served: Served) -> None:
         platform.users.whoami()
 
 
-def test_neither_the_platform_nor_its_rooms_show_the_token(served: Served) -> None:
+def test_neither_the_platform_nor_its_rooms_show_the_token(served: ServedPlatform) -> None:
     shown = f"{served.platform!r} {served.platform.workspaces!r} {served.platform.workspaces.gate!r}"
 
     assert served.url in shown

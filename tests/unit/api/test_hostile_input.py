@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from doors import Served
 from falaj.control.services import all_operations
+from interfaces import ServedPlatform
 
 CREATE = "/api/v1/workspaces/create"
 LIST = "/api/v1/workspaces/list"
@@ -62,7 +62,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_input_is_refused_by_its_field(served: Served, what: str) -> None:
+def test_wrong_input_is_refused_by_its_field(served: ServedPlatform, what: str) -> None:
     path, body, field = WRONG[what]
 
     answer = served.as_admin.post(path, content=body)
@@ -72,7 +72,7 @@ def test_wrong_input_is_refused_by_its_field(served: Served, what: str) -> None:
     assert len(answer.content) < 2000
 
 
-def test_all_faults_come_at_once(served: Served) -> None:
+def test_all_faults_come_at_once(served: ServedPlatform) -> None:
     body = {"workspace": "../a", "subject": 7, "role": "god", "more": True}
 
     faults = served.as_admin.post("/api/v1/workspaces/grant", json=body).json()["faults"]
@@ -82,7 +82,7 @@ def test_all_faults_come_at_once(served: Served) -> None:
     assert next(fault["fix"] for fault in faults if fault["where"] == "more") == "remove this field"
 
 
-def test_thousands_of_faults_are_not_all_listed(served: Served) -> None:
+def test_thousands_of_faults_are_not_all_listed(served: ServedPlatform) -> None:
     body = {f"field_{n}": n for n in range(5000)}
 
     answer = served.as_admin.post(LIST, json=body)
@@ -94,20 +94,20 @@ def test_thousands_of_faults_are_not_all_listed(served: Served) -> None:
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ";"]
 )
-def test_another_content_type_is_refused(served: Served, kind: str) -> None:
+def test_another_content_type_is_refused(served: ServedPlatform, kind: str) -> None:
     answer = served.as_admin.post(CREATE, content=b'{"name": "x"}', headers={"Content-Type": kind})
 
     assert answer.status_code == 422
     assert answer.json()["faults"][0]["where"] == "Content-Type"
 
 
-def test_a_content_type_may_have_parameters_and_capitals(served: Served) -> None:
+def test_a_content_type_may_have_parameters_and_capitals(served: ServedPlatform) -> None:
     headers = {"Content-Type": "Application/JSON; charset=utf-8"}
 
     assert served.as_admin.post(LIST, content=b'{"limit": 1}', headers=headers).status_code == 200
 
 
-def test_a_fault_shows_only_the_beginning_of_what_was_given(served: Served) -> None:
+def test_a_fault_shows_only_the_beginning_of_what_was_given(served: ServedPlatform) -> None:
     answer = served.as_admin.post(CREATE, json={"name": "A" * 500_000})
 
     assert len(answer.json()["faults"][0]["given"]) < 200
@@ -128,7 +128,7 @@ FREE_TEXT = [
 
 @pytest.mark.parametrize(("path", "field"), FREE_TEXT)
 def test_free_text_is_taken_or_refused_but_breaks_nothing(
-    served_on_each: Served, path: str, field: str
+    served_on_each: ServedPlatform, path: str, field: str
 ) -> None:
     for text in TEXTS:
         by_post = served_on_each.as_admin.post(path, json={field: text})
@@ -139,7 +139,7 @@ def test_free_text_is_taken_or_refused_but_breaks_nothing(
 
 
 @pytest.mark.parametrize("age", ["P3000000D", "P999999999D"])
-def test_an_age_without_end_is_taken_or_refused(served: Served, age: str) -> None:
+def test_an_age_without_end_is_taken_or_refused(served: ServedPlatform, age: str) -> None:
     answer = served.as_admin.post("/api/v1/blobs/sweep", json={"older_than": age})
 
     assert answer.status_code in (200, 422)
@@ -148,14 +148,14 @@ def test_an_age_without_end_is_taken_or_refused(served: Served, age: str) -> Non
 @pytest.mark.parametrize(
     "query", ["after=%ff%fe", "after=%00", "after=%ed%a0%80", "limit=%35", "&&=&", "after"]
 )
-def test_a_strange_query_is_taken_or_refused(served: Served, query: str) -> None:
+def test_a_strange_query_is_taken_or_refused(served: ServedPlatform, query: str) -> None:
     assert served.as_admin.get(f"{LIST}?{query}").status_code in (200, 422)
 
 
 # ------------------------------------------------------------------------------------------------- sizes
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_unread(served: Served) -> None:
+def test_a_body_that_says_it_is_too_large_is_refused_unread(served: ServedPlatform) -> None:
     answer = served.as_admin.post(CREATE, content=b'{"name": "%s"}' % (b"a" * 10_000_000))
 
     assert answer.status_code == 413
@@ -163,7 +163,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_unread(served: Served) -> N
     assert answer.json()["faults"][0]["fix"] == "use blobs.upload"
 
 
-def test_a_body_in_chunks_is_refused_when_it_gets_too_large(served: Served) -> None:
+def test_a_body_in_chunks_is_refused_when_it_gets_too_large(served: ServedPlatform) -> None:
     answer = served.as_admin.post(CREATE, content=(b" " * 65536 for _ in range(64)))
 
     assert answer.status_code == 413
@@ -171,7 +171,7 @@ def test_a_body_in_chunks_is_refused_when_it_gets_too_large(served: Served) -> N
 
 @pytest.mark.parametrize(("size", "status"), [(LIMIT, 422), (LIMIT + 1, 413)])
 @pytest.mark.parametrize("in_chunks", [True, False])
-def test_the_limit_is_exact(served: Served, size: int, status: int, in_chunks: bool) -> None:
+def test_the_limit_is_exact(served: ServedPlatform, size: int, status: int, in_chunks: bool) -> None:
     body = b'{"name": "%s"}' % (b"a" * (size - 12))
     assert len(body) == size
 
@@ -180,25 +180,25 @@ def test_the_limit_is_exact(served: Served, size: int, status: int, in_chunks: b
     assert answer.status_code == status
 
 
-def test_the_limit_is_the_configured_one_and_holds_for_strangers_too(served: Served) -> None:
+def test_the_limit_is_the_configured_one_and_holds_for_strangers_too(served: ServedPlatform) -> None:
     answer = served.as_nobody.post("/signin", json={"code": "a" * LIMIT})
 
     assert answer.status_code == 413
 
 
-def test_the_connection_serves_on_after_a_body_that_was_too_large(served: Served) -> None:
+def test_the_connection_serves_on_after_a_body_that_was_too_large(served: ServedPlatform) -> None:
     client = served.http(served.admin)
     client.post(CREATE, content=bytes(5_000_000))
 
     assert client.get(LIST).status_code == 200
 
 
-def test_endless_headers_are_refused(served: Served) -> None:
+def test_endless_headers_are_refused(served: ServedPlatform) -> None:
     with pytest.raises(httpx.HTTPError):
         served.as_nobody.get("/healthz", headers={"X-Endless": "x" * 5_000_000}).raise_for_status()
 
 
-def test_an_upload_may_be_larger_than_the_limit(served: Served) -> None:
+def test_an_upload_may_be_larger_than_the_limit(served: ServedPlatform) -> None:
     answer = served.as_admin.post("/api/v1/blobs/upload", content=(bytes(65536) for _ in range(80)))
 
     assert answer.json()["size_bytes"] == 80 * 65536
@@ -213,7 +213,7 @@ JUNK: list[Any] = [[], "x", 5, {"": {}}, {"a": [None]}, {"\x00": 1}]
 @pytest.mark.parametrize(
     "op", [op for op in all_operations().values() if not op.upload], ids=lambda op: op.name
 )
-def test_junk_is_never_a_fault_of_ours(served: Served, op: Any) -> None:
+def test_junk_is_never_a_fault_of_ours(served: ServedPlatform, op: Any) -> None:
     fields = {name: {"deep": ["junk"]} for name in op.parameters}
 
     for junk in [*JUNK, *([fields] if fields else [])]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from doors import Served
-from falaj.apps.logs import JsonLines, blot
+from falaj.apps.logs import JsonLines, redact
 from falaj.records.governance.identity import Role
-from falaj.sdk.remote import far, redeem
+from falaj.sdk.remote import redeem, remote_service
+from interfaces import ServedPlatform
 from probe import SECRET, Probe
 
 PASSWORD = "hunter2-of-the-database"
@@ -58,7 +58,7 @@ def log() -> Iterator[Lines]:
 # ------------------------------------------------------------------------------------------------------ logs
 
 
-def test_each_request_is_one_line_with_its_id(served: Served, log: Lines) -> None:
+def test_each_request_is_one_line_with_its_id(served: ServedPlatform, log: Lines) -> None:
     served.as_admin.get("/api/v1/zones/list", headers={"X-Request-ID": "req-1"})
 
     (line,) = log.of("req-1")
@@ -70,7 +70,9 @@ def test_each_request_is_one_line_with_its_id(served: Served, log: Lines) -> Non
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*\+00:00", line["at"])
 
 
-def test_a_crash_is_logged_with_its_trace_and_request_and_told_to_nobody(served: Served, log: Lines) -> None:
+def test_a_crash_is_logged_with_its_trace_and_request_and_told_to_nobody(
+    served: ServedPlatform, log: Lines
+) -> None:
     answer = served.as_admin.post("/api/v1/probe/crash", headers={"X-Request-ID": "req-2"})
 
     assert answer.status_code == 500
@@ -82,7 +84,7 @@ def test_a_crash_is_logged_with_its_trace_and_request_and_told_to_nobody(served:
 
 
 def test_a_crash_outside_the_gate_is_logged_too(
-    served: Served, log: Lines, monkeypatch: pytest.MonkeyPatch
+    served: ServedPlatform, log: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError(SECRET)
@@ -97,14 +99,14 @@ def test_a_crash_outside_the_gate_is_logged_too(
     assert any("ZeroDivisionError" in line.get("trace", "") for line in log.of("req-3"))
 
 
-def test_a_stream_that_breaks_is_logged(served: Served, log: Lines) -> None:
+def test_a_stream_that_breaks_is_logged(served: ServedPlatform, log: Lines) -> None:
     with pytest.raises(Exception, match="log says why"):
-        list(far(Probe, served.platform.workspaces.gate).notes(count=2, end="crash"))
+        list(remote_service(Probe, served.platform.workspaces.gate).notes(count=2, end="crash"))
 
     assert any(SECRET in line.get("trace", "") for line in log.parsed())
 
 
-def test_a_caller_who_hangs_up_is_no_fault_of_ours(served: Served, log: Lines) -> None:
+def test_a_caller_who_hangs_up_is_no_fault_of_ours(served: ServedPlatform, log: Lines) -> None:
     with pytest.raises(RuntimeError, match="hung up"):
         served.as_admin.post("/api/v1/workspaces/create", content=hangs_up())
 
@@ -129,7 +131,7 @@ def test_lines_stay_lines_whatever_is_logged(log: Lines) -> None:
 # --------------------------------------------------------------------------------------------------- secrets
 
 
-def test_no_secret_reaches_the_log(served: Served, log: Lines) -> None:
+def test_no_secret_reaches_the_log(served: ServedPlatform, log: Lines) -> None:
     issued = served.platform.tokens.issue(purpose="secret")
     link = served.platform.tokens.sign_in_link()
     used = redeem(served.url, link.code)
@@ -165,7 +167,7 @@ def test_no_secret_reaches_the_log(served: Served, log: Lines) -> None:
     ],
 )
 def test_what_looks_like_a_secret_is_blotted_out(text: str) -> None:
-    line = blot(json.dumps({"message": text, "after": "it"}))
+    line = redact(json.dumps({"message": text, "after": "it"}))
 
     assert PASSWORD not in line
     assert json.loads(line)["after"] == "it"
@@ -174,8 +176,8 @@ def test_what_looks_like_a_secret_is_blotted_out(text: str) -> None:
 def test_what_is_no_secret_is_left_as_it_is() -> None:
     text = "there is no blob 'fj_report.csv' at http://127.0.0.1:7480/api, code 5; bearer of news"
 
-    assert blot(text).startswith("there is no blob")
-    assert "7480/api, code 5" in blot(text)
+    assert redact(text).startswith("there is no blob")
+    assert "7480/api, code 5" in redact(text)
 
 
 @pytest.mark.parametrize(
@@ -199,14 +201,14 @@ def test_a_process_that_cannot_start_does_not_tell_its_password(tmp_path: Path, 
 # --------------------------------------------------------------------------------------------------- metrics
 
 
-def counted(served: Served, token: str, operation: str, status: int) -> float:
+def counted(served: ServedPlatform, token: str, operation: str, status: int) -> float:
     text = served.http(token).get("/metrics").text
     pattern = rf'^falaj_requests_total{{operation="{operation}",status="{status}"}} (\S+)$'
     found = re.search(pattern, text, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
-def test_metrics_count_requests_by_operation_and_status(served: Served) -> None:
+def test_metrics_count_requests_by_operation_and_status(served: ServedPlatform) -> None:
     before = counted(served, served.admin, "workspaces.show", 404)
 
     for _ in range(3):
@@ -215,7 +217,7 @@ def test_metrics_count_requests_by_operation_and_status(served: Served) -> None:
     assert counted(served, served.admin, "workspaces.show", 404) == before + 3
 
 
-def test_metrics_are_for_operators_and_auditors(served: Served) -> None:
+def test_metrics_are_for_operators_and_auditors(served: ServedPlatform) -> None:
     platform = served.platform
     for name, role in (("olga", Role.OPERATOR), ("adam", Role.AUDITOR), ("vera", Role.VIEWER)):
         platform.users.create(name)
@@ -229,7 +231,7 @@ def test_metrics_are_for_operators_and_auditors(served: Served) -> None:
     assert served.as_nobody.get("/metrics").status_code == 401
 
 
-def test_metrics_are_the_same_by_every_door(served: Served) -> None:
+def test_metrics_are_the_same_by_every_door(served: ServedPlatform) -> None:
     scraped = served.as_admin.get("/metrics")
 
     assert scraped.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -237,7 +239,7 @@ def test_metrics_are_the_same_by_every_door(served: Served) -> None:
     assert "# TYPE falaj_request_seconds histogram" in served.platform.platform.metrics().text
 
 
-def test_what_callers_send_makes_no_new_series(served: Served) -> None:
+def test_what_callers_send_makes_no_new_series(served: ServedPlatform) -> None:
     served.as_admin.get("/invented/by/a/caller")
     served.as_admin.get("/api/v1/invented/verb", headers={"X-Request-ID": "invented"})
 

@@ -19,12 +19,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from doors import Served
 from falaj.apps.api.openapi import openapi
 from falaj.assembly.platform import local_user
 from falaj.control.services import all_operations
 from falaj.governance.operations.operation import ResponseShape
 from falaj.records.governance.identity import Role
+from interfaces import ServedPlatform
 
 OPERATIONS = list(all_operations().values())
 DOCUMENT = openapi(OPERATIONS, version="1.2.3")
@@ -91,7 +91,7 @@ def test_writes_take_an_idempotency_key_and_reads_do_not() -> None:
         assert ("Idempotency-Key" in names) is not op.mode.reads
 
 
-def test_the_document_is_served_to_whoever_has_a_token(served: Served) -> None:
+def test_the_document_is_served_to_whoever_has_a_token(served: ServedPlatform) -> None:
     path = "/api/v1/openapi.json"
 
     assert served.as_nobody.get(path).status_code == 401
@@ -115,7 +115,7 @@ def references(part: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def known(served: Served) -> dict[str, list[Any]]:
+def known(served: ServedPlatform) -> dict[str, list[Any]]:
     """Values that name something, by parameter: without them a fuzzer never gets behind "not found"."""
     platform = served.platform
     platform.put("data", b"some bytes", workspace="risk")
@@ -150,7 +150,7 @@ def known(served: Served) -> dict[str, list[Any]]:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
 @pytest.mark.parametrize("label", [label for label in FUZZED if label not in EXCLUDED])
 def test_the_door_does_what_the_document_says(
-    served: Served,
+    served: ServedPlatform,
     known: dict[str, list[Any]],
     label: str,
     mode: GenerationMode,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from doors import Served, serve
 from falaj.errors import Unavailable
+from interfaces import ServedPlatform, serve
 from polling import eventually
 
 
@@ -22,7 +22,7 @@ def database(postgres_server: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def served(postgres_server: Any, database: str, tmp_path: Path) -> Iterator[Served]:
+def served(postgres_server: Any, database: str, tmp_path: Path) -> Iterator[ServedPlatform]:
     with serve(tmp_path, url=postgres_server.url(database)) as door:
         yield door
 
@@ -39,7 +39,7 @@ def away(server: Any, database: str) -> Iterator[None]:
 
 
 def test_an_outage_is_told_and_over_when_it_is_over(
-    postgres_server: Any, database: str, served: Served
+    postgres_server: Any, database: str, served: ServedPlatform
 ) -> None:
     platform = served.platform
     platform.workspaces.create("before")
@@ -57,7 +57,7 @@ def test_an_outage_is_told_and_over_when_it_is_over(
 
 
 def test_an_outage_does_not_tell_strangers_where_the_database_is(
-    postgres_server: Any, database: str, served: Served
+    postgres_server: Any, database: str, served: ServedPlatform
 ) -> None:
     with away(postgres_server, database):
         answer = served.http("fj_unknown.token").get("/api/v1/users/whoami")

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from doors import Served
 from falaj.control.services import all_operations
 from falaj.errors import FalajError
 from falaj.governance.operations.operation import Operation, ResponseShape
+from interfaces import ServedPlatform
 
 OPERATIONS = list(all_operations().values())
 READS = [op for op in OPERATIONS if op.mode.reads]
@@ -37,7 +37,7 @@ def steady(text: str) -> str:
 
 
 @pytest.mark.parametrize("op", OPERATIONS, ids=lambda op: op.name)
-def test_every_operation_answers_a_post(served: Served, op: Operation) -> None:
+def test_every_operation_answers_a_post(served: ServedPlatform, op: Operation) -> None:
     answer = served.as_admin.post(f"/api/v1/{op.group}/{op.verb}")
 
     if required(op):
@@ -51,7 +51,7 @@ def test_every_operation_answers_a_post(served: Served, op: Operation) -> None:
 
 
 @pytest.mark.parametrize("op", READS, ids=lambda op: op.name)
-def test_every_read_answers_a_get_like_a_post(served: Served, op: Operation) -> None:
+def test_every_read_answers_a_get_like_a_post(served: ServedPlatform, op: Operation) -> None:
     by_get, by_post = served.as_admin.get(op.path), served.as_admin.post(op.path)
 
     assert by_get.status_code == by_post.status_code
@@ -61,7 +61,7 @@ def test_every_read_answers_a_get_like_a_post(served: Served, op: Operation) -> 
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATIONS if not op.mode.reads], ids=lambda op: op.name)
-def test_a_write_refuses_a_get(served: Served, op: Operation) -> None:
+def test_a_write_refuses_a_get(served: ServedPlatform, op: Operation) -> None:
     answer = served.as_admin.get(op.path)
 
     assert answer.status_code == 405
@@ -69,7 +69,7 @@ def test_a_write_refuses_a_get(served: Served, op: Operation) -> None:
     assert answer.json()["status"] == 405
 
 
-def test_get_takes_typed_parameters_from_the_query(served: Served) -> None:
+def test_get_takes_typed_parameters_from_the_query(served: ServedPlatform) -> None:
     query = {"number": "7", "half": "0.5", "sure": "true"}
 
     by_get = served.as_admin.get("/api/v1/probe/echo", params=query).json()
@@ -77,20 +77,20 @@ def test_get_takes_typed_parameters_from_the_query(served: Served) -> None:
     assert by_get == {"number": 7, "text": " 0.5 True"}
 
 
-def test_get_takes_repeated_parameters_in_order(served: Served) -> None:
+def test_get_takes_repeated_parameters_in_order(served: ServedPlatform) -> None:
     answer = served.as_admin.get("/api/v1/probe/echo?names=pii&number=1&names=health&names=a")
 
     assert answer.json() == {"number": 1, "text": "pii,health,a 0.0 False"}
 
 
-def test_an_upload_takes_repeated_parameters(served: Served) -> None:
+def test_an_upload_takes_repeated_parameters(served: ServedPlatform) -> None:
     answer = served.as_admin.post("/api/v1/blobs/upload?classes=pii&classes=health&only=AE", content=b"bytes")
 
     assert answer.json()["label"]["only"] == ["AE"]
     assert set(answer.json()["label"]["classes"]) == {"pii", "health"}
 
 
-def test_a_plain_parameter_may_stand_once_only(served: Served) -> None:
+def test_a_plain_parameter_may_stand_once_only(served: ServedPlatform) -> None:
     answer = served.as_admin.get("/api/v1/probe/echo?number=1&number=2")
 
     assert answer.status_code == 422
@@ -98,7 +98,7 @@ def test_a_plain_parameter_may_stand_once_only(served: Served) -> None:
 
 
 @pytest.mark.parametrize("op", RECORD_READS, ids=lambda op: op.name)
-def test_head_is_get_without_the_body(served: Served, op: Operation) -> None:
+def test_head_is_get_without_the_body(served: ServedPlatform, op: Operation) -> None:
     head, get = served.as_admin.head(op.path), served.as_admin.get(op.path)
 
     assert head.status_code == get.status_code
@@ -106,7 +106,7 @@ def test_head_is_get_without_the_body(served: Served, op: Operation) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/api/v1/workspaces", "/api/v1/workspaces/fly", "/api/v2/x"])
-def test_an_unknown_path_is_a_problem(served: Served, path: str) -> None:
+def test_an_unknown_path_is_a_problem(served: ServedPlatform, path: str) -> None:
     answer = served.as_admin.get(path)
 
     assert answer.status_code == 404
@@ -119,7 +119,7 @@ def test_an_unknown_path_is_a_problem(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(FalajError.types))
-def test_every_error_is_a_problem_of_rfc_9457(served: Served, code: str) -> None:
+def test_every_error_is_a_problem_of_rfc_9457(served: ServedPlatform, code: str) -> None:
     answer = served.as_admin.post("/api/v1/probe/fail", json={"code": code})
 
     found = answer.json()
@@ -133,11 +133,11 @@ def test_every_error_is_a_problem_of_rfc_9457(served: Served, code: str) -> None
     assert found["instance"] == f"urn:falaj:request:{answer.headers['x-request-id']}"
 
 
-def test_who_is_unknown_is_told_how_to_be_known(served: Served) -> None:
+def test_who_is_unknown_is_told_how_to_be_known(served: ServedPlatform) -> None:
     assert served.as_nobody.get("/api/v1/users/whoami").headers["www-authenticate"] == "Bearer"
 
 
-def test_who_comes_when_a_service_is_away_is_told_to_come_back(served: Served) -> None:
+def test_who_comes_when_a_service_is_away_is_told_to_come_back(served: ServedPlatform) -> None:
     answer = served.as_admin.post("/api/v1/probe/fail", json={"code": "service.unavailable"})
 
     assert answer.status_code == 503
@@ -147,7 +147,7 @@ def test_who_comes_when_a_service_is_away_is_told_to_come_back(served: Served) -
 @pytest.mark.parametrize(
     ("given", "kept"), [("abc-1.2:3_Z", True), ("", False), ("a b", False), ("x" * 101, False), ("é", False)]
 )
-def test_a_request_id_is_echoed_if_it_is_sane(served: Served, given: str, kept: bool) -> None:
+def test_a_request_id_is_echoed_if_it_is_sane(served: ServedPlatform, given: str, kept: bool) -> None:
     headers = {"X-Request-ID": given.encode("latin-1")}
 
     answer = served.as_admin.get("/api/v1/zones/list", headers=headers)
@@ -156,7 +156,7 @@ def test_a_request_id_is_echoed_if_it_is_sane(served: Served, given: str, kept: 
     assert re.fullmatch(r"[A-Za-z0-9_.:-]{1,100}", answer.headers["x-request-id"])
 
 
-def test_the_audit_log_knows_the_request_and_where_it_came_from(served: Served) -> None:
+def test_the_audit_log_knows_the_request_and_where_it_came_from(served: ServedPlatform) -> None:
     headers = {"X-Request-ID": "req-audited", "X-Forwarded-For": "6.6.6.6"}
 
     served.as_admin.get("/api/v1/workspaces/show?workspace=risk", headers=headers)
@@ -173,7 +173,7 @@ def create(client: httpx.Client, name: str, key: str) -> httpx.Response:
     return client.post("/api/v1/workspaces/create", json={"name": name}, headers={"Idempotency-Key": key})
 
 
-def test_a_repeated_key_gets_the_first_answer(served_on_each: Served) -> None:
+def test_a_repeated_key_gets_the_first_answer(served_on_each: ServedPlatform) -> None:
     admin = served_on_each.as_admin
     first = create(admin, "once", "key-1")
 
@@ -184,7 +184,7 @@ def test_a_repeated_key_gets_the_first_answer(served_on_each: Served) -> None:
     assert create(admin, "once", "key-2").status_code == 409  # so it was not made a second time
 
 
-def test_a_key_with_another_body_is_a_conflict(served_on_each: Served) -> None:
+def test_a_key_with_another_body_is_a_conflict(served_on_each: ServedPlatform) -> None:
     create(served_on_each.as_admin, "mine", "key-3")
 
     answer = create(served_on_each.as_admin, "yours", "key-3")
@@ -193,7 +193,7 @@ def test_a_key_with_another_body_is_a_conflict(served_on_each: Served) -> None:
     assert answer.json()["code"] == "idempotency.reused"
 
 
-def test_a_key_with_other_bytes_is_a_conflict(served_on_each: Served) -> None:
+def test_a_key_with_other_bytes_is_a_conflict(served_on_each: ServedPlatform) -> None:
     for data in (b"some bytes", b"other bytes"):
         answer = served_on_each.as_admin.post(
             "/api/v1/blobs/upload", content=data, headers={"Idempotency-Key": "key-5"}
@@ -202,14 +202,14 @@ def test_a_key_with_other_bytes_is_a_conflict(served_on_each: Served) -> None:
     assert answer.status_code == 409
 
 
-def test_a_key_belongs_to_its_caller(served_on_each: Served) -> None:
+def test_a_key_belongs_to_its_caller(served_on_each: ServedPlatform) -> None:
     create(served_on_each.as_admin, "hers", "key-4")
 
     assert create(served_on_each.http(served_on_each.stranger), "hers", "key-4").status_code == 403
 
 
 @pytest.mark.parametrize("key", [b"", b"a b", b"x" * 201, b"\xe9", b"a\tb"])
-def test_a_malformed_key_is_refused(served: Served, key: bytes) -> None:
+def test_a_malformed_key_is_refused(served: ServedPlatform, key: bytes) -> None:
     answer = served.as_admin.post(
         "/api/v1/workspaces/create", json={"name": "never"}, headers={"Idempotency-Key": key}
     )
@@ -231,7 +231,7 @@ def walk(fetch: Callable[[str], Any]) -> list[str]:
     return found
 
 
-def test_pages_hold_everything_exactly_once(served_on_each: Served) -> None:
+def test_pages_hold_everything_exactly_once(served_on_each: ServedPlatform) -> None:
     platform = served_on_each.platform
     made = [platform.workspaces.create(f"paged-{n}").id for n in range(11)]
     tokens = [platform.tokens.issue(purpose=f"paged {n}").token.id for n in range(5)]
@@ -245,7 +245,7 @@ def test_pages_hold_everything_exactly_once(served_on_each: Served) -> None:
     assert set(tokens) <= set(seen)
 
 
-def test_pages_leave_out_what_the_caller_may_not_see(served_on_each: Served) -> None:
+def test_pages_leave_out_what_the_caller_may_not_see(served_on_each: ServedPlatform) -> None:
     developer = served_on_each.connect(served_on_each.developer)
     for n in range(4):
         served_on_each.platform.workspaces.create(f"hidden-{n}")
@@ -256,7 +256,7 @@ def test_pages_leave_out_what_the_caller_may_not_see(served_on_each: Served) -> 
     assert seen.next is None
 
 
-def test_sixteen_callers_write_at_once(served_on_each: Served) -> None:
+def test_sixteen_callers_write_at_once(served_on_each: ServedPlatform) -> None:
     def write(number: int) -> list[str]:
         headers = served_on_each.as_admin.headers
         with httpx.Client(base_url=served_on_each.url, headers=headers, timeout=60) as client:

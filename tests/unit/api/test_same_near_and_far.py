@@ -16,7 +16,6 @@ import pytest
 from pydantic import BaseModel
 
 import falaj as fj
-from doors import serve, settle, with_probe_known
 from falaj.control.services import all_operations
 from falaj.errors import FalajError
 from falaj.governance.operations.caller import Caller, acting_as
@@ -26,8 +25,9 @@ from falaj.records.governance.identity import Role
 from falaj.records.names import PrincipalId
 from falaj.records.training.jobs import JobSpec
 from falaj.sdk.embedded import open_platform
-from falaj.sdk.remote import far as far_service
+from falaj.sdk.remote import remote_service as far_service
 from falaj.training.code_archive import pack_code
+from interfaces import create_people, serve, with_probe_known
 from model_files import onnx
 from platforms import TWO_ZONES, configuration
 from probe import Probe
@@ -86,7 +86,7 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
         (folder / "home" / "falaj.toml").write_text(configuration("sqlite", TWO_ZONES))
         platform = open_platform(folder / "home")
     with platform:
-        settle(platform)
+        create_people(platform)
         with_probe_known(platform.workspaces.gate)
         platform.probe = Probe(platform.workspaces.gate)
         ids = {name: platform.users.show(name).id for name in ("dana", "sam")}

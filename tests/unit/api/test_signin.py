@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import pytest
 
-from doors import Served
 from falaj.errors import Unauthenticated
 from falaj.governance.tables import sign_in_codes
 from falaj.sdk.remote import redeem
+from interfaces import ServedPlatform
 
 
-def test_a_code_signs_its_user_in(served_on_each: Served) -> None:
+def test_a_code_signs_its_user_in(served_on_each: ServedPlatform) -> None:
     code = served_on_each.platform.tokens.sign_in_link(user="dana").code
 
     answer = served_on_each.as_nobody.post("/signin", json={"code": code})
@@ -25,7 +25,7 @@ def test_a_code_signs_its_user_in(served_on_each: Served) -> None:
     assert served_on_each.connect(issued["secret"]).users.whoami().principal.name == "dana"
 
 
-def test_a_code_works_once(served_on_each: Served) -> None:
+def test_a_code_works_once(served_on_each: ServedPlatform) -> None:
     code = served_on_each.platform.tokens.sign_in_link().code
     redeem(served_on_each.url, code)
 
@@ -33,7 +33,7 @@ def test_a_code_works_once(served_on_each: Served) -> None:
         redeem(served_on_each.url, code)
 
 
-def test_a_code_expires(served_on_each: Served) -> None:
+def test_a_code_expires(served_on_each: ServedPlatform) -> None:
     code = served_on_each.platform.tokens.sign_in_link().code
     served_on_each.clock.advance(timedelta(minutes=5, seconds=1))
 
@@ -41,7 +41,7 @@ def test_a_code_expires(served_on_each: Served) -> None:
         redeem(served_on_each.url, code)
 
 
-def test_a_token_from_a_link_lasts_for_half_a_day(served: Served) -> None:
+def test_a_token_from_a_link_lasts_for_half_a_day(served: ServedPlatform) -> None:
     token = redeem(served.url, served.platform.tokens.sign_in_link(user="sam").code)
     assert served.http(token).get("/api/v1/users/whoami").status_code == 200
 
@@ -50,7 +50,7 @@ def test_a_token_from_a_link_lasts_for_half_a_day(served: Served) -> None:
     assert served.http(token).get("/api/v1/users/whoami").status_code == 401
 
 
-def test_a_code_is_kept_as_a_hash(served: Served) -> None:
+def test_a_code_is_kept_as_a_hash(served: ServedPlatform) -> None:
     code = served.platform.tokens.sign_in_link().code
 
     with served.parts.database.read() as tx:
@@ -60,7 +60,7 @@ def test_a_code_is_kept_as_a_hash(served: Served) -> None:
     assert all(len(row.code_hash) == 32 for row in rows)
 
 
-def test_signing_in_is_audited(served: Served) -> None:
+def test_signing_in_is_audited(served: ServedPlatform) -> None:
     code = served.connect(served.developer).tokens.sign_in_link().code
     headers = {"X-Request-ID": "req-signin"}
 
@@ -77,7 +77,7 @@ JUNK = [
 
 
 @pytest.mark.parametrize("body", JUNK, ids=lambda body: repr(body[:20]))
-def test_junk_is_refused(served: Served, body: bytes) -> None:
+def test_junk_is_refused(served: ServedPlatform, body: bytes) -> None:
     answer = served.as_nobody.post("/signin", content=body)
 
     assert answer.status_code == 422
@@ -85,28 +85,28 @@ def test_junk_is_refused(served: Served, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("code", ["", "x", "\x00", "é😀", "'; --", "x" * 100_000, "fj_x.y"])
-def test_a_code_that_is_none_is_refused(served_on_each: Served, code: str) -> None:
+def test_a_code_that_is_none_is_refused(served_on_each: ServedPlatform, code: str) -> None:
     answer = served_on_each.as_nobody.post("/signin", content=json.dumps({"code": code}))
 
     assert answer.status_code == 401
     assert "x" * 100 not in answer.text
 
 
-def test_a_token_is_no_code_and_a_code_is_no_token(served: Served) -> None:
+def test_a_token_is_no_code_and_a_code_is_no_token(served: ServedPlatform) -> None:
     code = served.platform.tokens.sign_in_link().code
 
     assert served.as_nobody.post("/signin", json={"code": served.admin}).status_code == 401
     assert served.http(code).get("/api/v1/users/whoami").status_code == 401
 
 
-def test_only_a_post_signs_in(served: Served) -> None:
+def test_only_a_post_signs_in(served: ServedPlatform) -> None:
     code = served.platform.tokens.sign_in_link().code
 
     assert served.as_nobody.get("/signin", params={"code": code}).status_code == 405
     assert redeem(served.url, code)
 
 
-def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:
+def test_the_page_loads_nothing_from_elsewhere(served: ServedPlatform) -> None:
     page, script = served.as_nobody.get("/"), served.as_nobody.get("/signin.js")
 
     assert page.headers["content-type"].startswith("text/html")

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from doors import Served, serve
 from falaj.apps.api import requests, server
+from interfaces import ServedPlatform, serve
 from polling import eventually
 
 ALIVE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -22,14 +22,14 @@ PATIENCE_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPlatform]:
     """A door with two threads for operations."""
     with serve(tmp_path_factory.mktemp("served"), toml="[server]\nthreads = 2") as door:
         yield door
 
 
 @contextmanager
-def connected(door: Served) -> Iterator[socket.socket]:
+def connected(door: ServedPlatform) -> Iterator[socket.socket]:
     where = urlsplit(door.url)
     with socket.create_connection((where.hostname, where.port), timeout=PATIENCE_S) as connection:
         yield connection
@@ -68,7 +68,7 @@ HALF = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 
 @pytest.mark.parametrize(("began", "piece"), [(b"", b""), (HALF, b""), (HALF, b"X-More: y\r\n")])
 def test_a_head_that_does_not_end_in_time_ends_the_connection(
-    served: Served, monkeypatch: pytest.MonkeyPatch, began: bytes, piece: bytes
+    served: ServedPlatform, monkeypatch: pytest.MonkeyPatch, began: bytes, piece: bytes
 ) -> None:
     monkeypatch.setattr(server, "HEAD_S", 0.3)
     with connected(served) as slow:
@@ -92,7 +92,9 @@ LINGERING: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("what", LINGERING)
-def test_nobody_stays_after_an_answer(served: Served, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_nobody_stays_after_an_answer(
+    served: ServedPlatform, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     monkeypatch.setattr(server, "HEAD_S", 0.3)
     first, piece = LINGERING[what]
     with connected(served) as slow:
@@ -104,7 +106,9 @@ def test_nobody_stays_after_an_answer(served: Served, monkeypatch: pytest.Monkey
     assert answered.startswith(b"HTTP/1.1 ")
 
 
-def test_a_request_may_take_longer_than_its_head(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_may_take_longer_than_its_head(
+    served: ServedPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "HEAD_S", 1.0)
 
     def data() -> Iterator[bytes]:
@@ -147,7 +151,7 @@ def ask(connection: socket.socket) -> bytes:
     return answer(connection)
 
 
-def ask_anew(door: Served) -> bytes:
+def ask_anew(door: ServedPlatform) -> bytes:
     with connected(door) as connection:
         return ask(connection)
 
@@ -156,7 +160,7 @@ def ask_anew(door: Served) -> bytes:
 
 
 @pytest.fixture
-def stalled(served: Served) -> Iterator[Callable[[], socket.socket]]:
+def stalled(served: ServedPlatform) -> Iterator[Callable[[], socket.socket]]:
     """Begins an upload, and says no more."""
     head = f"POST /api/v1/blobs/upload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\n"
     with ExitStack() as stack:
@@ -170,7 +174,7 @@ def stalled(served: Served) -> Iterator[Callable[[], socket.socket]]:
 
 
 def test_uploads_that_stall_keep_nobody_else_waiting(
-    served: Served, stalled: Callable[[], socket.socket]
+    served: ServedPlatform, stalled: Callable[[], socket.socket]
 ) -> None:
     uploads = [stalled() for _ in range(5)]  # more than there are threads
     asked = [httpx.get(f"{served.url}/api/v1/users/whoami", headers=as_admin(served)) for _ in range(5)]
@@ -184,7 +188,7 @@ def test_uploads_that_stall_keep_nobody_else_waiting(
 
 
 def test_an_upload_that_says_nothing_for_too_long_is_given_up(
-    served: Served, stalled: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
+    served: ServedPlatform, stalled: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = served.platform.blobs.list().items
     monkeypatch.setattr(requests, "CHUNK_S", 0.2)
@@ -198,7 +202,7 @@ def test_an_upload_that_says_nothing_for_too_long_is_given_up(
 
 @pytest.mark.parametrize("piece", [b"", b" "])
 def test_a_body_that_does_not_end_in_time_is_given_up(
-    served: Served, monkeypatch: pytest.MonkeyPatch, piece: bytes
+    served: ServedPlatform, monkeypatch: pytest.MonkeyPatch, piece: bytes
 ) -> None:
     monkeypatch.setattr(requests, "BODY_S", 0.3)
     monkeypatch.setattr(server, "HEAD_S", 0.3)
@@ -210,5 +214,5 @@ def test_a_body_that_does_not_end_in_time_is_given_up(
     assert b"stream.interrupted" in told
 
 
-def as_admin(served: Served) -> dict[str, str]:
+def as_admin(served: ServedPlatform) -> dict[str, str]:
     return {"Authorization": f"Bearer {served.admin}"}

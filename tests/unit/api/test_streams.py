@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import update
 
 from cutting_proxy import cutting_proxy
-from doors import Served
 from falaj.control.tables import work as work_table
 from falaj.errors import Conflict, Internal, Interrupted, NotFound, Unauthenticated, Unavailable
 from falaj.sdk.platform import Platform
-from falaj.sdk.remote import connect, far
+from falaj.sdk.remote import connect, remote_service
+from interfaces import ServedPlatform
 from probe import SECRET, Note, Probe
 
 MIB = 2**20
@@ -36,7 +36,7 @@ PLACES = [
 
 
 @pytest.fixture(scope="module")
-def platform(served: Served) -> Platform:
+def platform(served: ServedPlatform) -> Platform:
     served.platform.put("data", DATA)
     served.platform.put("empty", b"")
     return served.platform
@@ -45,20 +45,20 @@ def platform(served: Served) -> Platform:
 @pytest.fixture(scope="module")
 def probe(platform: Platform) -> Any:
     """The probe, far away."""
-    return far(Probe, platform.workspaces.gate)
+    return remote_service(Probe, platform.workspaces.gate)
 
 
 # --------------------------------------------------------------------------------------------------- bytes
 
 
-def test_bytes_come_back_as_they_were_sent(served_on_each: Served) -> None:
+def test_bytes_come_back_as_they_were_sent(served_on_each: ServedPlatform) -> None:
     sent = served_on_each.platform.put("five-mib", DATA)
 
     assert sent.size_bytes == len(DATA)
     assert served_on_each.platform.get("five-mib") == DATA
 
 
-def test_an_upload_may_come_in_any_pieces(served_on_each: Served) -> None:
+def test_an_upload_may_come_in_any_pieces(served_on_each: ServedPlatform) -> None:
     pieces = [b"", DATA[:1], DATA[1:100_001], b"", DATA[100_001:]]
 
     staged = served_on_each.platform.blobs.upload(iter(pieces))
@@ -115,7 +115,7 @@ def test_a_table_comes_in_batches(probe: Any) -> None:
     assert table.read_all().column("n").to_pylist()[-1] == 10_003
 
 
-def test_the_audit_log_is_a_table_and_an_export(served_on_each: Served) -> None:
+def test_the_audit_log_is_a_table_and_an_export(served_on_each: ServedPlatform) -> None:
     platform = served_on_each.platform
 
     table = platform.audit.table().read_all()
@@ -171,7 +171,7 @@ def test_an_error_among_batches_is_an_interruption(probe: Any) -> None:
         probe.table(count=3, end="crash").read_all()
 
 
-def test_a_role_taken_away_in_the_middle_ends_the_stream(served: Served, platform: Platform) -> None:
+def test_a_role_taken_away_in_the_middle_ends_the_stream(served: ServedPlatform, platform: Platform) -> None:
     platform.users.create("reader")
     platform.workspaces.grant("default", "reader", role="viewer")
     platform.put("long", bytes(30 * MIB))
@@ -187,9 +187,11 @@ def test_a_role_taken_away_in_the_middle_ends_the_stream(served: Served, platfor
 
 
 @pytest.mark.parametrize("stream", ["bytes", "records", "batches"])
-def test_a_stream_ends_when_its_token_expires(served: Served, platform: Platform, stream: str) -> None:
+def test_a_stream_ends_when_its_token_expires(
+    served: ServedPlatform, platform: Platform, stream: str
+) -> None:
     reader = served.connect(served.issue(expires_in=timedelta(minutes=1)))
-    probe = far(Probe, reader.workspace.gate)
+    probe = remote_service(Probe, reader.workspace.gate)
     begin = {
         "bytes": lambda: probe.pieces(count=500),
         "records": lambda: probe.notes(count=50_000, text="x" * 1000),
@@ -207,11 +209,11 @@ def test_a_stream_ends_when_its_token_expires(served: Served, platform: Platform
             reader.users.whoami()
 
 
-def test_a_stream_goes_on_while_its_token_lasts(served: Served, platform: Platform) -> None:
+def test_a_stream_goes_on_while_its_token_lasts(served: ServedPlatform, platform: Platform) -> None:
     reader = served.connect(served.issue(expires_in=timedelta(minutes=3)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(served.parts.gate, "_recheck_s", 0.0)
-        pieces = far(Probe, reader.workspace.gate).pieces(count=100)
+        pieces = remote_service(Probe, reader.workspace.gate).pieces(count=100)
         first = next(pieces)
         served.clock.advance(timedelta(minutes=2))
 
@@ -224,7 +226,9 @@ def test_a_stream_goes_on_while_its_token_lasts(served: Served, platform: Platfo
 
 
 @pytest.mark.parametrize("cut", [1000, 500_000, 3_000_000])
-def test_a_read_that_is_cut_goes_on_from_its_offset(served: Served, platform: Platform, cut: int) -> None:
+def test_a_read_that_is_cut_goes_on_from_its_offset(
+    served: ServedPlatform, platform: Platform, cut: int
+) -> None:
     with cutting_proxy(served.url, [cut]) as proxy, connect(proxy.url, served.admin) as away:
         read = b"".join(away.blobs.read("data", offset=10, length=5_000_000))
 
@@ -234,7 +238,7 @@ def test_a_read_that_is_cut_goes_on_from_its_offset(served: Served, platform: Pl
         assert proxy.sent.count(b'"offset":') == 2
 
 
-def test_a_read_that_is_cut_again_and_again_is_given_up(served: Served, platform: Platform) -> None:
+def test_a_read_that_is_cut_again_and_again_is_given_up(served: ServedPlatform, platform: Platform) -> None:
     with cutting_proxy(served.url, [100_000] * 9) as proxy, connect(proxy.url, served.admin) as away:
         with pytest.raises(Interrupted):
             list(away.blobs.read("data"))
@@ -242,16 +246,18 @@ def test_a_read_that_is_cut_again_and_again_is_given_up(served: Served, platform
         assert proxy.connections == 3
 
 
-def test_records_that_are_cut_are_an_interruption(served: Served, platform: Platform) -> None:
+def test_records_that_are_cut_are_an_interruption(served: ServedPlatform, platform: Platform) -> None:
     with cutting_proxy(served.url, [20_000]) as proxy, connect(proxy.url, served.admin) as away:
-        stream = far(Probe, away.workspace.gate).notes(count=1000, text="x" * 100)
+        stream = remote_service(Probe, away.workspace.gate).notes(count=1000, text="x" * 100)
 
         with pytest.raises(Interrupted):
             list(stream)
 
 
 @pytest.mark.parametrize("cut", [0, 40])
-def test_a_write_whose_answer_is_lost_is_sent_again_and_done_once(served_on_each: Served, cut: int) -> None:
+def test_a_write_whose_answer_is_lost_is_sent_again_and_done_once(
+    served_on_each: ServedPlatform, cut: int
+) -> None:
     with cutting_proxy(served_on_each.url, [cut]) as proxy, connect(proxy.url, served_on_each.admin) as away:
         made = away.workspaces.create(f"lost-{cut}")
 
@@ -263,7 +269,7 @@ def test_a_write_whose_answer_is_lost_is_sent_again_and_done_once(served_on_each
     assert served_on_each.platform.workspaces.show(f"lost-{cut}") == made
 
 
-def test_an_upload_whose_answer_is_lost_is_not_sent_again(served: Served) -> None:
+def test_an_upload_whose_answer_is_lost_is_not_sent_again(served: ServedPlatform) -> None:
     with cutting_proxy(served.url, [0]) as proxy, connect(proxy.url, served.admin) as away:
         with pytest.raises(Unavailable):
             away.blobs.upload(iter([b"once"]))
@@ -274,7 +280,7 @@ def test_an_upload_whose_answer_is_lost_is_not_sent_again(served: Served) -> Non
 # ------------------------------------------------------------------------------------------- one connection
 
 
-def test_a_client_keeps_its_connection(served: Served, platform: Platform) -> None:
+def test_a_client_keeps_its_connection(served: ServedPlatform, platform: Platform) -> None:
     with cutting_proxy(served.url, []) as proxy, connect(proxy.url, served.admin) as away:
         for number in range(5):
             away.put(f"kept-{number}", DATA[: number * 300_000])
@@ -288,7 +294,9 @@ def test_a_client_keeps_its_connection(served: Served, platform: Platform) -> No
         )  # Arrow ends before its stream does: its connection is not used again
 
 
-def test_streams_that_nobody_reads_let_go_of_their_connections(served: Served, platform: Platform) -> None:
+def test_streams_that_nobody_reads_let_go_of_their_connections(
+    served: ServedPlatform, platform: Platform
+) -> None:
     with connect(served.url, served.admin) as away:
         pool = away.workspace.gate._client._transport._pool
         for read in (away.blobs.read, away.lineage.graph, away.audit.table):
@@ -300,7 +308,7 @@ def test_streams_that_nobody_reads_let_go_of_their_connections(served: Served, p
             assert [each for each in pool.connections if not each.is_idle()] == []
 
 
-def test_many_who_wait_for_news_do_not_stop_the_door(served: Served, platform: Platform) -> None:
+def test_many_who_wait_for_news_do_not_stop_the_door(served: ServedPlatform, platform: Platform) -> None:
     work = platform.blobs.copy(
         "data", "local", name="copied"
     )  # nobody carries it out: no controller runs here
@@ -318,7 +326,7 @@ def test_many_who_wait_for_news_do_not_stop_the_door(served: Served, platform: P
         end(served, work.id)
 
 
-def end(served: Served, work: str) -> None:
+def end(served: ServedPlatform, work: str) -> None:
     """Let the watchers go."""
     with served.parts.database.write() as tx:
         tx.execute(update(work_table).where(work_table.c.id == work).values(state="cancelled"))

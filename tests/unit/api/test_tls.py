@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import falaj as fj
-from doors import Served, serve
 from falaj.apps.supervisor import up
 from falaj.assembly.config import read_config
 from falaj.errors import ConfigInvalid, InvalidInput, Unavailable
 from falaj.records.record import utc_now
+from interfaces import ServedPlatform, serve
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 @pytest.fixture(scope="module")
-def served_by_tls(certificate: Certificate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served_by_tls(
+    certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedPlatform]:
     toml = f'[server.tls]\ncertificate = "{certificate.pem}"\nkey = "{certificate.key}"'
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALAJ_CA", str(certificate.pem))
@@ -71,7 +73,7 @@ def served_by_tls(certificate: Certificate, tmp_path_factory: pytest.TempPathFac
             yield door
 
 
-def shake_hands(served: Served, certificate: Certificate, version: ssl.TLSVersion) -> str | None:
+def shake_hands(served: ServedPlatform, certificate: Certificate, version: ssl.TLSVersion) -> str | None:
     context = ssl.create_default_context(cafile=certificate.pem)
     context.minimum_version = context.maximum_version = version
     where = urlsplit(served.url)
@@ -82,21 +84,21 @@ def shake_hands(served: Served, certificate: Certificate, version: ssl.TLSVersio
         return secured.version()
 
 
-def test_tls_1_3_is_spoken(served_by_tls: Served, certificate: Certificate) -> None:
+def test_tls_1_3_is_spoken(served_by_tls: ServedPlatform, certificate: Certificate) -> None:
     assert shake_hands(served_by_tls, certificate, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
 
 
-def test_tls_1_2_is_refused(served_by_tls: Served, certificate: Certificate) -> None:
+def test_tls_1_2_is_refused(served_by_tls: ServedPlatform, certificate: Certificate) -> None:
     with pytest.raises((ssl.SSLError, ConnectionError)):
         shake_hands(served_by_tls, certificate, ssl.TLSVersion.TLSv1_2)
 
 
-def test_plain_http_is_refused(served_by_tls: Served) -> None:
+def test_plain_http_is_refused(served_by_tls: ServedPlatform) -> None:
     with pytest.raises(httpx.HTTPError):
         httpx.get(served_by_tls.url.replace("https", "http") + "/healthz")
 
 
-def test_the_client_trusts_the_authority_that_it_is_told(served_by_tls: Served) -> None:
+def test_the_client_trusts_the_authority_that_it_is_told(served_by_tls: ServedPlatform) -> None:
     platform = served_by_tls.platform
 
     platform.put("secret", bytes(3_000_000))
@@ -105,7 +107,9 @@ def test_the_client_trusts_the_authority_that_it_is_told(served_by_tls: Served) 
     assert platform.users.whoami().principal.kind == "user"
 
 
-def test_the_client_trusts_nobody_else(served_by_tls: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_trusts_nobody_else(
+    served_by_tls: ServedPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FALAJ_CA")
 
     with (
@@ -115,7 +119,7 @@ def test_the_client_trusts_nobody_else(served_by_tls: Served, monkeypatch: pytes
         platform.users.whoami()
 
 
-def test_browsers_are_told_to_stay_with_tls(served_by_tls: Served, certificate: Certificate) -> None:
+def test_browsers_are_told_to_stay_with_tls(served_by_tls: ServedPlatform, certificate: Certificate) -> None:
     trust = ssl.create_default_context(cafile=certificate.pem)
 
     for path in ("/", "/healthz", "/nowhere", "/api/v1/users/whoami"):
@@ -124,7 +128,7 @@ def test_browsers_are_told_to_stay_with_tls(served_by_tls: Served, certificate: 
         assert answer.headers["strict-transport-security"] == "max-age=31536000"
 
 
-def test_without_tls_browsers_are_not_told_so(served: Served) -> None:
+def test_without_tls_browsers_are_not_told_so(served: ServedPlatform) -> None:
     assert "strict-transport-security" not in served.as_nobody.get("/healthz").headers
 
 

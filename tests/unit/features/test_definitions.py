@@ -9,7 +9,7 @@ import pytest
 
 from falaj.errors import InvalidInput
 from falaj.records.features import AggregateFunction, Aggregation, ColumnType, Entity, Feature, FeatureView
-from falaj.sdk.definitions import read_definitions
+from falaj.sdk.definition_files.features import read_definitions
 
 TOML = '''
 [[entity]]

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pytest
 
-from doors import Served, serve
 from falaj.assembly.platform import local_caller
 from falaj.errors import InvalidInput, NotFound
 from falaj.governance.operations.caller import acting_as
@@ -24,6 +23,7 @@ from falaj.records.features import (
     Feature,
     FeatureView,
 )
+from interfaces import ServedPlatform, serve
 
 NOTHING = [(None, None)] * 3
 MOMENT = pa.timestamp("us", "UTC")
@@ -49,7 +49,7 @@ DEFINED = (
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPlatform]:
     with serve(tmp_path_factory.mktemp("features")) as made:
         made.clock.now = NOON + 3 * HOUR
         made.platform.apply(DEFINED)
@@ -71,7 +71,7 @@ def trips() -> pa.Table:
     )
 
 
-def test_online_reads_agree_near_and_far_and_grow_old(served: Served) -> None:
+def test_online_reads_agree_near_and_far_and_grow_old(served: ServedPlatform) -> None:
     near, far, keys = served.parts.services.features, served.platform.features, ("1", "2", "3", "4", "5")
 
     with acting_as(local_caller(served.parts.database)):
@@ -86,14 +86,14 @@ def test_online_reads_agree_near_and_far_and_grow_old(served: Served) -> None:
     served.clock.now = NOON + 3 * HOUR
 
 
-def test_nothing_of_the_values_lies_online_in_clear(served: Served) -> None:
+def test_nothing_of_the_values_lies_online_in_clear(served: ServedPlatform) -> None:
     files = [file for file in served.parts.home.path.rglob("*") if file.is_file() and "online" in str(file)]
 
     assert files
     assert all("دبي".encode() not in file.read_bytes() for file in files)
 
 
-def test_a_view_is_a_spine_over_a_span_of_time(served: Served) -> None:
+def test_a_view_is_a_spine_over_a_span_of_time(served: ServedPlatform) -> None:
     made = served.platform.training_set(
         "span", spine="trips", views=["sums"], since=NOON + HOUR, until=NOON + 2 * HOUR
     )
@@ -114,7 +114,7 @@ def test_a_view_is_a_spine_over_a_span_of_time(served: Served) -> None:
     assert served.platform.training_set("all", spine="view:trips", views=["sums"]).rows == 6
 
 
-def test_a_spine_comes_from_a_file_or_a_table_and_stays(served: Served, tmp_path: Path) -> None:
+def test_a_spine_comes_from_a_file_or_a_table_and_stays(served: ServedPlatform, tmp_path: Path) -> None:
     rows = pa.table({"driver": [2, 1], "event_time": pa.array([NOON, NOON], MOMENT), "label": [0, 1]})
     csv.write_csv(rows, tmp_path / "spine.csv")
 
@@ -132,7 +132,7 @@ def test_a_spine_comes_from_a_file_or_a_table_and_stays(served: Served, tmp_path
     assert served.platform.blobs.show(kept).committed
 
 
-def test_a_plan_changes_nothing(served: Served) -> None:
+def test_a_plan_changes_nothing(served: ServedPlatform) -> None:
     longer = DEFINED[1].model_copy(update={"ttl": 2 * DAY})
     new = Entity(name="city", key="city")
 
@@ -160,7 +160,7 @@ def test_a_plan_changes_nothing(served: Served) -> None:
     ],
 )
 def test_a_spine_that_is_none_is_refused(
-    served: Served, spine: object, options: dict[str, object], error: type[Exception]
+    served: ServedPlatform, spine: object, options: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         served.platform.training_set("wrong", spine=spine, views=["sums"], **options)

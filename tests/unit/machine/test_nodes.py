@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from falaj.apps.cli import nodes
+from falaj.apps.cli.commands import nodes
 from falaj.assembly.doctor import hardware
 from falaj.control.nodes import free_capacity, machine_record
 from falaj.governance.operations.caller import acting_as

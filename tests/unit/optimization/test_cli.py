@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from falaj.apps.cli.optimization import print_table
+from falaj.apps.cli.commands.optimization import print_table
 from falaj.records.names import ObjectId
 from falaj.records.optimization import (
     AcceptanceBudget,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from falaj.errors import FalajError, InvalidInput
 from falaj.records.training.jobs import JobSpec
-from falaj.sdk.job_fields import FIELDS, SAME
-from falaj.sdk.job_form import JobForm, spec_of
-from falaj.sdk.job_yaml import read_job, spell_job
+from falaj.sdk.definition_files.job_yaml import read_job, spell_job
+from falaj.sdk.definition_files.yaml_lines import read_yaml
+from falaj.sdk.job_fields import FIELDS, SYNONYMS
+from falaj.sdk.job_request import JobRequest, build_spec
 from falaj.sdk.training import prepare
-from falaj.sdk.yaml_lines import read_yaml
 
 GOOD = """
 # the nightly job
@@ -89,7 +89,7 @@ def test_what_is_printed_can_be_read_again(folder: Path) -> None:
 def test_a_script_that_no_file_can_be_called_is_a_fault_like_any_other(folder: Path, script: str) -> None:
     assert refused(folder, f"cpus: 1\nscript: {script}\n") == ["2 script"]
     with pytest.raises(InvalidInput):
-        prepare(JobForm(), script=script)
+        prepare(JobRequest(), script=script)
 
 
 def test_every_fault_has_its_line(folder: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_file_with_a_mark_of_its_encoding_is_read(folder: Path) -> None:
 
 def test_a_job_without_a_script_says_so(folder: Path) -> None:
     with pytest.raises(InvalidInput) as error:
-        prepare(JobForm(), file=written(folder, "cpus: none\n"))
+        prepare(JobRequest(), file=written(folder, "cpus: none\n"))
 
     assert {fault.where.rpartition(" ")[2] for fault in error.value.faults} == {"script", "cpus"}
 
@@ -182,14 +182,14 @@ def test_no_text_is_too_strange_to_be_refused_in_words(
     file.write_text(text)
 
     with suppress(FalajError):
-        spec = spec_of(read_job(file), name="x", script="x.py")
+        spec = build_spec(read_job(file), name="x", script="x.py")
         assert isinstance(spec, JobSpec)
 
 
 def test_a_script_that_is_given_beside_the_file_is_the_one_that_counts(folder: Path) -> None:
     file = written(folder, "script: gone.py\n")
 
-    ready = prepare(JobForm(), script=folder / "code" / "train.py", file=file)
+    ready = prepare(JobRequest(), script=folder / "code" / "train.py", file=file)
 
     assert (ready.spec.name, ready.spec.script) == ("train", "train.py")
 
@@ -199,7 +199,7 @@ def test_the_job_in_the_reference_is_valid(folder: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (folder / "train.py").write_text("")
 
-    spec = prepare(JobForm(), file=written(folder, text)).spec
+    spec = prepare(JobRequest(), file=written(folder, text)).spec
 
     assert spec.args == ("--epochs", "3", "--lr", "0.10")
     assert spec.env == {"VERSION": "1.10"}
@@ -209,4 +209,4 @@ def test_the_reference_names_every_field() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "jobs.md").read_text()
     missing = {name for name in FIELDS if f"`{name}`" not in page}
 
-    assert missing == {*SAME.values(), "processes_min"}
+    assert missing == {*SYNONYMS.values(), "processes_min"}

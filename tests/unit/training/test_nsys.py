@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from falaj.apps.cli.train_options import form_of_options
+from falaj.apps.cli.commands.train_options import request_from_options
 from falaj.ports.launcher import AttemptState, Launch
-from falaj.sdk.job_yaml import spell_job
+from falaj.sdk.definition_files.job_yaml import spell_job
 from falaj.sdk.training import prepare
 from job_harness import DONE, JobHarness
 from polling import eventually
@@ -15,7 +15,7 @@ from polling import eventually
 def test_option_reaches_the_job_and_its_file(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)")
 
-    ready = prepare(form_of_options({"nsys": True}), script=str(tmp_path / "train.py"))
+    ready = prepare(request_from_options({"nsys": True}), script=str(tmp_path / "train.py"))
 
     assert ready.spec.nsys
     assert "nsys: true" in spell_job(ready.spec, script=ready.script)

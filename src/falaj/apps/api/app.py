@@ -17,12 +17,12 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from falaj.apps.api.answers import Answers
-from falaj.apps.api.authentication import Doorkeeper, origin_of
+from falaj.apps.api.authentication import TokenAuthenticator, origin_of
+from falaj.apps.api.errors import error_response
 from falaj.apps.api.headers import SecurityHeaders
 from falaj.apps.api.openapi import openapi
-from falaj.apps.api.problems import problem_response
 from falaj.apps.api.requests import body_stream, idempotency_key, read_body, request_id, typed_input
+from falaj.apps.api.responses import ResponseBuilder
 from falaj.apps.api.telemetry import REQUESTS, SECONDS
 from falaj.assembly.platform import LocalPlatform
 from falaj.control.lease import held_by
@@ -43,12 +43,12 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def make_app(platform: LocalPlatform) -> Starlette:
     """The application of `platform`."""
-    door = Door(platform)
+    handlers = RequestHandlers(platform)
     operations = all_operations()
     routes = [
         Route(
             op.path,
-            door.endpoint(op),
+            handlers.endpoint(op),
             methods=["GET", "POST"] if op.mode.reads and not op.upload else ["POST"],
         )
         for op in operations.values()
@@ -56,10 +56,10 @@ def make_app(platform: LocalPlatform) -> Starlette:
     document = json.dumps(openapi(operations.values(), version=VERSION))
     routes += [
         Route("/healthz", _alive),
-        Route("/readyz", door.ready),
-        Route("/metrics", door.metrics),
-        Route("/api/v1/openapi.json", door.behind_token(document)),
-        Route("/signin", door.sign_in, methods=["POST"]),
+        Route("/readyz", handlers.ready),
+        Route("/metrics", handlers.metrics),
+        Route("/api/v1/openapi.json", handlers.behind_token(document)),
+        Route("/signin", handlers.sign_in, methods=["POST"]),
         *(Route(path, _page(name)) for path, name in (("/", "signin.html"), ("/signin.js", "signin.js"))),
     ]
     failures: Any = {HTTPException: _not_routed, Exception: _internal}
@@ -74,21 +74,23 @@ class SignIn(BaseModel):
     code: str
 
 
-class Door:
+class RequestHandlers:
     """Lets requests in: recognizes the caller, performs the operation in a worker thread, answers."""
 
     def __init__(self, platform: LocalPlatform) -> None:
         self._platform = platform
-        self._keeper = Doorkeeper(platform.authenticator, platform.database, platform.gate.clock)
+        self._authenticator = TokenAuthenticator(
+            platform.authenticator, platform.database, platform.gate.clock
+        )
         self._limit = platform.config.server.body_limit_bytes
         self._threads = platform.config.server.threads
         self._limiter: anyio.CapacityLimiter | None = None
         self._upload_limiter: anyio.CapacityLimiter | None = None
-        self._answers = Answers()
+        self._responses = ResponseBuilder()
 
     def endpoint(self, operation: Operation) -> Endpoint:
         async def handle(request: Request) -> Response:
-            return await self._answered(request, operation.name, lambda r, i: self._operate(operation, r, i))
+            return await self._respond(request, operation.name, lambda r, i: self._operate(operation, r, i))
 
         return handle
 
@@ -110,30 +112,30 @@ class Door:
 
         async def scrape(request: Request, ident: str) -> Response:
             def work() -> Response:
-                with acting_as(self._keeper.caller(request)), on_terms(request=ident):
+                with acting_as(self._authenticator.caller(request)), on_terms(request=ident):
                     found = self._platform.services.platform.metrics()
                 return Response(found.text, media_type="text/plain; version=0.0.4")
 
             return await self._in_thread(work)
 
-        return await self._answered(request, "platform.metrics", scrape)
+        return await self._respond(request, "platform.metrics", scrape)
 
     async def sign_in(self, request: Request) -> Response:
         """The sign-in link's door to tokens.issue: the code in the body is spent, and a token comes back."""
-        return await self._answered(request, "tokens.issue", self._redeem)
+        return await self._respond(request, "tokens.issue", self._redeem)
 
     def behind_token(self, document: str) -> Endpoint:
         async def serve(request: Request) -> Response:
             async def show(request: Request, _ident: str) -> Response:
-                await self._in_thread(lambda: self._keeper.caller(request))
+                await self._in_thread(lambda: self._authenticator.caller(request))
                 return Response(document, media_type="application/json")
 
-            return await self._answered(request, "openapi", show)
+            return await self._respond(request, "openapi", show)
 
         return serve
 
     async def _operate(self, operation: Operation, request: Request, ident: str) -> Response:
-        caller = await self._in_thread(lambda: self._keeper.caller(request))
+        caller = await self._in_thread(lambda: self._authenticator.caller(request))
         body = body_stream(request) if operation.upload else await read_body(request, limit=self._limit)
         service = getattr(self._platform.services, operation.group)
 
@@ -144,7 +146,9 @@ class Door:
                 except InvalidInput as error:
                     self._platform.gate.reject(operation, error)
                     raise
-                return self._answers.answer(operation, self._platform.gate.perform(operation, service, given))
+                return self._responses.build(
+                    operation, self._platform.gate.perform(operation, service, given)
+                )
 
         return await (self._in_upload_thread if operation.upload else self._in_thread)(work)
 
@@ -162,11 +166,13 @@ class Door:
             issue = all_operations()["tokens.issue"]
             given = issue.check({"purpose": "signed in by link", "expires_in": SIGNED_IN_FOR})
             with acting_as(caller), on_terms(request=ident):
-                return self._answers.answer(issue, gate.perform(issue, self._platform.services.tokens, given))
+                return self._responses.build(
+                    issue, gate.perform(issue, self._platform.services.tokens, given)
+                )
 
         return await self._in_thread(work)
 
-    async def _answered(
+    async def _respond(
         self, request: Request, name: str, work: Callable[[Request, str], Awaitable[Response]]
     ) -> Response:
         """What `work` answers, with errors as problems, counted and logged."""
@@ -174,10 +180,10 @@ class Door:
         try:
             response = await work(request, ident)
         except FalajError as error:
-            response = problem_response(error, request=ident)
+            response = error_response(error, request=ident)
         except Exception:
             log.exception("request failed", extra={"request": ident, "operation": name})
-            response = problem_response(Internal("a fault of ours; the log says why"), request=ident)
+            response = error_response(Internal("a fault of ours; the log says why"), request=ident)
         seconds = time.perf_counter() - began
         REQUESTS.labels(name, response.status_code).inc()
         SECONDS.labels(name).observe(seconds)
@@ -221,7 +227,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     )
     unknown = NotFound.at("path", given=f"{request.method} {request.url.path}", allowed=allowed)
     ident = request_id(request)
-    response = problem_response(unknown, request=ident, status=status)
+    response = error_response(unknown, request=ident, status=status)
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
     response.headers["X-Request-ID"] = ident
@@ -229,4 +235,4 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 
 
 async def _internal(_request: Request, _error: Exception) -> Response:
-    return problem_response(Internal("a fault of ours; the log says why"))
+    return error_response(Internal("a fault of ours; the log says why"))

@@ -14,10 +14,10 @@ from falaj.governance.operations.caller import Caller
 from falaj.governance.policy.epochs import RecentEpoch
 from falaj.ports.metadata import Database
 
-REMEMBERED = 10_000
+CACHE_SIZE = 10_000
 
 
-class Doorkeeper:
+class TokenAuthenticator:
     """Remembers whom the reception let in. A revoked token is refused within a second, in every process."""
 
     def __init__(
@@ -26,25 +26,25 @@ class Doorkeeper:
         self._authenticator = authenticator
         self._clock = clock
         self._epoch = RecentEpoch(database)
-        self._known: dict[bytes, tuple[int, datetime, Caller]] = {}
+        self._cache: dict[bytes, tuple[int, datetime, Caller]] = {}
 
     def caller(self, request: Request) -> Caller:
         """The caller of `request`; Unauthenticated if it brings no token that holds."""
         scheme, _, credential = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not credential:
             raise Unauthenticated("no token was presented; send 'Authorization: Bearer …'")
-        return self.recognized(credential.strip(), origin=origin_of(request))
+        return self.authenticate(credential.strip(), origin=origin_of(request))
 
-    def recognized(self, credential: str, *, origin: str) -> Caller:
+    def authenticate(self, credential: str, *, origin: str) -> Caller:
         digest = hashlib.sha256(f"{origin} {credential}".encode()).digest()
         epoch, now = self._epoch.value(), self._clock()
-        known = self._known.get(digest)
+        known = self._cache.get(digest)
         if known is not None and known[0] == epoch and now < known[1]:
             return known[2]
         caller, until = self._authenticator.authenticate(credential, origin=origin)
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
-        self._known[digest] = (epoch, until, caller)
+        if len(self._cache) >= CACHE_SIZE:
+            self._cache.clear()
+        self._cache[digest] = (epoch, until, caller)
         return caller
 
 

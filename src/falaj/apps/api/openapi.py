@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
-from falaj.apps.api.problems import CONTENT_TYPE
+from falaj.apps.api.errors import CONTENT_TYPE
 from falaj.errors import Fault
 from falaj.governance.operations.operation import Operation, ResponseShape
 

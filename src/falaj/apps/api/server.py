@@ -15,11 +15,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from falaj.apps.api.app import make_app
+from falaj.apps.api.errors import error_response
 from falaj.apps.api.headers import HEADERS
-from falaj.apps.api.problems import problem_response
 from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
-from falaj.apps.open_files import raise_file_limit
+from falaj.apps.process_setup import raise_file_limit
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform, assemble, local_caller
 from falaj.errors import InvalidInput, NotFound
@@ -102,7 +102,7 @@ class LimitedHeaders(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What cannot be parsed is answered as a problem too, with the headers of every answer."""
-        body = problem_response(InvalidInput(f"this is not a request that Falaj can read: {msg}"))
+        body = error_response(InvalidInput(f"this is not a request that Falaj can read: {msg}"))
         headers = [*body.headers.items(), *HEADERS.items(), ("Connection", "close")]
         lines = ["HTTP/1.1 400 Bad Request", *(f"{name}: {value}" for name, value in headers), "", ""]
         self.transport.write("\r\n".join(lines).encode("latin-1") + bytes(body.body))

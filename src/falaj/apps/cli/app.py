@@ -14,26 +14,26 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from falaj.apps.cli.options import Globals
+from falaj.apps.cli.options import GlobalOptions
 
 PROGRAM = "falaj"
-COMPLETE = "_FALAJ_COMPLETE"
+COMPLETE_VARIABLE = "_FALAJ_COMPLETE"
 
 COMMANDS = {
-    "up": ("Start the platform on this machine, in the foreground.", "running"),
-    "status": ("Say whether a platform runs on the home, and where.", "running"),
-    "down": ("Stop the platform that runs on the home.", "running"),
-    "doctor": ("Check the installation and the home, and say what mends them.", "diagnosis"),
-    "apply": ("Bring entities and feature views to the definitions in files.", "applying"),
-    "train": ("Run a training script as a job, and follow it.", "training"),
-    "deploy": ("Answer requests with a model version.", "serving"),
-    "login": ("Sign in to a platform, and keep the credential.", "signin"),
-    "config": ("Check falaj.toml, or show it with its defaults.", "configuration"),
+    "up": ("Start the platform on this machine, in the foreground.", "lifecycle"),
+    "status": ("Say whether a platform runs on the home, and where.", "lifecycle"),
+    "down": ("Stop the platform that runs on the home.", "lifecycle"),
+    "doctor": ("Check the installation and the home, and say what mends them.", "doctor"),
+    "apply": ("Bring entities and feature views to the definitions in files.", "apply"),
+    "train": ("Run a training script as a job, and follow it.", "train"),
+    "deploy": ("Answer requests with a model version.", "endpoints"),
+    "login": ("Sign in to a platform, and keep the credential.", "login"),
+    "config": ("Check falaj.toml, or show it with its defaults.", "config"),
     "completion": ("Print the completion script of a shell.", "completion"),
 }
 """What a command does, and the module here that has it under `COMMANDS`."""
 
-ROOMS = {
+GROUPS = {
     "workspaces": "Workspaces, and who holds which role in them.",
     "users": "People and service accounts.",
     "groups": "Groups of users, who hold the roles of their groups.",
@@ -66,61 +66,65 @@ ROOMS = {
 def run(arguments: Sequence[str]) -> int:
     """Run what was typed; the exit status."""
     _prepare_streams()
-    if COMPLETE in os.environ:
+    if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init
 
         completion_init()
     try:
-        status = root().main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE, standalone_mode=False)
+        status = root().main(
+            list(arguments), prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=False
+        )
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except (Exception, KeyboardInterrupt) as error:
-        from falaj.apps.cli.failures import explain
+        from falaj.apps.cli.output.errors import report_error
 
-        return explain(error)
+        return report_error(error)
 
 
 @cache
 def root() -> Any:
     """The whole command line as one command."""
-    app = typer.Typer(cls=Root, rich_markup_mode=None, add_completion=False, help=_globals.__doc__)
+    app = typer.Typer(cls=RootGroup, rich_markup_mode=None, add_completion=False, help=_globals.__doc__)
     app.callback(invoke_without_command=True, context_settings={"help_option_names": ["--help", "-h"]})(
         _globals
     )
     return typer.main.get_command(app)
 
 
-class Lazy(TyperCommand):
+class LazyCommand(TyperCommand):
     """A command of which only the name and the help are known until it is used."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return load(self.name or "").make_context(info_name, args, parent=parent, **extra)
+        return load_command(self.name or "").make_context(info_name, args, parent=parent, **extra)
 
 
-class Root(TyperGroup):
+class RootGroup(TyperGroup):
     """The commands for people first, then the rooms."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        told = {name: words for name, (words, _) in COMMANDS.items()} | ROOMS
+        told = {name: words for name, (words, _) in COMMANDS.items()} | GROUPS
         for name, words in told.items():
-            self.add_command(Lazy(name, help=words, short_help=words, rich_markup_mode=None))
-        self.add_command(Lazy("reference", help="The reference page.", hidden=True, rich_markup_mode=None))
+            self.add_command(LazyCommand(name, help=words, short_help=words, rich_markup_mode=None))
+        self.add_command(
+            LazyCommand("reference", help="The reference page.", hidden=True, rich_markup_mode=None)
+        )
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, words) for name, (words, _) in COMMANDS.items()])
         with formatter.section("Rooms"):
-            formatter.write_dl(list(ROOMS.items()))
+            formatter.write_dl(list(GROUPS.items()))
 
 
 @cache
-def load(name: str) -> Any:
+def load_command(name: str) -> Any:
     """The command called `name`, or the group of a room's commands."""
-    if name in ROOMS:
-        return import_module("falaj.apps.cli.rooms").room_group(name, ROOMS[name])
+    if name in GROUPS:
+        return import_module("falaj.apps.cli.generation.groups").command_group(name, GROUPS[name])
     module = "reference" if name == "reference" else COMMANDS[name][1]
-    return import_module(f"falaj.apps.cli.{module}").COMMANDS[name]()
+    return import_module(f"falaj.apps.cli.commands.{module}").COMMANDS[name]()
 
 
 def _show_version(wanted: bool) -> None:
@@ -147,7 +151,7 @@ def _globals(
     ] = False,
 ) -> None:
     """One sovereign ML platform: features, training, models, serving, and the proof of what happened to the data."""
-    ctx.obj = Globals(home, url, as_json)
+    ctx.obj = GlobalOptions(home, url, as_json)
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 

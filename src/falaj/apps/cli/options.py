@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Globals(NamedTuple):
+class GlobalOptions(NamedTuple):
     """The global options as they were typed."""
 
     home: str | None = None

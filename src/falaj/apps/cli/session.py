@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from falaj.apps.cli.journal import log_to
-from falaj.apps.cli.options import Globals
+from falaj.apps.cli.options import GlobalOptions
+from falaj.apps.cli.output.logs import log_to
 from falaj.errors import InvalidInput
 from falaj.records.places import default_home
 
@@ -28,13 +28,13 @@ class Session:
     json: bool = False
 
     @classmethod
-    def of(cls, before: Globals, behind: Globals) -> Session:
+    def of(cls, before: GlobalOptions, behind: GlobalOptions) -> Session:
         home, url = behind.home or before.home, behind.url or before.url
         if home and url:
             raise InvalidInput("--home and --url name two platforms; give one of them")
         return cls(Path(home) if home else None, url, before.json or behind.json)
 
-    def spell(self, command: str) -> str:
+    def full_command(self, command: str) -> str:
         """`command` as it must be typed to reach the same platform."""
         words = [("--home", self.home), ("--url", self.url)]
         named = "".join(f"{option} {shlex.quote(str(value))} " for option, value in words if value)
@@ -43,7 +43,7 @@ class Session:
     def show(self, result: Any, for_people: Callable[[Any], None]) -> None:
         """`result` as JSON where it was asked for, else in the form for people."""
         if self.json:
-            from falaj.apps.cli.printing import show
+            from falaj.apps.cli.output.results import show
 
             show(result, as_json=True)
         else:
@@ -52,10 +52,10 @@ class Session:
     def platform(self) -> Platform:
         """The platform that is meant: the one at the URL, else the one that runs on the home, else the home itself."""
         url = self.url or (None if self.home else os.environ.get("FALAJ_URL"))
-        return far_platform(url) if url else home_platform(self.home or default_home())
+        return remote_platform(url) if url else local_platform(self.home or default_home())
 
 
-def far_platform(url: str) -> Platform:
+def remote_platform(url: str) -> Platform:
     """The platform at `url`."""
     from falaj.sdk.remote import connect
 
@@ -69,7 +69,7 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def home_platform(path: Path) -> Platform:
+def local_platform(path: Path) -> Platform:
     """The platform that runs on the home at `path`, or else the home itself."""
     from falaj.assembly.home import open_home  # far from a home, none of this is loaded
     from falaj.sdk.embedded import open_platform
@@ -83,7 +83,7 @@ def home_platform(path: Path) -> Platform:
         ) from None
     url = home.platform().get("url")
     if url and home.is_held():
-        return far_platform(str(url))
+        return remote_platform(str(url))
     log_to(home.logs / "cli.log")
     platform = open_platform(path)
     if is_new:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
-from falaj.apps.open_files import raise_file_limit
+from falaj.apps.process_setup import raise_file_limit
 from falaj.assembly import drivers
 from falaj.assembly.compute import job_reconciler
 from falaj.assembly.home import open_home
@@ -24,7 +24,7 @@ OPEN_FILES = 16_384
 
 def main(
     *, timing: ControllerTiming = ControllerTiming(), workflows: Mapping[str, Workflow] = WORKFLOWS
-) -> None:  # noqa: B008 - frozen
+) -> None:
     """Run a controller on the home in FALAJ_HOME until the parent ends or a signal comes."""
     os.umask(0o077)
     raise_file_limit(OPEN_FILES)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from command_line import CommandLine, command_line, make_template
-from falaj.apps.cli import queue_figures
-from falaj.apps.cli.queue_figures import print_budgets, print_queue, print_tree
-from falaj.apps.cli.usage import print_report
+from falaj.apps.cli.commands.usage import print_report
+from falaj.apps.cli.output import queue_tables
+from falaj.apps.cli.output.queue_tables import print_budgets, print_queue, print_tree
 from falaj.records.scheduling.accounting import (
     Amounts,
     BudgetState,
@@ -194,7 +194,7 @@ def test_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_tree_where_only_ascii_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_figures, "drawn", lambda text: text.translate(queue_figures.PLAIN))
+    monkeypatch.setattr(queue_tables, "encodable", lambda text: text.translate(queue_tables.PLAIN))
 
     print_tree([BANK, CARDS, RISK])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from falaj.apps.cli import watching
+from falaj.apps.cli.output import work_progress
 from falaj.apps.cli.session import Session
 from falaj.errors import Conflict, Interrupted
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
@@ -43,13 +43,13 @@ def follow(*streams: list[WorkflowRun | BaseException]) -> WorkflowRun:
             yield each
 
     platform: Any = SimpleNamespace(work=SimpleNamespace(watch=watch))
-    return watching.follow_work(Session(), platform, work(), "replay", result="queues what-if-result")
+    return work_progress.follow_work(Session(), platform, work(), "replay", result="queues what-if-result")
 
 
 def test_a_line_now_and_then_says_how_far_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(work_progress, "LINE_EVERY_S", 0.0)
 
     assert follow([work(), HALF_WAY, DONE]) == DONE
 

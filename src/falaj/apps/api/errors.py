@@ -1,0 +1,61 @@
+"""Errors on the wire: RFC 9457 problem details, and the HTTP status of each error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+from falaj import errors
+from falaj.errors import FalajError
+
+CONTENT_TYPE = "application/problem+json"
+
+STATUS: dict[type[FalajError], int] = {
+    errors.TooLarge: 413,
+    errors.InvalidInput: 422,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.Unauthenticated: 401,
+    errors.Denied: 403,
+    errors.Damaged: 422,
+    errors.KeyUnavailable: 409,
+    errors.HomeBusy: 409,
+    errors.Fenced: 409,
+    errors.Interrupted: 409,
+    errors.Unavailable: 503,
+    errors.IsolationRefused: 409,
+    errors.Internal: 500,
+}
+"""A subclass has the status of the nearest class above it."""
+
+
+def status_of(error: FalajError) -> int:
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def problem_details(
+    error: FalajError, *, request: str | None = None, status: int | None = None
+) -> dict[str, Any]:
+    """`error` as a problem document, from which the client makes the same error again."""
+    return {
+        "type": f"urn:falaj:error:{error.code}",
+        "title": type(error).__name__,
+        "status": status or status_of(error),
+        "detail": error.message,
+        "code": error.code,
+        "faults": [fault.model_dump(exclude_none=True) for fault in error.faults],
+        "details": error.details,
+        **({"instance": f"urn:falaj:request:{request}"} if request else {}),
+    }
+
+
+def error_response(error: FalajError, *, request: str | None = None, status: int | None = None) -> Response:
+    """`error` as an answer; `status` where the error alone does not tell it."""
+    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else {}
+    if isinstance(error, errors.Unavailable):
+        headers["Retry-After"] = "1"
+    found = problem_details(error, request=request, status=status)
+    body = json.dumps(found, default=str)
+    return Response(body, found["status"], headers=headers, media_type=CONTENT_TYPE)

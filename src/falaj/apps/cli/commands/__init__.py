@@ -1,0 +1,1 @@
+"""The commands: one module for each group of operations, named as it is typed, and those of the top level."""

@@ -1,0 +1,217 @@
+"""The commands of jobs that people read: list, show, logs, wait, explain, checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from falaj.apps.cli.commands.jobs_top import owner_name, top
+from falaj.apps.cli.commands.train import JOB, report_end, submit_file
+from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.output.errors import FAILED
+from falaj.apps.cli.output.job_progress import follow_job, print_log
+from falaj.apps.cli.output.job_summary import (
+    describe_affinity,
+    describe_command,
+    describe_memory,
+    describe_original_request,
+    describe_request,
+    describe_state,
+    progress_line,
+)
+from falaj.apps.cli.output.pages import show_page
+from falaj.apps.cli.output.results import show_changes
+from falaj.apps.cli.output.tables import show_fields, show_rows
+from falaj.apps.cli.output.values import format_value, plural, printable, size
+from falaj.apps.cli.session import Session
+from falaj.control.services import all_operations
+from falaj.records.scheduling.snapshot import Explanation
+from falaj.records.training.jobs import Checkpoint, Job, JobState
+
+
+def list_jobs(
+    session: Session,
+    *,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="queued, running, done, failed or cancelled.")
+    ] = None,
+    workspace: Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Of this workspace.")] = None,
+    after: Annotated[str, typer.Option(metavar="AFTER", help=arguments.HELP["after"])] = "",
+    limit: Annotated[str, typer.Option(metavar="LIMIT", help=arguments.HELP["limit"])] = "100",
+) -> None:
+    """The jobs of a workspace, newest first."""
+    typed = {"state": state, "workspace": workspace, "after": after, "limit": limit}
+    show_page(session, "jobs.list", typed, _show_jobs)
+
+
+def show_job(session: Session, job: JOB) -> None:
+    """How far a job is, or how it ended, and what it runs on what."""
+    parsing.check(all_operations()["jobs.show"], {"job": job})
+    with session.platform() as platform:
+        found = platform.jobs.show(job)
+        owner = found.owner if session.json else owner_name(platform, found.owner)
+    session.show(found, partial(_show_job, owner=owner))
+
+
+def logs(
+    session: Session,
+    job: JOB,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends.")] = False,
+    offset: Annotated[str, typer.Option(metavar="OFFSET", help="Begin at this byte.")] = "0",
+) -> None:
+    """Print what the newest attempt at a job has printed."""
+    given = parsing.parse(all_operations()["jobs.logs"], {"job": job, "offset": offset})
+    parsing.check(all_operations()["jobs.logs"], given)
+    with session.platform() as platform:
+        found = platform.jobs.show(job)
+        if found.state is JobState.FAILED:
+            print(f"job {found.id} failed: {printable(found.reason or '')}", file=sys.stderr)
+        print_log(platform, job, follow=follow, offset=int(offset), to=sys.stdout)
+
+
+def wait(
+    session: Session,
+    job: JOB,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", help="Show its log, and how far it is.")] = False,
+) -> int:
+    """Show every change until a job ends; exit 1 if it failed or was cancelled."""
+    parsing.check(all_operations()["jobs.wait"], {"job": job})
+    with session.platform() as platform:
+        if follow:
+            ended = follow_job(
+                platform, platform.jobs.show(job), to=sys.stderr if session.json else sys.stdout
+            )
+            return report_end(session, ended)
+        last = show_changes(platform.jobs.wait(job), _line, as_json=session.json)
+    return 0 if last is None or last.state is JobState.DONE else FAILED
+
+
+def explain(session: Session, job: JOB) -> None:
+    """Say why a job waits, what would start it now, and when it will start."""
+    parsing.check(all_operations()["jobs.explain"], {"job": job})
+    with session.platform() as platform:
+        found = platform.jobs.explain(job)
+    session.show(found, _show_explanation)
+
+
+def checkpoints(session: Session, job: JOB) -> None:
+    """What a job has saved of itself, newest first: where it goes on from. The bytes are those of the blobs."""
+    parsing.check(all_operations()["jobs.checkpoints"], {"job": job})
+    with session.platform() as platform:
+        found = platform.jobs.checkpoints(job)
+    session.show(found, partial(_show_checkpoints, job=job))
+
+
+def _show_checkpoints(found: tuple[Checkpoint, ...], *, job: str) -> None:
+    if not found:
+        print(f"job {job} has saved nothing yet")
+        return
+    rows = [
+        [str(each.step), size(each.size_bytes), str(len(each.parts)), each.manifest.blob, each.save]
+        for each in found
+    ]
+    show_rows(["step", "size", "parts", "manifest", "save"], rows)
+
+
+def _show_explanation(found: Explanation) -> None:
+    place = f", {found.position} of {found.of} in the queue" if found.position else ""
+    print(f"job {found.job} is {found.state}{place}: {printable(found.words)}")
+    if found.reason is not None:
+        print(f"  binding constraint   {found.reason}")
+    if found.share is not None:
+        print(f"  share of its queue   {found.share:.3g}; the lowest goes first")
+    for change in found.would_start:
+        print(f"  would start now with {printable(change)}")
+    if found.state == "waiting":
+        print(
+            f"  expected start       {format_value(found.expected_start) if found.expected_start else 'unknown'}"
+        )
+
+
+def _show_jobs(found: tuple[Job, ...]) -> None:
+    rows = [
+        [
+            each.id,
+            printable(each.name),
+            describe_state(each),
+            each.spec.queue,
+            str(each.attempt),
+            progress_line(each.progress) if each.progress else "-",
+            format_value(each.submitted_at),
+            format_value(each.ended_at),
+            printable(each.reason or "-"),
+        ]
+        for each in found
+    ]
+    heads = ["id", "name", "state", "queue", "attempt", "progress", "submitted", "ended", "reason"]
+    show_rows(heads, rows)
+
+
+def _show_job(job: Job, *, owner: str) -> None:
+    spec, fields = job.spec, _standing(job)
+    fields["runs"] = describe_command(spec)
+    fields["asks for"] = describe_request(spec)
+    fields["queue"] = spec.queue + (f", priority {spec.priority}" if spec.priority else "")
+    fields["queue"] += "" if spec.preemptible else ", is not preempted"
+    optional = {
+        "asked for first": describe_original_request(spec.asked) if spec.asked else "",
+        "where": describe_affinity(spec.affinity),
+        "inputs": _pairs(spec.inputs),
+        "secrets": _pairs(spec.secrets),
+        "environment": _pairs(spec.env),
+        "time limit": format_value(spec.timeout) if spec.timeout else "",
+        "hangs after": format_value(spec.hang_after) if spec.hang_after else "",
+        "retries": str(spec.retries or ""),
+        "commit": (spec.origin.commit or "") if spec.origin else "",
+        "memory": describe_memory(spec.estimate) if spec.estimate else "",
+    }
+    fields |= {name: value for name, value in optional.items() if value}
+    fields |= {"run": job.run, "owner": printable(owner), "label": job.label.describe()}
+    show_fields(fields)
+    if job.outputs:
+        print(f"\n{plural(len(job.outputs), 'output')}")
+        show_rows(["path", "blob"], [[printable(each.path), each.blob] for each in job.outputs])
+
+
+def _standing(job: Job) -> dict[str, str]:
+    fields = {"id": str(job.id), "name": printable(job.name), "state": describe_state(job)}
+    optional = {
+        "reason": printable(job.reason or ""),
+        "attempt": str(job.attempt or ""),
+        "preempted": plural(job.preemptions, "time") if job.preemptions else "",
+        "progress": progress_line(job.progress) if job.progress else "",
+        "node": job.node or "",
+        "exit code": "" if job.exit_code is None else str(job.exit_code),
+        "submitted": format_value(job.submitted_at),
+        "started": format_value(job.started_at) if job.started_at else "",
+        "ended": format_value(job.ended_at) if job.ended_at else "",
+    }
+    return fields | {name: value for name, value in optional.items() if value}
+
+
+def _pairs(values: Any) -> str:
+    return ", ".join(f"{name}={printable(str(value))}" for name, value in values.items())
+
+
+def _line(job: Job) -> str:
+    done = f" {progress_line(job.progress)}" if job.progress else ""
+    why = f": {printable(job.reason)}" if job.reason else ""
+    attempt = f" (attempt {job.attempt})" if job.attempt > 1 else ""
+    return f"{job.name} {describe_state(job)}{attempt}{done}{why}"
+
+
+GROUP_COMMANDS: dict[str, Any] = {
+    "list": list_jobs,
+    "show": show_job,
+    "top": top,
+    "logs": logs,
+    "wait": wait,
+    "explain": explain,
+    "checkpoints": checkpoints,
+    "submit": submit_file,
+}

@@ -1,0 +1,66 @@
+"""`falaj up`, `falaj status`, `falaj down`: the platform as processes on this machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from falaj.apps.cli.generation.typer_commands import command
+from falaj.apps.cli.output.errors import FAILED
+from falaj.apps.cli.output.messages import Message, print_message
+from falaj.apps.cli.output.results import show
+from falaj.apps.cli.session import Session
+from falaj.apps.supervisor import down, status, up
+from falaj.errors import InvalidInput
+
+
+def start(
+    session: Session,
+    *,
+    port: Annotated[
+        str | None, typer.Option(metavar="PORT", help="Listen here instead of server.port.")
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Listen here instead of server.bind.")
+    ] = None,
+) -> int:
+    """Start the platform on this machine, in the foreground; Ctrl-C stops it."""
+    _needs_a_home(session)
+    return up(session.home, port=_port(port), bind=bind)
+
+
+def tell(session: Session) -> int:
+    """Say whether a platform runs on the home, and where; exit 1 if none does."""
+    _needs_a_home(session)
+    found = status(session.home)
+    if session.json or found.running:
+        show(found, as_json=session.json)
+    else:
+        print_message(session, Message(f"no platform runs on {found.home}", (("next", "up"),)))
+    return 0 if found.running else FAILED
+
+
+def stop(session: Session) -> None:
+    """Stop the platform that runs on the home."""
+    _needs_a_home(session)
+    print("the platform is stopped" if down(session.home) else "no platform runs on this home")
+
+
+def _needs_a_home(session: Session) -> None:
+    if session.url:
+        raise InvalidInput("this acts on a home on this machine; --url does not name one")
+
+
+def _port(text: str | None) -> int | None:
+    if text is None or (text.isascii() and text.isdigit() and int(text) < 65536):
+        return None if text is None else int(text)
+    raise InvalidInput.at("--port", given=text, allowed="0 to 65535; 0 takes any that is free")
+
+
+COMMANDS = {
+    "up": partial(command, "up", start, prints=False),
+    "status": partial(command, "status", tell),
+    "down": partial(command, "down", stop, prints=False),
+}

@@ -1,0 +1,103 @@
+"""Runs as people read them: what a run is and logged, and one line per run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.output.pages import show_page
+from falaj.apps.cli.output.tables import show_fields, show_rows
+from falaj.apps.cli.output.values import format_elapsed, format_number, format_value, printable, size
+from falaj.apps.cli.session import Session
+from falaj.control.services import all_operations
+from falaj.records.tracking import Run, RunDetails
+
+RUN = Annotated[str, typer.Argument(metavar="RUN", help="The id of the run.")]
+
+
+def show_run(session: Session, run: RUN) -> None:
+    """A run with its parameters, tags, artifacts and the summaries of its metrics."""
+    parsing.check(all_operations()["runs.show"], {"run": run})
+    with session.platform() as platform:
+        found = platform.runs.show(run)
+    session.show(found, _show_details)
+
+
+def list_runs(
+    session: Session,
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="An experiment: its name or id. A job's: as the job.")
+    ],
+    *,
+    status: Annotated[
+        str | None, typer.Option(metavar="STATUS", help="running, finished, failed or killed.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WHERE", help="A condition, such as metrics.auc>0.9 (may be repeated)"),
+    ] = None,
+    after: Annotated[str, typer.Option(metavar="AFTER", help=arguments.HELP["after"])] = "",
+    limit: Annotated[str, typer.Option(metavar="LIMIT", help=arguments.HELP["limit"])] = "100",
+) -> None:
+    """The runs of an experiment that meet every condition, the newest first."""
+    typed = {"experiment": experiment, "status": status, "where": where, "after": after, "limit": limit}
+    show_page(session, "runs.list", typed, _show_runs)
+
+
+def _show_runs(found: tuple[Run, ...]) -> None:
+    rows = [
+        [
+            each.id,
+            each.name,
+            each.status.value,
+            format_value(each.started_at),
+            format_elapsed(each.started_at, each.ended_at),
+        ]
+        for each in found
+    ]
+    show_rows(["id", "name", "status", "started", "took"], rows)
+
+
+def _show_details(found: RunDetails) -> None:
+    run = found.run
+    show_fields(
+        {
+            "name": run.name,
+            "id": run.id,
+            "status": run.status.value,
+            "started": format_value(run.started_at),
+            "took": format_elapsed(run.started_at, run.ended_at),
+            "label": format_value(run.label),
+        }
+        | {f"tag {each.key}": printable(each.value) for each in found.tags}
+    )
+    _table(["parameter", "value"], [[each.key, printable(each.value)] for each in found.params])
+    _table(
+        ["metric", "last", "at step", "lowest", "highest", "points"],
+        [
+            [
+                each.key,
+                format_number(each.last),
+                str(each.last_step),
+                format_number(each.low),
+                format_number(each.high),
+                str(each.points),
+            ]
+            for each in found.metrics
+        ],
+    )
+    _table(
+        ["artifact", "size", "blob"],
+        [[each.path, size(each.size_bytes), each.blob] for each in found.artifacts],
+    )
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> None:
+    if rows:
+        print()
+        show_rows(headings, rows)
+
+
+GROUP_COMMANDS: dict[str, Any] = {"show": show_run, "list": list_runs}

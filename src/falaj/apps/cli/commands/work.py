@@ -1,0 +1,37 @@
+"""`falaj workflows watch`: follow long work until it ends."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.output.errors import FAILED
+from falaj.apps.cli.output.results import show_changes
+from falaj.apps.cli.output.values import printable
+from falaj.apps.cli.session import Session
+from falaj.control.services import all_operations
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
+
+
+def watch(
+    session: Session, work: Annotated[str, typer.Argument(metavar="WORK", help="The id of the work.")]
+) -> int:
+    """Show every change until it ends; exit 1 if it failed or was cancelled."""
+    parsing.check(all_operations()["workflows.watch"], {"work": work})
+    with session.platform() as platform:
+        last = show_changes(platform.workflows.watch(work), describe, as_json=session.json)
+    return 0 if last is None or last.state is WorkflowState.DONE else FAILED
+
+
+def describe(work: WorkflowRun) -> str:
+    """One line on how far it is."""
+    total = f" of {work.steps}" if work.steps else ""
+    far = f", step {work.step}{total}" if work.state is WorkflowState.RUNNING else ""
+    made = work.result or {}
+    what = work.error or work.doing or str(made.get("name") or made.get("id") or "")
+    return f"{work.workflow} {work.state}{far}" + (f": {printable(what)}" if what else "")
+
+
+GROUP_COMMANDS = {"watch": watch}

@@ -1,0 +1,181 @@
+"""The parameters of an operation on the command line: how each is spelled, and what its help says."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from datetime import timedelta
+from enum import Enum
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+from pydantic import BaseModel
+
+from falaj.apps.cli.output.values import format_duration
+from falaj.governance.operations.operation import Operation
+from falaj.records.names import PlacedIn, RefersTo
+
+HELP = {
+    "action": "An action, such as blobs.read.",
+    "actions": "What it may do, such as blobs.read or blobs.*",
+    "after": "Go on behind this cursor.",
+    "before": "Go on before this entry.",
+    "caller": "Who did it.",
+    "classes": "Classes of the data, such as personal.",
+    "depth": "At most so many steps away.",
+    "direction": "What it came from, what came from it, or both.",
+    "expires_in": "How long it holds.",
+    "first": "Begin with this entry.",
+    "kind": "What kind it is.",
+    "length": "At most so many bytes.",
+    "limit": "At most so many.",
+    "name": "1 to 128 of a-z, 0-9, '-', '_' and '.'",
+    "offset": "Begin at this byte.",
+    "older_than": "Leave what is younger.",
+    "only": "Allow these jurisdictions only, such as AE.",
+    "outcome": "How it ended.",
+    "purpose": "What it is for; it stands in the list of tokens.",
+    "role": "Which role.",
+    "seq": "The number of the entry.",
+    "sources": "What the bytes came from: an id, or kind:name.",
+}
+"""What parameters mean, by name; the others are explained by what they refer to."""
+
+REFERENCES = {"user": "A user or service account", "subject": "A user, service account or group"}
+
+ArgumentKind = Literal["text", "flag", "duration", "json", "file"]
+
+
+class ArgumentSpec(NamedTuple):
+    """How one parameter is typed; `word` stands for its value in the help."""
+
+    name: str
+    spelled: str
+    word: str
+    kind: ArgumentKind
+    repeated: bool
+    choices: tuple[str, ...]
+
+    @property
+    def is_option(self) -> bool:
+        return self.spelled.startswith("-")
+
+
+def argument_specs(operation: Operation) -> dict[str, ArgumentSpec]:
+    """Every parameter of `operation`, as it is typed: positional ones as arguments, the others as options."""
+    return {name: _typed(operation, name) for name in operation.parameters}
+
+
+def signature(operation: Operation) -> list[inspect.Parameter]:
+    """The parameters for typer: text, lists of text and flags only."""
+    return [_for_typer(typed, operation) for typed in argument_specs(operation).values()]
+
+
+def command_path(operation: Operation) -> str:
+    """What is typed after `falaj`."""
+    return f"{operation.group} {operation.verb.replace('_', '-')}"
+
+
+def _typed(operation: Operation, name: str) -> ArgumentSpec:
+    parameter = operation.parameters[name]
+    plain = _plain(parameter.annotation)
+    repeated = typing.get_origin(plain) is tuple
+    item = _plain(typing.get_args(plain)[0]) if repeated else plain
+    kind: ArgumentKind = "file" if name == operation.upload else _kind(item)
+    one = _singular(name) if repeated else name
+    word = {"file": "FILE", "duration": "TIME"}.get(kind, one.upper())
+    spelled = f"--{one.replace('_', '-')}" if parameter.kind is parameter.KEYWORD_ONLY else word
+    return ArgumentSpec(name, spelled, word, kind, repeated, _choices(item))
+
+
+def _kind(item: Any) -> ArgumentKind:
+    if item is bool:
+        return "flag"
+    if item is timedelta:
+        return "duration"
+    parts = typing.get_args(item) or (item,)
+    is_record = any(isinstance(part, type) and issubclass(part, BaseModel) for part in parts)
+    return "json" if is_record or dict in (item, typing.get_origin(item)) else "text"
+
+
+def _for_typer(how: ArgumentSpec, operation: Operation) -> inspect.Parameter:
+    parameter = operation.parameters[how.name]
+    required = parameter.default is parameter.empty
+    settings: dict[str, Any] = {"metavar": how.word, "help": _help(how, parameter)}
+    if how.choices:
+        settings["autocompletion"] = lambda: list(how.choices)
+    plain: Any = bool if how.kind == "flag" else list[str] if how.repeated else str
+    flag = f"{how.spelled}/--no-{how.spelled[2:]}" if how.kind == "flag" else how.spelled
+    info: Any = typer.Option(flag, **settings) if how.is_option else typer.Argument(**settings)
+    return inspect.Parameter(
+        how.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[plain if required else plain | None, info],
+        default=parameter.empty if required else None,
+    )
+
+
+def _help(how: ArgumentSpec, parameter: inspect.Parameter) -> str:
+    words = HELP.get(how.name) or _from_markers(parameter.annotation)
+    notes = [", ".join(how.choices)] if how.choices else []
+    notes += {
+        "duration": ["such as 30d, 12h or 90s"],
+        "json": ["JSON, or @FILE"],
+        "file": ["- for standard input"],
+    }.get(how.kind, [])
+    notes += ["may be repeated"] if how.repeated else []
+    if parameter.default not in (parameter.empty, None, "", ()):
+        notes.append(f"default {_shown(parameter.default)}")
+    return " ".join([*([words] if words else []), *([f"({'; '.join(notes)})"] if notes else [])])
+
+
+def _from_markers(annotation: Any) -> str:
+    """Words for a parameter that refers to something."""
+    for marker in _markers(annotation):
+        if isinstance(marker, RefersTo) and marker.kind is None:
+            return "An id, or kind:name."
+        if isinstance(marker, RefersTo):
+            return f"{REFERENCES.get(marker.kind or '') or _with_article(marker.kind or '')}: its name or id."
+        if isinstance(marker, PlacedIn):
+            return "A zone; falaj zones list names them."
+    return ""
+
+
+def _with_article(kind: str) -> str:
+    return f"{'An' if kind[:1] in 'aeiou' else 'A'} {kind.replace('_', ' ')}"
+
+
+def _markers(annotation: Any) -> list[Any]:
+    inner = [part for arg in typing.get_args(annotation) for part in _markers(arg)]
+    return [*getattr(annotation, "__metadata__", ()), *inner]
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, timedelta):
+        return format_duration(default)
+    if isinstance(default, tuple):
+        return ", ".join(_shown(each) for each in default)
+    return str(default.value if isinstance(default, Enum) else default)
+
+
+def _plain(annotation: Any) -> Any:
+    """`annotation` without its markers and without None."""
+    if typing.get_origin(annotation) is Annotated:
+        return _plain(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        some = [arg for arg in typing.get_args(annotation) if arg is not type(None)]
+        return _plain(some[0]) if len(some) == 1 else annotation
+    return annotation
+
+
+def _choices(item: Any) -> tuple[str, ...]:
+    if typing.get_origin(item) is Literal:
+        return tuple(str(choice) for choice in typing.get_args(item))
+    if isinstance(item, type) and issubclass(item, Enum):
+        return tuple(str(choice.value) for choice in item)
+    return ()
+
+
+def _singular(name: str) -> str:
+    return name[:-2] if name.endswith("ses") else name.removesuffix("s")

@@ -1,0 +1,168 @@
+"""What was typed, as the input of an operation.
+
+It stays text as far as it can: the operation's own check says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from falaj.apps.cli.generation.arguments import ArgumentSpec, argument_specs, command_path
+from falaj.apps.cli.output.values import format_duration
+from falaj.errors import Fault, InvalidInput
+from falaj.governance.operations.operation import Operation, invalid
+from falaj.records import durations
+from falaj.records.durations import read_duration
+from falaj.records.names import Name
+
+EXAMPLES = {
+    "actions": "blobs.read",
+    "classes": "personal",
+    "expires_in": "30d",
+    "limit": "100",
+    "only": "AE",
+    "sources": "blob:NAME",
+}
+"""A value that would be right, for the fix of a fault."""
+
+
+def parse(operation: Operation, typed: Mapping[str, Any], *, command: str | None = None) -> dict[str, Any]:
+    """What was typed, as the operation's input; what was not typed is left out."""
+    given: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for name, how in argument_specs(operation).items():
+        value = typed.get(name)
+        if value is None or value == []:
+            continue
+        try:
+            items = [item for part in value for item in _split(part, how)] if how.repeated else [value]
+            read = [_read(item, how) for item in items]
+            given[name] = read if how.repeated else read[0]
+        except InvalidInput as error:
+            faults += error.faults
+    if faults:
+        raise InvalidInput(_not_valid(command or command_path(operation), faults), faults=faults)
+    return given
+
+
+def check(
+    operation: Operation,
+    given: Mapping[str, Any],
+    *,
+    command: str | None = None,
+    spelling: Mapping[str, str] | None = None,
+) -> None:
+    """The operation's own check of its input, with its faults named as they are typed.
+
+    A `command` that is written by hand may have a `spelling` of its own.
+    """
+    try:
+        operation.check(given)
+    except InvalidInput as error:
+        spelled = {name: how.spelled for name, how in argument_specs(operation).items()}
+        faults = [_as_typed(fault, given, spelled | dict(spelling or {})) for fault in error.faults]
+        raise type(error)(_not_valid(command or command_path(operation), faults), faults=faults) from None
+
+
+def check_record(
+    kind: type[BaseModel],
+    given: Mapping[str, Any],
+    *,
+    command: str,
+    spelling: Mapping[str, str] | None = None,
+) -> None:
+    """A record's own check of fields that were typed as options, with its faults named as they are typed."""
+    try:
+        kind.model_validate(given)
+    except ValidationError as error:
+        raise name_options(invalid(command, error), command=command, spelling=spelling) from None
+
+
+def name_options(
+    error: InvalidInput, *, command: str, spelling: Mapping[str, str] | None = None
+) -> InvalidInput:
+    """`error` with the fields that are wrong named as the options that give them."""
+    faults = []
+    for fault in error.faults:
+        name = fault.where.removeprefix("spec.").partition(".")[0]
+        spelled = (spelling or {}).get(name, f"--{name.replace('_', '-')}")
+        faults.append(fault.model_copy(update={"where": spelled}))
+    return type(error)(_not_valid(command, faults), faults=faults)
+
+
+def check_name(where: str, name: str, *, command: str) -> None:
+    """That `name` may be the name of something."""
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        fault = invalid(command, error).faults[0].model_copy(update={"where": where})
+        raise InvalidInput(_not_valid(command, [fault]), faults=[fault]) from None
+
+
+def unparse(operation: Operation, given: Mapping[str, Any], **changed: str) -> str:
+    """The command line, without `falaj`, that gives `given` again, but for what is `changed`."""
+    words = [command_path(operation)]
+    for name, how in argument_specs(operation).items():
+        value = changed.get(name, given.get(name))
+        for item in value if how.repeated and value else [value]:
+            if item is not None:
+                shown = format_duration(item) if isinstance(item, timedelta) else str(item)
+                words += [*([how.spelled] if how.is_option else []), shlex.quote(shown)]
+    return " ".join(words)
+
+
+def _as_typed(fault: Fault, given: Mapping[str, Any], spelled: Mapping[str, str]) -> Fault:
+    name = fault.where.partition(".")[0]
+    value, where = given.get(name), spelled.get(name, fault.where)
+    changes: dict[str, str] = {"where": where}
+    if isinstance(value, timedelta):
+        changes["given"] = format_duration(value)
+    if fault.fix is None and name in EXAMPLES:
+        changes["fix"] = f"{where} {EXAMPLES[name]}"
+    return fault.model_copy(update=changes)
+
+
+def _not_valid(command: str, faults: Sequence[Fault]) -> str:
+    what = f"{faults[0].where} is" if len(faults) == 1 else f"{len(faults)} things are"
+    return f"falaj {command}: {what} not valid"
+
+
+def _split(part: str, how: ArgumentSpec) -> list[str]:
+    """`AE,SA` is two; a comma stands in nothing else that may be repeated, but in JSON it does."""
+    return [part] if how.kind == "json" else [item for item in part.split(",") if item]
+
+
+def _read(text: Any, how: ArgumentSpec) -> Any:
+    if how.kind == "duration":
+        return parse_duration(text, how.spelled)
+    return _json(text, how.spelled) if how.kind == "json" else text
+
+
+def parse_duration(text: str, where: str) -> timedelta | str:
+    if (found := read_duration(text)) is not None:
+        return found
+    if text.upper().startswith("P"):  # ISO 8601
+        return text
+    raise InvalidInput.at(where, given=text, allowed=durations.RULE, fix=f"{where} 30d")
+
+
+def _json(text: str, where: str) -> Any:
+    source = text
+    try:
+        if text == "-":
+            source = sys.stdin.read()
+        elif text.startswith("@"):
+            source = Path(text[1:]).read_text()
+        return json.loads(source)
+    except OSError as error:
+        raise InvalidInput.at(where, given=text, allowed=f"a readable file ({error.strerror})") from None
+    except ValueError as error:
+        raise InvalidInput.at(where, given=source, allowed=f"JSON ({error})") from None

@@ -1,0 +1,1 @@
+"""Prints results, messages, progress and errors."""

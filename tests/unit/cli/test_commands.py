@@ -1,0 +1,381 @@
+"""The command line as a whole: its commands, its help, its errors, its exit status."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import SOURCE, CommandLine, command_line, environment, make_template
+from falaj.apps.cli import app
+from falaj.apps.cli.commands.reference import page
+from falaj.apps.cli.generation.groups import CUSTOM_COMMANDS, custom_commands, group_commands
+from falaj.apps.cli.output import messages
+from falaj.apps.cli.session import Session
+from falaj.assembly.home import open_home
+from falaj.control.services import all_operations, service_types
+from falaj.errors import Conflict
+
+ROOT = Path(__file__).parents[3]
+HEAVY = {"pydantic", "sqlalchemy", "rich", "cedarpy", "cryptography", "httpx", "obstore", "pyarrow"}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_template(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
+    with command_line(tmp_path, capsys, template=template) as line:
+        yield line
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+def test_the_table_of_rooms_names_every_room() -> None:
+    assert list(app.GROUPS) == list(service_types())
+
+
+def test_hand_written_commands_belong_to_rooms() -> None:
+    assert set(CUSTOM_COMMANDS) <= set(service_types())
+
+
+@pytest.mark.parametrize("name", sorted(all_operations()))
+def test_every_operation_has_a_command_with_help(name: str, falaj: CommandLine) -> None:
+    operation = all_operations()[name]
+    verb = operation.verb.replace("_", "-")
+
+    ran = falaj.done(operation.group, verb, "--help")
+
+    assert f"Usage: falaj {operation.group} {verb}" in ran.out
+    by_a_person = verb in custom_commands(operation.group)
+    assert by_a_person or operation.summary[:30] in " ".join(ran.out.split())
+
+
+def test_every_command_reads_with_json() -> None:
+    commands = {
+        (room, verb): made for room in app.GROUPS for verb, made in app.load_command(room).commands.items()
+    }
+
+    silent = [
+        key for key, made in commands.items() if "--json" not in {o for p in made.params for o in p.opts}
+    ]
+
+    assert silent == []
+    assert len(commands) >= len(all_operations())
+
+
+def test_what_is_said_after_a_write_is_about_operations_that_there_are() -> None:
+    assert set(messages.SENTENCES) <= set(all_operations())
+
+
+def test_room_commands_are_typed_with_dashes() -> None:
+    assert "who-can" in group_commands("policies")
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "reference" / "cli.md").read_text()
+
+    assert written == page(), "run: falaj reference > docs/reference/cli.md"
+
+
+def test_help_names_commands_and_rooms(falaj: CommandLine) -> None:
+    ran = falaj.done("--help")
+
+    assert all(f"\n  {name} " in ran.out for name in [*app.COMMANDS, *app.GROUPS])
+    assert "reference" not in ran.out
+    assert falaj.done().out == ran.out
+    assert falaj.done("-h").out == ran.out
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys; from falaj.apps.cli.app import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, check=True
+    )
+
+    assert {name.partition(".")[0] for name in ran.stderr.split()} & HEAVY == set()
+
+
+def test_version(falaj: CommandLine) -> None:
+    assert falaj.done("--version").out == "falaj 0.1.0\n"
+
+
+# --------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("wrkspaces list", "No such command 'wrkspaces'. Did you mean 'workspaces'?"),
+        ("workspaces lits", "Did you mean 'list'?"),
+        ("workspaces create", "Missing argument 'NAME'"),
+        ("workspaces grant risk sara", "Missing option '--role'"),
+        ("workspaces list --limt 3", "No such option: --limt"),
+        ("workspaces show a b", "unexpected extra argument"),
+        ("workspaces show --home", "requires an argument"),
+    ],
+)
+def test_misuse_shows_the_usage(falaj: CommandLine, typed: str, words: str) -> None:
+    ran = falaj(*typed.split())
+
+    assert ran.status == 2
+    assert ran.err.startswith("error[usage] ")
+    assert words in ran.err
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "where", "given"),
+    [
+        ("workspaces create Bad!", "NAME", "Bad!"),
+        ("workspaces grant risk sara --role boss", "--role", "boss"),
+        ("workspaces list --limit 0", "--limit", "0"),
+        ("workspaces list --limit many", "--limit", "many"),
+        ("tokens issue --purpose ci --expires-in 7days", "--expires-in", "7days"),
+        ("tokens issue --purpose ci --expires-in 30", "--expires-in", "30"),
+        ("tokens issue --purpose ci --expires-in 900d", "--expires-in", "900d"),
+        ("tokens issue --purpose ci --action nothing", "--action", "nothing"),
+        ("audit list --outcome fine", "--outcome", "fine"),
+        ("objects label blob:a --only uae", "--only", "uae"),
+        ("blobs put falaj.toml Bad!", "NAME", "Bad!"),
+        ("blobs put nowhere.bin name", "FILE", "nowhere.bin"),
+        ("blobs put . name", "FILE", "."),
+        ("policies check nowhere.cedar", "FILE", "nowhere.cedar"),
+        ("lineage show blob:a --direction left", "--direction", "left"),
+        ("audit verify nowhere.jsonl --public-key 00", "EXPORT", "nowhere.jsonl"),
+        ("completion tcsh", "SHELL", "tcsh"),
+        ("up --port http", "--port", "http"),
+        ("login example.com --token", "url", "example.com"),
+        ("--url example.com workspaces list", "url", "example.com"),
+    ],
+)
+def test_what_is_not_valid_is_named_as_it_is_typed(
+    falaj: CommandLine, typed: str, where: str, given: str
+) -> None:
+    ran = falaj(*typed.split())
+
+    assert ran.status == 2
+    head, *rows = ran.err.splitlines()
+    assert head.startswith("error[input.invalid] ")
+    assert head.endswith(f"{where} is not valid")
+    assert rows[0].split() == ["given", *given.split()]
+    assert rows[1].startswith("  allowed  ")
+
+
+def test_every_fault_is_named_at_once(falaj: CommandLine) -> None:
+    ran = falaj("objects", "label", "Blob!", "--only", "uae", "--class", "Personal")
+
+    assert ran.status == 2
+    assert "3 things are not valid" in ran.err
+    assert all(f"\n  {where}\n" in ran.err for where in ("OBJECT", "--only", "--class"))
+
+
+def test_refused_is_1(falaj: CommandLine) -> None:
+    ran = falaj("workspaces", "show", "nowhere")
+
+    assert ran.status == 1
+    assert ran.err.splitlines() == [
+        "error[object.not_found] there is no workspace 'nowhere', or you may not see it",
+        "  look     falaj workspaces list",
+    ]
+
+
+def test_an_error_does_not_steer_the_terminal(falaj: CommandLine) -> None:
+    ran = falaj("workspaces", "show", "a\x1b[2Jb")
+
+    assert "\x1b" not in ran.err
+    assert "x1b" in ran.err
+
+
+def test_an_interrupt_is_quiet(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(session: Session) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "platform", interrupt)
+
+    assert falaj("workspaces", "list") == (ran := falaj("workspaces", "list"))
+    assert (ran.status, ran.out, ran.err) == (130, "", "")
+
+
+def test_a_fault_of_ours_shows_no_traceback_unless_asked(
+    falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(session: Session) -> Any:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(Session, "platform", fail)
+
+    ran = falaj("workspaces", "list")
+    monkeypatch.setenv("FALAJ_DEBUG", "1")
+    debugged = falaj("workspaces", "list")
+
+    assert ran.status == 1
+    assert ran.err.startswith("error[internal] ZeroDivisionError: by zero\n")
+    assert "Traceback" not in ran.err
+    assert "Traceback" in debugged.err
+
+
+def test_an_internal_error_is_in_the_log_of_the_home(
+    falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("falaj.governance.identity.workspaces.workspace_record", lambda found: 1 / 0)
+
+    ran = falaj("workspaces", "show", "default")
+
+    assert ran.status == 1
+    assert ran.err.startswith("error[internal] workspaces.show failed")
+    assert "Traceback" not in ran.err
+    assert "ZeroDivisionError" in (falaj.home / "logs" / "cli.log").read_text()
+
+
+def test_a_reader_who_leaves_early_is_no_error(tmp_path: Path, template: Path) -> None:
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    command = f"{sys.executable} -c 'from falaj.apps.cli import main; main()' audit export - | true"
+
+    ran = subprocess.run(["bash", "-c", command], env=environment(tmp_path), capture_output=True, text=True)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+# ------------------------------------------------------------------------------------ which platform
+
+
+def test_a_home_that_is_not_there_is_made_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with command_line(tmp_path, capsys) as falaj:
+        first, second = falaj.done("zones", "list"), falaj.done("zones", "list")
+
+    assert first.err == f"made a new home in {tmp_path / 'home'}\n"
+    assert second.err == ""
+
+
+def test_wrong_input_makes_no_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with command_line(tmp_path, capsys) as falaj:
+        assert falaj("workspaces", "create", "Bad!").status == 2
+        assert falaj("status").status == 1
+        assert falaj("config", "check").status == 0
+
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_home_that_is_a_file_is_refused(falaj: CommandLine) -> None:
+    (falaj.folder / "file").write_text("")
+
+    ran = falaj("--home", "file", "zones", "list")
+
+    assert ran.status == 2
+    assert "home is not valid" in ran.err
+
+
+def test_global_options_stand_anywhere(falaj: CommandLine) -> None:
+    falaj.done("workspaces", "create", "risk", "--home", "other")
+
+    before = falaj.done("--home", "other", "--json", "workspaces", "show", "risk").json
+    behind = falaj.done("workspaces", "show", "risk", "--json", "--home", "other").json
+
+    assert before == behind
+    assert falaj("workspaces", "show", "risk").status == 1
+
+
+def test_the_commands_that_are_suggested_reach_the_same_platform(falaj: CommandLine) -> None:
+    ran = falaj.done("--home", "other home", "workspaces", "create", "risk")
+
+    assert "falaj --home 'other home' workspaces grant risk USER" in ran.out
+
+
+def test_a_home_and_a_url_are_two_platforms(falaj: CommandLine) -> None:
+    ran = falaj("--home", "other", "workspaces", "list", "--url", "http://127.0.0.1:1")
+
+    assert ran.status == 2
+    assert "--home and --url" in ran.err
+
+
+def test_a_url_is_connected_to(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = connections(monkeypatch)
+    monkeypatch.setenv("FALAJ_URL", "http://platform:7480/")
+
+    falaj("workspaces", "list")
+    falaj("--url", "https://other", "workspaces", "list")
+    named = falaj("--home", "home", "workspaces", "list")
+
+    assert asked == ["http://platform:7480", "https://other"]
+    assert named.status == 0
+
+
+def test_a_home_on_which_a_platform_runs_is_connected_to(
+    falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = connections(monkeypatch)
+    home = open_home(falaj.home)
+    home.running.write_text(f'{{"url": "http://127.0.0.1:7480", "pid": {os.getpid()}}}')
+
+    with home.lock():
+        falaj("workspaces", "list")
+    left_behind = falaj("workspaces", "list")
+
+    assert asked == ["http://127.0.0.1:7480"]
+    assert left_behind.status == 0
+
+
+def test_a_home_that_another_process_has_open_is_busy(falaj: CommandLine) -> None:
+    with open_home(falaj.home).lock():
+        ran = falaj("workspaces", "list")
+
+    assert ran.status == 1
+    assert ran.err.startswith("error[home.busy] ")
+    assert "falaj status" in ran.err
+
+
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that are connected to; every connection is refused."""
+    asked: list[str] = []
+
+    def connect(url: str, token: str | None = None) -> Any:
+        asked.append(url)
+        raise Conflict("not now")
+
+    monkeypatch.setattr("falaj.sdk.remote.connect", connect)
+    return asked
+
+
+# ----------------------------------------------------------------------------------------- completion
+
+
+def test_the_script_completes_in_bash(falaj: CommandLine, tmp_path: Path) -> None:
+    script = falaj.done("completion", "bash").out
+    program = tmp_path / "bin" / "falaj"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c 'from falaj.apps.cli import main; main()' \"$@\"\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / "script").write_text(script)
+    code = (
+        f"source {tmp_path}/script\n"
+        'complete() { COMP_WORDS=(falaj "$@"); COMP_CWORD=$#; _falaj_completion falaj; echo ${COMPREPLY[*]}; }\n'
+        "complete work\ncomplete workspaces gr\ncomplete workspaces grant risk sara --role dev\n"
+    )
+    places = environment(tmp_path) | {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(SOURCE),
+    }
+
+    ran = subprocess.run(["bash", "-c", code], env=places, capture_output=True, text=True, check=True)
+
+    assert ran.stdout.splitlines() == ["workspaces workflows", "grant", "developer"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_there_are_scripts_for_other_shells(falaj: CommandLine, shell: str) -> None:
+    assert f"_FALAJ_COMPLETE=complete_{shell}" in falaj.done("completion", shell).out
