@@ -114,13 +114,13 @@ def run(command: list[str]) -> dict[str, float]:
 def join_with_falaj(folder: Path) -> None:
     """Falaj's side, in a process of its own."""
     from falaj.drivers.deltalake.tables import DeltaTables
-    from falaj.drivers.duckdb.queries import DuckDbQueries
+    from falaj.drivers.duckdb.queries import DuckDbQueryEngine
     from falaj.features.frames import held
     from falaj.features.joining import join
     from falaj.features.joins import ROW, JoinedView
     from falaj.ports.tables import TableKey
 
-    tables, queries = DeltaTables(folder), DuckDbQueries(spill=folder / "spill")
+    tables, queries = DeltaTables(folder), DuckDbQueryEngine(spill=folder / "spill")
     views = [
         JoinedView(
             rows=name,

@@ -80,13 +80,13 @@ def work(name: str, sizes_gib: list[float], seconds: float) -> None:
 
 
 def discover() -> str:
-    from falaj.drivers.machine.hardware import ThisMachine
+    from falaj.drivers.machine.inventory import LocalMachine
     from falaj.records.governance.residency import Zone
     from falaj.scheduling.nodes import node_from
 
     say("## discovery")
     began = time.monotonic()
-    (facts,) = ThisMachine(name="this").nodes()
+    (facts,) = LocalMachine(name="this").nodes()
     say(f"took {time.monotonic() - began:.3f} s")
     if not facts.gpus:
         raise SystemExit(f"there is no GPU here: {facts.gpu_fault}")
@@ -107,10 +107,10 @@ def measure_energy(uuid: str) -> None:
 
 
 def metered(words: list[str], uuid: str) -> None:
-    from falaj.drivers.processes.meter import Meter
+    from falaj.drivers.processes.metering.meter import ResourceMeter
     from falaj.ports.launcher import Launch
 
-    meter = Meter(Launch("job/1", Path.cwd(), words, gpus=(uuid,)))
+    meter = ResourceMeter(Launch("job/1", Path.cwd(), words, gpus=(uuid,)))
     meter.sample()
     began = time.monotonic()
     with power_readings() as readings, subprocess.Popen(words) as process:
@@ -154,8 +154,8 @@ def power_readings() -> Iterator[list[tuple[float, float]]]:
 
 
 def share(uuid: str) -> None:
+    from falaj.drivers.processes.attempt_spec import SandboxSpec
     from falaj.drivers.processes.launcher import ProcessLauncher
-    from falaj.drivers.processes.order import Walls
     from falaj.drivers.sandbox import probe
     from falaj.errors import Unavailable
 
@@ -167,7 +167,7 @@ def share(uuid: str) -> None:
         os.chmod(folder, 0o755)
         pipes = Path(folder) / "mps"
         pipes.mkdir()
-        launcher = ProcessLauncher(Path(folder) / "launches", walls=lambda: Walls(how, facts))
+        launcher = ProcessLauncher(Path(folder) / "launches", sandbox=lambda: SandboxSpec(how, facts))
         yard = Yard(Path(folder), launcher, uuid, pipes)
         try:
             launcher.start(yard.job("early", 1, 0, 1, **PART))
@@ -189,13 +189,13 @@ def daemon(pipes: Path) -> Iterator[None]:
     command = ["nvidia-cuda-mps-control", "-d", "--multiuser-server"]
     ended = subprocess.run(command, env=environment, check=False).returncode
     time.sleep(1)
-    say(f"{' '.join(command)}: exit code {ended}; it answers: {mps.answers(pipes)}")
+    say(f"{' '.join(command)}: exit code {ended}; it answers: {mps.is_running(pipes)}")
     try:
         yield
     finally:
         subprocess.run(command[:1], input="quit\n", text=True, env=environment, check=False)
         time.sleep(1)
-        say(f"told to quit; it answers: {mps.answers(pipes)}")
+        say(f"told to quit; it answers: {mps.is_running(pipes)}")
 
 
 class Yard:

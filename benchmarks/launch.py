@@ -110,7 +110,7 @@ class NoProcesses:
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
         return b"it ran\n"[offset : offset + limit]
 
-    def forget(self, attempt: str) -> None:
+    def delete(self, attempt: str) -> None:
         self._ended.discard(attempt)
 
 

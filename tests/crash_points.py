@@ -10,7 +10,7 @@ import pytest
 from falaj.control.jobs.context import ControllerContext
 from job_harness import JobHarness
 
-LAUNCHER = ("start", "state", "stop", "forget")
+LAUNCHER = ("start", "state", "stop", "delete")
 
 
 class Killed(BaseException):

@@ -21,7 +21,7 @@ LONGEST_S = 300
 SCRIPTS = Path(__file__).parent / "unit" / "training"
 
 
-def ask(script: str, asked: Any, folder: Path) -> Any:
+def run_script(script: str, asked: Any, folder: Path) -> Any:
     """What `answer(asked, folder)` of `script` says. What its processes said to people is printed."""
     host = start() if start().poll() is None else started_anew()
     assert host.stdin

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-LOADED = (
+PRELOADED = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
@@ -23,7 +23,7 @@ LOADED = (
 """What a step would load, in each process anew."""
 
 
-def gang(
+def run_gang(
     processes: int,
     act: Callable[[int], Any],
     folder: Path,
@@ -35,12 +35,12 @@ def gang(
 
     `together`: where one dies the others go too, as under torchrun, and none has said anything.
     """
-    for name in LOADED:
+    for name in PRELOADED:
         importlib.import_module(name)
     said = [folder / f"{rank}.json" for rank in range(processes)]
     for each in said:
         each.unlink(missing_ok=True)
-    keeper, place = meeting_place(processes, within_s)
+    keeper, place = start_store(processes, within_s)
     ranks = {fork(rank, act, place, each, within_s) for rank, each in enumerate(said)}
     died = False
     while ranks:
@@ -56,7 +56,7 @@ def gang(
     return [None if died or not each.exists() else json.loads(each.read_text()) for each in said]
 
 
-def meeting_place(processes: int, within_s: int) -> tuple[int | None, dict[str, str]]:
+def start_store(processes: int, within_s: int) -> tuple[int | None, dict[str, str]]:
     """Who keeps the store where they meet, at a port that nobody else has, and the variables that tell of it.
 
     It is a process of its own: a store has threads, beside which no other process must be forked.

@@ -61,7 +61,7 @@ class FakeLauncher:
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
         return self.output[offset : offset + limit] if attempt in self.known else b""
 
-    def forget(self, attempt: str) -> None:
+    def delete(self, attempt: str) -> None:
         self.known.pop(attempt, None)
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.fit import fit
 from falaj.training.runtime.memory.allocations import tensors_in
-from gangs import gang
+from gangs import run_gang
 
 BATCH_SIZE, WIDTH = 64, 128
 
@@ -108,4 +108,4 @@ def trained(folder: Path, *options: dict[str, Any]) -> list[Any]:
 if __name__ == "__main__":
     folder = Path(sys.argv[2])
     asked = [(each.pop("processes", 2), each) for each in json.loads(sys.argv[1])]
-    print(json.dumps([gang(count, lambda _, each=each: said_by(each), folder) for count, each in asked]))
+    print(json.dumps([run_gang(count, lambda _, each=each: said_by(each), folder) for count, each in asked]))

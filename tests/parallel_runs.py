@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from falaj.training.runtime.checkpointing.sample_ledger import expected_head
 from falaj.training.runtime.data.batches import BatchPlan
-from fork_server import ask
+from fork_server import run_script
 
 SCRIPT = Path("parallel_fit.py")
 SAMPLES, BATCH_SIZE, STEPS = 92, 16, 7
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 def runs(folder: Path, *wanted: tuple[int, dict[str, Any]]) -> list[Outcome]:
     """What came of runs over so many processes. All of one run must say the same, and have seen every sample."""
     asked = [(count, {"batch_size": BATCH_SIZE, "steps": STEPS} | options) for count, options in wanted]
-    answers = ask(SCRIPT.stem, asked, folder)
+    answers = run_script(SCRIPT.stem, asked, folder)
     return [outcome(said, options) for said, (_, options) in zip(answers, asked, strict=True)]
 
 

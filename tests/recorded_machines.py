@@ -15,10 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from falaj.drivers.machine.cards import find_cards
-from falaj.drivers.machine.hardware import ThisMachine
+from falaj.drivers.machine.gpus import find_cards
+from falaj.drivers.machine.inventory import LocalMachine
 
-FOLDER = Path(__file__).parent / "unit/machine/recordings"
+FOLDER = Path(__file__).parent / "unit/drivers/machine/recordings"
 CONSTANTS = ("NVML_DEVICE_MIG_ENABLE", "NVML_P2P_CAPS_INDEX_NVLINK", "NVML_P2P_STATUS_OK")
 
 
@@ -26,7 +26,7 @@ class NVMLError(Exception):
     """As pynvml's: what the library says when it does not answer."""
 
 
-class PlayedNvml:
+class ReplayedNvml:
     """pynvml, for one recorded machine. What was not recorded is not supported."""
 
     NVMLError = NVMLError
@@ -36,7 +36,7 @@ class PlayedNvml:
         self._constants: dict[str, int] = told["constants"]
         self.sessions = 0
 
-    def itself(self) -> PlayedNvml:
+    def itself(self) -> ReplayedNvml:
         return self
 
     def nvmlInit(self) -> None:  # noqa: N802 - its name there
@@ -58,15 +58,15 @@ class PlayedNvml:
         if call == "nvmlInit()" and call not in self._calls:
             return None
         assert self.sessions or name == "nvmlInit", f"{call} outside of a session"
-        return played(self._calls.get(call, {"error": "Not Supported"}))
+        return replay(self._calls.get(call, {"error": "Not Supported"}))
 
 
-def played(answer: Any) -> Any:
+def replay(answer: Any) -> Any:
     match answer:
         case {"error": words}:
             raise NVMLError(words)
         case {"struct": fields}:
-            return SimpleNamespace(**{name: played(value) for name, value in fields.items()})
+            return SimpleNamespace(**{name: replay(value) for name, value in fields.items()})
         case {"bytes": text}:
             return text.encode()
         case {"handle": name}:
@@ -131,14 +131,14 @@ def unpack(told: dict[str, Any], root: Path) -> Path:
     return root
 
 
-def machine(name: str, root: Path) -> ThisMachine:
+def machine(name: str, root: Path) -> LocalMachine:
     """The recorded machine, behind the driver that looks at real ones."""
     told = recording(name)
     unpack(told, root)
-    return ThisMachine(
+    return LocalMachine(
         root=root,
         name=name,
         usable_cpus=told["usable_cpus"],
-        cards=partial(find_cards, root=root, load=lambda: PlayedNvml(told["nvml"])),
+        cards=partial(find_cards, root=root, load=lambda: ReplayedNvml(told["nvml"])),
         mps_directory=root / "tmp/nvidia-mps",
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from falaj.drivers.processes.order import Walls
+from falaj.drivers.processes.attempt_spec import SandboxSpec
 from falaj.errors import IsolationRefused
 from falaj.governance.isolation import decide
-from launching import Yard
+from launcher_testbed import LauncherTestbed
 from polling import eventually
 from sandbox_ground import machine
 
@@ -21,7 +21,7 @@ MECHANISMS = ["bubblewrap", "uid", "same-uid"]
 
 
 @pytest.fixture(params=MECHANISMS)
-def yard(request: pytest.FixtureRequest) -> Iterator[Yard]:
+def testbed(request: pytest.FixtureRequest) -> Iterator[LauncherTestbed]:
     if sys.platform != "linux":
         pytest.skip("the sandboxes: this is not Linux")
     facts = machine(request.param)
@@ -31,9 +31,9 @@ def yard(request: pytest.FixtureRequest) -> Iterator[Yard]:
         pytest.skip(f"the {request.param} sandbox: {refused.faults[0].given}")
     root = Path(tempfile.mkdtemp(prefix="falaj-launcher-"))
     root.chmod(0o755)
-    yard = Yard(root, Walls(mechanism, facts))
-    yield yard
-    for attempt in yard.control.glob("*"):
-        yard.launcher().stop(attempt.name.replace("%2F", "/"), grace_s=0)
-    eventually(lambda: not yard.shims(), within=10)
+    testbed = LauncherTestbed(root, SandboxSpec(mechanism, facts))
+    yield testbed
+    for attempt in testbed.control.glob("*"):
+        testbed.launcher().stop(attempt.name.replace("%2F", "/"), grace_s=0)
+    eventually(lambda: not testbed.supervisors(), within=10)
     shutil.rmtree(root)

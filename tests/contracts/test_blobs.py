@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from falaj.drivers.objectstore import buckets
+from falaj.drivers.objectstore import bucket_publisher
 from falaj.drivers.objectstore.blobs import ObjectStoreBlobs, local_blobs, s3_blobs
 from falaj.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from falaj.ports.blobs import BlobKey
@@ -302,8 +302,8 @@ def test_a_leftover_is_removed_once_it_is_old(tmp_path: Path) -> None:
     (tmp_path / ".staging" / "left").write_bytes(b"half")
     now = datetime.now(UTC)
 
-    assert store.remove_leftovers(before=now - timedelta(hours=1)) == 0
-    assert store.remove_leftovers(before=now + timedelta(hours=1)) == 1
+    assert store.delete_incomplete(before=now - timedelta(hours=1)) == 0
+    assert store.delete_incomplete(before=now + timedelta(hours=1)) == 1
 
 
 def test_local_blobs_are_their_owners_alone(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_an_upload_that_breaks_off_leaves_no_parts_in_the_bucket(s3_server: S3Se
 def test_above_the_limit_of_a_copy_a_blob_is_sent_again(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buckets, "COPY_LIMIT_BYTES", 35 * MIB)
+    monkeypatch.setattr(bucket_publisher, "COPY_LIMIT_BYTES", 35 * MIB)
     store = s3_on(s3_server, s3_server.create_bucket())
 
     store.write(KEY, iter(LARGE))
@@ -373,4 +373,4 @@ def s3_on(server: S3Server, bucket: str) -> ObjectStoreBlobs:
 
 def leftovers(store: ObjectStoreBlobs) -> int:
     """How many there were; none are left."""
-    return store.remove_leftovers(before=datetime.now(UTC) + timedelta(days=1))
+    return store.delete_incomplete(before=datetime.now(UTC) + timedelta(days=1))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from falaj.ports.launcher import AttemptState, Launch
-from launching import ATTEMPT, STRONGEST, Yard, running
+from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed, processes_mentioning
 from polling import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
@@ -47,66 +47,66 @@ sys.exit(int(open("go").read()))
 """
 
 
-def start(yard: Yard, script: str, *arguments: str, up: int, **options: Any) -> Launch:
+def start(testbed: LauncherTestbed, script: str, *arguments: str, up: int, **options: Any) -> Launch:
     """An attempt of which `up` processes have said that they are."""
-    launch = yard.launch(script, *arguments, **options)
-    yard.launcher().start(launch)
-    eventually(lambda: yard.log().count(b" up\n") == up, within=PATIENCE_S)
+    launch = testbed.launch(script, *arguments, **options)
+    testbed.launcher().start(launch)
+    eventually(lambda: testbed.log().count(b" up\n") == up, within=PATIENCE_S)
     return launch
 
 
-def end(yard: Yard) -> AttemptState:
-    return eventually(lambda: ended(yard), within=PATIENCE_S)
+def end(testbed: LauncherTestbed) -> AttemptState:
+    return eventually(lambda: ended(testbed), within=PATIENCE_S)
 
 
-def ended(yard: Yard) -> AttemptState:
-    state = yard.launcher().state(ATTEMPT)
+def ended(testbed: LauncherTestbed) -> AttemptState:
+    state = testbed.launcher().state(ATTEMPT)
     assert state.phase in ("ended", "lost")
     return state
 
 
-def test_servers_are_killed_once_the_chief_has_ended_well(yard: Yard) -> None:
-    launch = start(yard, CLUSTER, "servers-of-one", up=3, grace_s=60, **SERVED)
+def test_servers_are_killed_once_the_chief_has_ended_well(testbed: LauncherTestbed) -> None:
+    launch = start(testbed, CLUSTER, "servers-of-one", up=3, grace_s=60, **SERVED)
 
     (launch.directory / "code" / "go").write_text("0")
 
-    state = end(yard)
+    state = end(testbed)
     assert (state.exit_code, state.reason) == (0, None)
-    assert not running("servers-of-one")
+    assert not processes_mentioning("servers-of-one")
 
 
-@STRONGEST
-def test_chief_that_fails_fails_the_attempt_at_once(yard: Yard) -> None:
-    launch = start(yard, CLUSTER, up=3, grace_s=60, **SERVED)
+@STRONGEST_SANDBOX
+def test_chief_that_fails_fails_the_attempt_at_once(testbed: LauncherTestbed) -> None:
+    launch = start(testbed, CLUSTER, up=3, grace_s=60, **SERVED)
 
     (launch.directory / "code" / "go").write_text("5")
 
-    state = end(yard)
+    state = end(testbed)
     assert state.exit_code == 5
     assert state.reason is not None
     assert state.reason.startswith("Chief 0: exit code 5")
 
 
-@STRONGEST
-def test_server_that_fails_fails_the_attempt_by_its_name(yard: Yard) -> None:
-    launch = start(yard, CLUSTER, up=3, **SERVED)
+@STRONGEST_SANDBOX
+def test_server_that_fails_fails_the_attempt_by_its_name(testbed: LauncherTestbed) -> None:
+    launch = start(testbed, CLUSTER, up=3, **SERVED)
 
     (launch.directory / "code" / "ps-fails").touch()
 
-    state = end(yard)
+    state = end(testbed)
     assert state.exit_code == 3
     assert state.reason is not None
     assert state.reason.startswith("Ps 0: exit code 3")
 
 
-@STRONGEST
-def test_stop_lets_the_chief_save_while_the_servers_still_serve(yard: Yard) -> None:
-    start(yard, CLUSTER, up=3, **SERVED)
+@STRONGEST_SANDBOX
+def test_stop_lets_the_chief_save_while_the_servers_still_serve(testbed: LauncherTestbed) -> None:
+    start(testbed, CLUSTER, up=3, **SERVED)
 
-    yard.launcher().stop(ATTEMPT, grace_s=60)
+    testbed.launcher().stop(ATTEMPT, grace_s=60)
 
-    assert end(yard).exit_code == 0
-    assert b"saved while they served" in yard.log()
+    assert end(testbed).exit_code == 0
+    assert b"saved while they served" in testbed.log()
 
 
 AGENT = """
@@ -120,8 +120,8 @@ while not os.path.exists("go"):
 ELASTIC = {"framework": "torch", "processes": 3, "processes_min": 2}
 
 
-def start_agents(yard: Yard) -> tuple[Launch, list[int]]:
-    launch = yard.launch("", **ELASTIC)
+def start_agents(testbed: LauncherTestbed) -> tuple[Launch, list[int]]:
+    launch = testbed.launch("", **ELASTIC)
     package = launch.directory / "code" / "torch" / "distributed"
     package.mkdir(parents=True)
     for file, text in {
@@ -130,38 +130,38 @@ def start_agents(yard: Yard) -> tuple[Launch, list[int]]:
         package.parent / "__init__.py": "",
     }.items():
         file.write_text(text)
-    yard.launcher().start(launch)
-    eventually(lambda: yard.log().count(b"agent up\n") == 3, within=PATIENCE_S)
-    return launch, [pid for pid in running(str(launch.directory)) if is_agent(pid)]
+    testbed.launcher().start(launch)
+    eventually(lambda: testbed.log().count(b"agent up\n") == 3, within=PATIENCE_S)
+    return launch, [pid for pid in processes_mentioning(str(launch.directory)) if is_agent(pid)]
 
 
-@STRONGEST
-def test_attempt_ends_well_with_as_few_as_it_may(yard: Yard) -> None:
-    launch, agents = start_agents(yard)
+@STRONGEST_SANDBOX
+def test_attempt_ends_well_with_as_few_as_it_may(testbed: LauncherTestbed) -> None:
+    launch, agents = start_agents(testbed)
 
     os.kill(agents[0], signal.SIGKILL)
-    yard.wait_for(b"was lost (signal 9); the others go on")
+    testbed.wait_for(b"was lost (signal 9); the others go on")
     (launch.directory / "code" / "go").touch()
 
-    assert end(yard).exit_code == 0
+    assert end(testbed).exit_code == 0
 
 
-@STRONGEST
-def test_fewer_than_the_least_is_a_failure_and_no_hang(yard: Yard) -> None:
-    _, agents = start_agents(yard)
+@STRONGEST_SANDBOX
+def test_fewer_than_the_least_is_a_failure_and_no_hang(testbed: LauncherTestbed) -> None:
+    _, agents = start_agents(testbed)
 
     for agent in agents[:2]:
         os.kill(agent, signal.SIGKILL)
 
-    state = end(yard)
+    state = end(testbed)
     assert (state.phase, state.signal) == ("ended", signal.SIGKILL), state
     assert state.reason is not None
     assert "killed by SIGKILL" in state.reason
     assert not [pid for pid in agents if Path(f"/proc/{pid}").exists()]
 
 
-@STRONGEST
-def test_every_rank_can_listen_on_a_port_of_its_own(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_every_rank_can_listen_on_a_port_of_its_own(testbed: LauncherTestbed) -> None:
     script = """
 import os, socket
 machines = os.environ["LIGHTGBM_MACHINES"].split(",")
@@ -169,21 +169,21 @@ own = socket.create_server(("127.0.0.1", int(os.environ["LIGHTGBM_LOCAL_LISTEN_P
 os.write(1, b"%d up\\n" % len(machines))
 """
 
-    state = yard.run(script, framework="lightgbm", processes=3)
+    state = testbed.run(script, framework="lightgbm", processes=3)
 
-    assert state.exit_code == 0, yard.log()
-    assert yard.log().count(b"3 up") == 3
+    assert state.exit_code == 0, testbed.log()
+    assert testbed.log().count(b"3 up") == 3
 
 
 # ------------------------------------------------------------------------------------- what is learned so
 
 
-def learn(yard: Yard, example: str, *arguments: str, **options: Any) -> Launch:
+def learn(testbed: LauncherTestbed, example: str, *arguments: str, **options: Any) -> Launch:
     """An attempt at one of the examples, with the runtime that they import."""
     variables = {"PYTHONPATH": str(PACKAGES), "FALAJ_OUTPUTS": "../outputs", "HOME": "."}
     given = {"environment": variables, "readable": [PACKAGES], "cpus": 2, **options}
-    launch = yard.launch((EXAMPLES / example).read_text(), *arguments, **given)
-    yard.launcher().start(launch)
+    launch = testbed.launch((EXAMPLES / example).read_text(), *arguments, **given)
+    testbed.launcher().start(launch)
     return launch
 
 
@@ -191,28 +191,28 @@ def learned(launch: Launch) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((launch.directory / "outputs").glob("*.json"))]
 
 
-@STRONGEST
-def test_two_ranks_of_torch_learn_one_model(yard: Yard) -> None:
-    launch = learn(yard, "torch_ddp.py", framework="torch", processes=2)
+@STRONGEST_SANDBOX
+def test_two_ranks_of_torch_learn_one_model(testbed: LauncherTestbed) -> None:
+    launch = learn(testbed, "torch_ddp.py", framework="torch", processes=2)
 
-    assert end(yard).exit_code == 0, yard.log()
+    assert end(testbed).exit_code == 0, testbed.log()
     first, second = learned(launch)
     assert (first["world"], second["world"]) == (2, 2)
     assert first["losses"][-1] < first["losses"][0] / 100
     assert first["weights"] == second["weights"] == pytest.approx([1, 2, 3, 4], abs=0.05)
 
 
-@STRONGEST
-def test_torch_goes_on_with_fewer_when_an_agent_is_lost(yard: Yard) -> None:
-    launch = learn(yard, "torch_elastic.py", "1000", framework="torch", processes=2, processes_min=1)
+@STRONGEST_SANDBOX
+def test_torch_goes_on_with_fewer_when_an_agent_is_lost(testbed: LauncherTestbed) -> None:
+    launch = learn(testbed, "torch_elastic.py", "1000", framework="torch", processes=2, processes_min=1)
     eventually((launch.directory / "code" / "saved.pt").exists, within=PATIENCE_S)
-    agents = [pid for pid in running(str(launch.directory)) if is_agent(pid)]
+    agents = [pid for pid in processes_mentioning(str(launch.directory)) if is_agent(pid)]
 
     os.kill(agents[0], signal.SIGKILL)
 
-    assert end(yard).exit_code == 0, yard.log()
+    assert end(testbed).exit_code == 0, testbed.log()
     assert len(agents) == 2
-    assert yard.log().count(b"was lost (signal 9); the others go on") == 1
+    assert testbed.log().count(b"was lost (signal 9); the others go on") == 1
     (only,) = learned(launch)
     assert (only["world"], only["began"] > 0) == (1, True)
     assert only["weights"] == pytest.approx([1, 2, 3, 4], abs=0.05)
@@ -222,11 +222,11 @@ def is_agent(pid: int) -> bool:
     return b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
-@STRONGEST
-def test_scikit_learn_fills_the_jobs_cores(yard: Yard) -> None:
-    launch = learn(yard, "sklearn_search.py", cpus=2)
+@STRONGEST_SANDBOX
+def test_scikit_learn_fills_the_jobs_cores(testbed: LauncherTestbed) -> None:
+    launch = learn(testbed, "sklearn_search.py", cpus=2)
 
-    assert end(yard).exit_code == 0, yard.log()
+    assert end(testbed).exit_code == 0, testbed.log()
     (found,) = learned(launch)
     assert found["world"] == 2
     assert found["losses"][-1] < found["losses"][0] / 3

@@ -222,8 +222,8 @@ class TestToken:
         from falaj.drivers.pkcs11 import keys as driver
 
         tries = []
-        login = driver.logged_in
-        monkeypatch.setattr(driver, "logged_in", lambda *given: tries.append(given) or login(*given))
+        login = driver.open_session
+        monkeypatch.setattr(driver, "open_session", lambda *given: tries.append(given) or login(*given))
 
         with pytest.raises(KeyUnavailable, match="PinIncorrect") as refusal:
             driver.Pkcs11Keys.open(softhsm.module, softhsm.label, "not-the-pin")

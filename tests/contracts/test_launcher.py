@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from falaj.errors import InvalidInput
-from launching import ATTEMPT, STRONGEST, Yard, go, kill, running
+from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed, kill, processes_mentioning, release
 from polling import eventually
 
 WAITING = "import time; print('up', flush=True); time.sleep(600)"
@@ -38,41 +38,41 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-def runs(yard: Yard, attempt: str = ATTEMPT) -> int:
-    ran = yard.root / "attempts" / attempt.replace("/", "-") / "outputs" / "ran"
+def runs(testbed: LauncherTestbed, attempt: str = ATTEMPT) -> int:
+    ran = testbed.root / "attempts" / attempt.replace("/", "-") / "outputs" / "ran"
     return len(ran.read_text().splitlines()) if ran.exists() else 0
 
 
 # ------------------------------------------------------------------------------------- from start to end
 
 
-def test_code_runs_in_its_folder_and_ends_well(yard: Yard) -> None:
+def test_code_runs_in_its_folder_and_ends_well(testbed: LauncherTestbed) -> None:
     before = datetime.now(UTC)
 
-    state = yard.run("import os; print(os.getcwd()); open('../outputs/x', 'w').write('made')")
+    state = testbed.run("import os; print(os.getcwd()); open('../outputs/x', 'w').write('made')")
 
     assert (state.phase, state.exit_code, state.signal, state.reason) == ("ended", 0, None, None), state
     assert state.stopped is False
     assert state.started_at is not None
     assert state.ended_at is not None
     assert before <= state.started_at <= state.ended_at
-    directory = yard.root / "attempts" / "job_1-1"
-    assert yard.log().decode().strip() == str(directory / "code")
+    directory = testbed.root / "attempts" / "job_1-1"
+    assert testbed.log().decode().strip() == str(directory / "code")
     assert (directory / "outputs" / "x").read_text() == "made"
     assert sorted(path.name for path in directory.iterdir()) == ["code", "inputs", "outputs"]
 
 
-def test_both_outputs_reach_the_log_and_the_exit_code_the_state(yard: Yard) -> None:
-    state = yard.run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
+def test_both_outputs_reach_the_log_and_the_exit_code_the_state(testbed: LauncherTestbed) -> None:
+    state = testbed.run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
 
     assert (state.phase, state.exit_code) == ("ended", 7)
-    assert yard.log() == b"out\nerr\n"
-    assert yard.launcher().log(ATTEMPT, offset=4, limit=2) == b"er"
-    assert yard.launcher().log(ATTEMPT, offset=99, limit=2) == b""
+    assert testbed.log() == b"out\nerr\n"
+    assert testbed.launcher().log(ATTEMPT, offset=4, limit=2) == b"er"
+    assert testbed.launcher().log(ATTEMPT, offset=99, limit=2) == b""
 
 
-@STRONGEST
-def test_reason_is_the_exception_that_the_script_raised(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_reason_is_the_exception_that_the_script_raised(testbed: LauncherTestbed) -> None:
     script = """
 try:
     {}['carrier']
@@ -80,30 +80,30 @@ except KeyError as error:
     raise ValueError("bad column") from error
 """
 
-    state = yard.run(script)
+    state = testbed.run(script)
 
     assert state.reason == "Exit code 1: ValueError: bad column"
 
 
-def test_reason_names_the_signal(yard: Yard) -> None:
-    state = yard.run("import os; os.abort()")
+def test_reason_names_the_signal(testbed: LauncherTestbed) -> None:
+    state = testbed.run("import os; os.abort()")
 
     assert (state.exit_code, state.signal) == (None, signal.SIGABRT)
     assert state.reason == "Killed by SIGABRT at script.py:1"
 
 
-@STRONGEST
-def test_command_that_does_not_exist_ends_with_its_name(yard: Yard) -> None:
-    state = yard.run("", command=["no-such-program"])
+@STRONGEST_SANDBOX
+def test_command_that_does_not_exist_ends_with_its_name(testbed: LauncherTestbed) -> None:
+    state = testbed.run("", command=["no-such-program"])
 
     assert state.exit_code == 127
     assert state.reason is not None
     assert "no-such-program" in state.reason
 
 
-@STRONGEST
-def test_more_memory_than_allowed_is_an_error_of_the_script(yard: Yard) -> None:
-    state = yard.run("bytearray(512 << 20)", memory_bytes=256 << 20)
+@STRONGEST_SANDBOX
+def test_more_memory_than_allowed_is_an_error_of_the_script(testbed: LauncherTestbed) -> None:
+    state = testbed.run("bytearray(512 << 20)", memory_bytes=256 << 20)
 
     assert state.reason == "Exit code 1 (out of memory: each process may have 256 MiB): MemoryError"
 
@@ -111,94 +111,96 @@ def test_more_memory_than_allowed_is_an_error_of_the_script(yard: Yard) -> None:
 # --------------------------------------------------------------------------------------------- only once
 
 
-def test_second_start_changes_nothing_while_it_runs_and_after(yard: Yard) -> None:
-    launch = yard.launch(UNTIL_TOLD)
-    yard.launcher().start(launch)
-    yard.wait_for(b"up")
+def test_second_start_changes_nothing_while_it_runs_and_after(testbed: LauncherTestbed) -> None:
+    launch = testbed.launch(UNTIL_TOLD)
+    testbed.launcher().start(launch)
+    testbed.wait_for(b"up")
 
-    yard.launcher().start(launch)
+    testbed.launcher().start(launch)
     (launch.directory / "code" / "go").touch()
-    first = yard.end()
-    yard.launcher().start(launch)
+    first = testbed.end()
+    testbed.launcher().start(launch)
 
-    assert yard.launcher().state(ATTEMPT) == first
-    assert runs(yard) == 1
+    assert testbed.launcher().state(ATTEMPT) == first
+    assert runs(testbed) == 1
 
 
-def test_starters_that_race_run_it_once(yard: Yard) -> None:
-    launch = yard.launch(UNTIL_TOLD)
+def test_starters_that_race_run_it_once(testbed: LauncherTestbed) -> None:
+    launch = testbed.launch(UNTIL_TOLD)
     with ExitStack() as stack:
-        starters = [stack.enter_context(yard.starter(launch)) for _ in range(3)]
+        starters = [stack.enter_context(testbed.starter(launch)) for _ in range(3)]
 
         for each in starters:
-            go(each)
+            release(each)
 
         assert [each.stdout.readline() for each in starters if each.stdout] == ["started\n"] * 3
-    yard.wait_for(b"up")
-    assert len(yard.shims()) == 1
+    testbed.wait_for(b"up")
+    assert len(testbed.supervisors()) == 1
     (launch.directory / "code" / "go").touch()
-    assert yard.end().exit_code == 0
-    assert runs(yard) == 1
+    assert testbed.end().exit_code == 0
+    assert runs(testbed) == 1
 
 
-def test_it_goes_on_when_its_starter_is_killed(yard: Yard) -> None:
-    launch = yard.launch(UNTIL_TOLD)
-    with yard.starter(launch) as starter:
-        go(starter)
-        yard.wait_for(b"up")
+def test_it_goes_on_when_its_starter_is_killed(testbed: LauncherTestbed) -> None:
+    launch = testbed.launch(UNTIL_TOLD)
+    with testbed.starter(launch) as starter:
+        release(starter)
+        testbed.wait_for(b"up")
         starter.kill()
         starter.wait()
 
-    assert yard.launcher().state(ATTEMPT).phase == "running"
+    assert testbed.launcher().state(ATTEMPT).phase == "running"
     (launch.directory / "code" / "go").touch()
-    assert yard.end().exit_code == 0
-    assert yard.log() == b"up\ndone\n"
+    assert testbed.end().exit_code == 0
+    assert testbed.log() == b"up\ndone\n"
 
 
-@STRONGEST
+@STRONGEST_SANDBOX
 @pytest.mark.parametrize("milliseconds", [0, 15, 30, 50, 90])
-def test_starter_killed_at_any_moment_leaves_an_attempt_that_runs_once(yard: Yard, milliseconds: int) -> None:
-    launch = yard.launch(ONCE)
-    with yard.starter(launch) as starter:
-        go(starter)
+def test_starter_killed_at_any_moment_leaves_an_attempt_that_runs_once(
+    testbed: LauncherTestbed, milliseconds: int
+) -> None:
+    launch = testbed.launch(ONCE)
+    with testbed.starter(launch) as starter:
+        release(starter)
         time.sleep(milliseconds / 1000)  # not a wait: the moment of the kill is what is tested
         starter.kill()
         starter.wait()
 
-    yard.launcher().start(launch)
+    testbed.launcher().start(launch)
 
-    assert yard.end().exit_code == 0
-    assert runs(yard) == 1
+    assert testbed.end().exit_code == 0
+    assert runs(testbed) == 1
 
 
-def test_killed_shim_takes_the_code_with_it_and_the_attempt_is_lost(yard: Yard) -> None:
+def test_killed_shim_takes_the_code_with_it_and_the_attempt_is_lost(testbed: LauncherTestbed) -> None:
     word = f"daemon-{time.monotonic_ns()}"
-    launch = yard.launch(ONCE + WITH_DAEMON, word, "600")
-    yard.launcher().start(launch)
-    yard.wait_for(b"up\nup")
-    (shim,) = yard.shims()
+    launch = testbed.launch(ONCE + WITH_DAEMON, word, "600")
+    testbed.launcher().start(launch)
+    testbed.wait_for(b"up\nup")
+    (shim,) = testbed.supervisors()
 
     kill(shim)
 
-    assert yard.end().phase == "lost"
-    eventually(lambda: not running(word))
-    yard.launcher().start(launch)
-    assert yard.launcher().state(ATTEMPT).phase == "lost"
-    assert (runs(yard), yard.shims()) == (1, [])
+    assert testbed.end().phase == "lost"
+    eventually(lambda: not processes_mentioning(word))
+    testbed.launcher().start(launch)
+    assert testbed.launcher().state(ATTEMPT).phase == "lost"
+    assert (runs(testbed), testbed.supervisors()) == (1, [])
 
 
-def test_killed_process_inside_takes_the_code_with_it_too(yard: Yard) -> None:
+def test_killed_process_inside_takes_the_code_with_it_too(testbed: LauncherTestbed) -> None:
     word = f"daemon-{time.monotonic_ns()}"
-    yard.launcher().start(yard.launch(WITH_DAEMON, word, "600"))
-    yard.wait_for(b"up")
-    here = os.fsencode(yard.root)
-    inside = [pid for pid in running("The first process inside") if here in cmdline(pid)]
+    testbed.launcher().start(testbed.launch(WITH_DAEMON, word, "600"))
+    testbed.wait_for(b"up")
+    here = os.fsencode(testbed.root)
+    inside = [pid for pid in processes_mentioning("The first process inside") if here in cmdline(pid)]
 
     kill(inside[-1])
 
-    state = yard.end()
+    state = testbed.end()
     assert (state.phase, state.exit_code, state.signal) == ("ended", None, signal.SIGKILL)
-    assert not running(word)
+    assert not processes_mentioning(word)
 
 
 def cmdline(pid: int) -> bytes:
@@ -208,7 +210,7 @@ def cmdline(pid: int) -> bytes:
 # ---------------------------------------------------------------------------------------------- stopping
 
 
-def test_stop_lets_the_script_say_goodbye(yard: Yard) -> None:
+def test_stop_lets_the_script_say_goodbye(testbed: LauncherTestbed) -> None:
     script = """
 import signal, sys, time
 def goodbye(*_):
@@ -218,122 +220,124 @@ signal.signal(signal.SIGTERM, goodbye)
 print("up", flush=True)
 time.sleep(600)
 """
-    yard.launcher().start(yard.launch(script))
-    yard.wait_for(b"up")
+    testbed.launcher().start(testbed.launch(script))
+    testbed.wait_for(b"up")
 
-    yard.launcher().stop(ATTEMPT, grace_s=30)
+    testbed.launcher().stop(ATTEMPT, grace_s=30)
 
-    state = yard.end()
+    state = testbed.end()
     assert (state.exit_code, state.stopped) == (0, True)
-    assert yard.log() == b"up\nsaved\n"
+    assert testbed.log() == b"up\nsaved\n"
 
 
-def test_stop_ends_a_script_that_does_not_care(yard: Yard) -> None:
-    yard.launcher().start(yard.launch(WAITING))
-    yard.wait_for(b"up")
+def test_stop_ends_a_script_that_does_not_care(testbed: LauncherTestbed) -> None:
+    testbed.launcher().start(testbed.launch(WAITING))
+    testbed.wait_for(b"up")
 
-    yard.launcher().stop(ATTEMPT, grace_s=30)
+    testbed.launcher().stop(ATTEMPT, grace_s=30)
 
-    state = yard.end()
+    state = testbed.end()
     assert (state.signal, state.reason) == (signal.SIGTERM, "It was stopped on request: killed by SIGTERM")
 
 
-def test_script_that_ignores_the_stop_is_killed_after_the_grace(yard: Yard) -> None:
+def test_script_that_ignores_the_stop_is_killed_after_the_grace(testbed: LauncherTestbed) -> None:
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAITING
-    yard.launcher().start(yard.launch(script))
-    yard.wait_for(b"up")
+    testbed.launcher().start(testbed.launch(script))
+    testbed.wait_for(b"up")
 
     asked = time.monotonic()
-    yard.launcher().stop(ATTEMPT, grace_s=0.3)
+    testbed.launcher().stop(ATTEMPT, grace_s=0.3)
 
-    assert yard.end().signal == signal.SIGKILL
+    assert testbed.end().signal == signal.SIGKILL
     assert time.monotonic() - asked >= 0.3
 
 
-def test_stop_right_after_start_is_honoured(yard: Yard) -> None:
-    yard.launcher().start(yard.launch(WAITING))
+def test_stop_right_after_start_is_honoured(testbed: LauncherTestbed) -> None:
+    testbed.launcher().start(testbed.launch(WAITING))
 
-    yard.launcher().stop(ATTEMPT, grace_s=1)
+    testbed.launcher().stop(ATTEMPT, grace_s=1)
 
-    assert yard.end().exit_code is None
+    assert testbed.end().exit_code is None
 
 
-def test_time_limit_stops_it(yard: Yard) -> None:
-    state = yard.run(WAITING, timeout_s=0.6, grace_s=5)
+def test_time_limit_stops_it(testbed: LauncherTestbed) -> None:
+    state = testbed.run(WAITING, timeout_s=0.6, grace_s=5)
 
     assert (state.phase, state.signal) == ("ended", signal.SIGTERM)
     assert state.reason == "It was stopped after 0.6 s, its time limit"
 
 
-@STRONGEST
-def test_time_limit_is_no_success_even_for_a_script_that_takes_its_leave_politely(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_time_limit_is_no_success_even_for_a_script_that_takes_its_leave_politely(
+    testbed: LauncherTestbed,
+) -> None:
     script = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + WAITING
 
-    state = yard.run(script, timeout_s=1, grace_s=5)
+    state = testbed.run(script, timeout_s=1, grace_s=5)
 
     assert (state.exit_code, state.reason) == (None, "It was stopped after 1 s, its time limit")
 
 
 @pytest.mark.parametrize("seconds", ["0", "600"])
-def test_children_end_with_the_script(yard: Yard, seconds: str) -> None:
+def test_children_end_with_the_script(testbed: LauncherTestbed, seconds: str) -> None:
     word = f"daemon-{time.monotonic_ns()}"
-    yard.launcher().start(yard.launch(WITH_DAEMON, word, seconds))
-    yard.wait_for(b"up")
+    testbed.launcher().start(testbed.launch(WITH_DAEMON, word, seconds))
+    testbed.wait_for(b"up")
 
-    yard.launcher().stop(ATTEMPT, grace_s=5)
+    testbed.launcher().stop(ATTEMPT, grace_s=5)
 
-    yard.end()
-    assert not running(word)
+    testbed.end()
+    assert not processes_mentioning(word)
 
 
 # ------------------------------------------------------------------------------------- unknown, forgotten
 
 
-@STRONGEST
-def test_unknown_attempt_is_no_fault(yard: Yard) -> None:
-    launcher = yard.launcher()
+@STRONGEST_SANDBOX
+def test_unknown_attempt_is_no_fault(testbed: LauncherTestbed) -> None:
+    launcher = testbed.launcher()
 
     launcher.stop("job_9/1", grace_s=1)
-    launcher.forget("job_9/1")
+    launcher.delete("job_9/1")
 
     assert launcher.state("job_9/1").phase == "unknown"
     assert launcher.log("job_9/1", offset=0, limit=10) == b""
 
 
-@STRONGEST
+@STRONGEST_SANDBOX
 @pytest.mark.parametrize("name", ["", ".", "..", "x" * 300])
-def test_name_that_is_no_folder_is_refused(yard: Yard, name: str) -> None:
+def test_name_that_is_no_folder_is_refused(testbed: LauncherTestbed, name: str) -> None:
     with pytest.raises(InvalidInput):
-        yard.launcher().state(name)
+        testbed.launcher().state(name)
 
 
-@STRONGEST
-def test_launch_without_code_is_refused(yard: Yard) -> None:
-    launch = yard.launch(ONCE)
+@STRONGEST_SANDBOX
+def test_launch_without_code_is_refused(testbed: LauncherTestbed) -> None:
+    launch = testbed.launch(ONCE)
     shutil.rmtree(launch.directory / "code")
 
     with pytest.raises(InvalidInput, match="code/"):
-        yard.launcher().start(launch)
+        testbed.launcher().start(launch)
 
 
-def test_forgotten_attempt_is_killed_and_gone(yard: Yard) -> None:
+def test_forgotten_attempt_is_killed_and_gone(testbed: LauncherTestbed) -> None:
     word = f"daemon-{time.monotonic_ns()}"
-    kept = yard.root / "kept"
+    kept = testbed.root / "kept"
     kept.mkdir()
     (kept / "file").touch()
     script = f"import os; os.symlink({str(kept)!r}, 'link'); os.mkdir('shut'); open('shut/x', 'w')\n"
     script += "os.chmod('shut', 0)\n" + WITH_DAEMON
-    launch = yard.launch(script, word, "600")
-    yard.launcher().start(launch)
-    yard.wait_for(b"up")
+    launch = testbed.launch(script, word, "600")
+    testbed.launcher().start(launch)
+    testbed.wait_for(b"up")
 
-    yard.launcher().forget(ATTEMPT)
+    testbed.launcher().delete(ATTEMPT)
 
-    assert not running(word)
+    assert not processes_mentioning(word)
     assert not launch.directory.exists()
-    assert os.listdir(yard.control) == []
+    assert os.listdir(testbed.control) == []
     assert (kept / "file").exists()
-    assert yard.launcher().state(ATTEMPT).phase == "unknown"
+    assert testbed.launcher().state(ATTEMPT).phase == "unknown"
 
 
 VERY_DEEP_AND_CLOSED = """
@@ -350,21 +354,21 @@ os.mkfifo('pipe')
 """
 
 
-def test_what_code_has_nested_without_end_is_removed(yard: Yard) -> None:
-    state = yard.run(VERY_DEEP_AND_CLOSED)
+def test_what_code_has_nested_without_end_is_removed(testbed: LauncherTestbed) -> None:
+    state = testbed.run(VERY_DEEP_AND_CLOSED)
     assert state.exit_code == 0, state
 
-    yard.launcher().forget(ATTEMPT)
+    testbed.launcher().delete(ATTEMPT)
 
-    assert not (yard.root / "attempts" / ATTEMPT.replace("/", "-")).exists()
+    assert not (testbed.root / "attempts" / ATTEMPT.replace("/", "-")).exists()
     assert Path("/etc").is_dir()
 
 
-def test_many_long_arguments_arrive(yard: Yard) -> None:
+def test_many_long_arguments_arrive(testbed: LauncherTestbed) -> None:
     words = [f"{number}".zfill(4000) for number in range(100)]
 
-    state = yard.run("import os, sys; print(len(sys.argv), sys.argv[-1][-2:], os.listdir('..'))", *words)
+    state = testbed.run("import os, sys; print(len(sys.argv), sys.argv[-1][-2:], os.listdir('..'))", *words)
 
     assert state.exit_code == 0, state
-    assert yard.log().startswith(b"101 99 ")
-    assert b".falaj" not in yard.log()
+    assert testbed.log().startswith(b"101 99 ")
+    assert b".falaj" not in testbed.log()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launching import ATTEMPT, STRONGEST, Yard, running
+from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed, processes_mentioning
 from polling import eventually
 
 MIB = 1 << 20
@@ -22,7 +22,7 @@ if rank != "1":
 """
 
 
-@STRONGEST
+@STRONGEST_SANDBOX
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -39,21 +39,23 @@ if rank != "1":
         ),
     ],
 )
-def test_one_rank_that_fails_is_named_with_its_cause(yard: Yard, words: str, reason: str) -> None:
-    state = yard.run(GANG + words, processes=3)
+def test_one_rank_that_fails_is_named_with_its_cause(
+    testbed: LauncherTestbed, words: str, reason: str
+) -> None:
+    state = testbed.run(GANG + words, processes=3)
 
-    assert state.reason == "Rank 1: " + reason, yard.log()
-    yard.assert_nothing_is_left()
+    assert state.reason == "Rank 1: " + reason, testbed.log()
+    testbed.assert_nothing_is_left()
 
 
-def test_script_that_removes_its_own_directory_goes_on(yard: Yard) -> None:
+def test_script_that_removes_its_own_directory_goes_on(testbed: LauncherTestbed) -> None:
     script = """
 import os, shutil, time
 shutil.rmtree(os.path.dirname(os.getcwd()), ignore_errors=True)
 time.sleep(2.5)  # the disk is looked at every second
 """
 
-    state = yard.run(script, hang_s=60, disk_bytes=MIB)
+    state = testbed.run(script, hang_s=60, disk_bytes=MIB)
 
     assert state.exit_code == 0, state
 
@@ -70,7 +72,7 @@ time.sleep(600)
 """
 
 
-@STRONGEST
+@STRONGEST_SANDBOX
 @pytest.mark.parametrize(
     ("deed", "reason"),
     [
@@ -78,16 +80,16 @@ time.sleep(600)
         ("raise ValueError('bad column')", "Rank 1: exit code 1: ValueError: bad column"),
     ],
 )
-def test_torchruns_victims_are_not_blamed(yard: Yard, deed: str, reason: str) -> None:
+def test_torchruns_victims_are_not_blamed(testbed: LauncherTestbed, deed: str, reason: str) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    launch = yard.launch(VICTIMS.format(deed=deed), framework="torch", processes=2, grace_s=5)
+    launch = testbed.launch(VICTIMS.format(deed=deed), framework="torch", processes=2, grace_s=5)
 
-    yard.launcher().start(launch)
+    testbed.launcher().start(launch)
 
-    eventually(lambda: yard.launcher().state(ATTEMPT).phase == "ended", within=60)
-    assert yard.launcher().state(ATTEMPT).reason == reason, yard.log().decode()
-    yard.assert_nothing_is_left()
+    eventually(lambda: testbed.launcher().state(ATTEMPT).phase == "ended", within=60)
+    assert testbed.launcher().state(ATTEMPT).reason == reason, testbed.log().decode()
+    testbed.assert_nothing_is_left()
 
 
 DAEMON = """
@@ -105,14 +107,14 @@ print('left', flush=True)
 """
 
 
-def test_daemon_ends_with_the_script_that_left_it(yard: Yard) -> None:
-    word = f"daemon-{os.getpid()}-{yard.root.name}"
+def test_daemon_ends_with_the_script_that_left_it(testbed: LauncherTestbed) -> None:
+    word = f"daemon-{os.getpid()}-{testbed.root.name}"
 
-    state = yard.run(DAEMON, word)
+    state = testbed.run(DAEMON, word)
 
-    assert state.exit_code == 0, yard.log()
-    assert not running(word)
-    yard.assert_nothing_is_left()
+    assert state.exit_code == 0, testbed.log()
+    assert not processes_mentioning(word)
+    testbed.assert_nothing_is_left()
 
 
 STUBBORN = """
@@ -132,18 +134,18 @@ time.sleep(600)
 """
 
 
-def test_whoever_ignores_every_signal_in_sessions_of_its_own_is_killed(yard: Yard) -> None:
-    yard.launcher().start(yard.launch(STUBBORN))
-    eventually(lambda: yard.log().count(b"up") == 4, within=20)
+def test_whoever_ignores_every_signal_in_sessions_of_its_own_is_killed(testbed: LauncherTestbed) -> None:
+    testbed.launcher().start(testbed.launch(STUBBORN))
+    eventually(lambda: testbed.log().count(b"up") == 4, within=20)
 
-    yard.launcher().stop(ATTEMPT, grace_s=0.2)
+    testbed.launcher().stop(ATTEMPT, grace_s=0.2)
 
-    assert yard.end().signal == signal.SIGKILL
-    yard.assert_nothing_is_left()
+    assert testbed.end().signal == signal.SIGKILL
+    testbed.assert_nothing_is_left()
 
 
-@STRONGEST
-def test_a_gigabyte_of_output_costs_neither_memory_nor_much_time(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_a_gigabyte_of_output_costs_neither_memory_nor_much_time(testbed: LauncherTestbed) -> None:
     script = """
 import os
 line = b'x' * 65535 + b'\\n'
@@ -151,18 +153,18 @@ for _ in range(16 * 1024):
     os.write(1, line)
 raise ValueError('after a gigabyte')
 """
-    launch = yard.launch(script)
-    yard.launcher(log_limit_bytes=MIB).start(launch)
-    (shim,) = yard.shims()
+    launch = testbed.launch(script)
+    testbed.launcher(log_limit_bytes=MIB).start(launch)
+    (shim,) = testbed.supervisors()
 
     held = []
-    while yard.launcher().state(ATTEMPT).phase != "ended":
+    while testbed.launcher().state(ATTEMPT).phase != "ended":
         held.append(resident(shim))
 
-    assert yard.launcher().state(ATTEMPT).reason == "Exit code 1: ValueError: after a gigabyte"
+    assert testbed.launcher().state(ATTEMPT).reason == "Exit code 1: ValueError: after a gigabyte"
     assert max(held) - min(size for size in held if size) < 16 * MIB
-    assert (yard.control / "job_1%2F1" / "log").stat().st_size < 2 * MIB
-    yard.assert_nothing_is_left()
+    assert (testbed.control / "job_1%2F1" / "log").stat().st_size < 2 * MIB
+    testbed.assert_nothing_is_left()
 
 
 def resident(pid: int) -> int:
@@ -172,8 +174,8 @@ def resident(pid: int) -> int:
         return 0
 
 
-@STRONGEST
-def test_endless_line_of_binary_is_kept_and_is_no_reason(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_endless_line_of_binary_is_kept_and_is_no_reason(testbed: LauncherTestbed) -> None:
     script = """
 import os
 for _ in range(200):
@@ -181,26 +183,26 @@ for _ in range(200):
 os._exit(3)
 """
 
-    state = yard.run(script)
+    state = testbed.run(script)
 
     assert state.reason is not None
     assert state.reason.startswith("Exit code 3")
     assert state.reason.isprintable()
     assert len(state.reason) <= 300
-    log = yard.launcher().log(ATTEMPT, offset=0, limit=4 * MIB)
+    log = testbed.launcher().log(ATTEMPT, offset=0, limit=4 * MIB)
     assert log == bytes(range(256)).replace(b"\n", b"") * 64 * 200
 
 
-@STRONGEST
-def test_very_long_exception_is_cut(yard: Yard) -> None:
-    state = yard.run("raise ValueError('x' * 1_000_000)")
+@STRONGEST_SANDBOX
+def test_very_long_exception_is_cut(testbed: LauncherTestbed) -> None:
+    state = testbed.run("raise ValueError('x' * 1_000_000)")
 
     assert state.reason is not None
     assert state.reason.startswith("Exit code 1")
     assert len(state.reason) <= 300
 
 
-def test_closed_output_is_no_end(yard: Yard) -> None:
+def test_closed_output_is_no_end(testbed: LauncherTestbed) -> None:
     script = """
 import os, time
 for number in range(3):
@@ -209,39 +211,39 @@ time.sleep(0.3)
 open('../outputs/done', 'w').close()
 """
 
-    state = yard.run(script)
+    state = testbed.run(script)
 
     assert state.exit_code == 0
-    assert (yard.root / "attempts" / "job_1-1" / "outputs" / "done").exists()
-    yard.assert_nothing_is_left()
+    assert (testbed.root / "attempts" / "job_1-1" / "outputs" / "done").exists()
+    testbed.assert_nothing_is_left()
 
 
-def test_device_files_of_the_output_can_be_written(yard: Yard) -> None:
-    state = yard.run("""
+def test_device_files_of_the_output_can_be_written(testbed: LauncherTestbed) -> None:
+    state = testbed.run("""
 import subprocess
 open('/dev/stderr', 'w').write('one\\n')
 subprocess.run(['sh', '-c', 'echo two > /dev/stdout; echo three > /proc/self/fd/2'], check=True)
 """)
 
-    assert state.exit_code == 0, yard.log()
-    assert yard.log() == b"one\ntwo\nthree\n"
+    assert state.exit_code == 0, testbed.log()
+    assert testbed.log() == b"one\ntwo\nthree\n"
 
 
 @pytest.mark.parametrize(
-    "yard", ["bubblewrap", "uid"], indirect=True
+    "testbed", ["bubblewrap", "uid"], indirect=True
 )  # else it would reach the tests themselves
-def test_script_that_kills_all_it_can_reach_ends(yard: Yard) -> None:
-    state = yard.run("import os, signal, time; os.kill(-1, signal.SIGKILL); time.sleep(600)")
+def test_script_that_kills_all_it_can_reach_ends(testbed: LauncherTestbed) -> None:
+    state = testbed.run("import os, signal, time; os.kill(-1, signal.SIGKILL); time.sleep(600)")
 
     assert state.phase == "ended"
     assert state.exit_code != 0
-    yard.assert_nothing_is_left()
+    testbed.assert_nothing_is_left()
 
 
-def test_script_that_kills_its_parent_ends(yard: Yard) -> None:
-    state = yard.run("import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(1)")
+def test_script_that_kills_its_parent_ends(testbed: LauncherTestbed) -> None:
+    state = testbed.run("import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(1)")
 
     # As another uid, it is the first process of a process list of its own, which its children cannot kill.
-    expected = (0, None) if yard.walls.mechanism == "uid" else (None, signal.SIGKILL)
+    expected = (0, None) if testbed.sandbox.mechanism == "uid" else (None, signal.SIGKILL)
     assert (state.exit_code, state.signal) == expected
-    yard.assert_nothing_is_left()
+    testbed.assert_nothing_is_left()

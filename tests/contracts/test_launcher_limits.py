@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from falaj.drivers.processes.disk import free_bytes
+from falaj.drivers.processes.limits.disk_usage import free_bytes
 from falaj.ports.launcher import AttemptState
-from launching import ATTEMPT, STRONGEST, Yard
+from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed
 from polling import eventually
 
 MIB = 1 << 20
@@ -30,8 +30,8 @@ time.sleep(600)
 # --------------------------------------------------------------------------------------------------- disk
 
 
-def test_full_quota_ends_it_and_names_what_filled_it(yard: Yard) -> None:
-    state = yard.run(FILL, "24", disk_bytes=8 * MIB)
+def test_full_quota_ends_it_and_names_what_filled_it(testbed: LauncherTestbed) -> None:
+    state = testbed.run(FILL, "24", disk_bytes=8 * MIB)
 
     assert state.exit_code is None
     assert state.reason is not None
@@ -39,31 +39,31 @@ def test_full_quota_ends_it_and_names_what_filled_it(yard: Yard) -> None:
     assert " of 8 MiB, most of it in outputs/checkpoints" in state.reason
 
 
-@STRONGEST
-def test_one_file_cannot_outgrow_the_quota(yard: Yard) -> None:
-    state = yard.run("open('big', 'wb').write(bytes(64 << 20))", disk_bytes=8 * MIB)
+@STRONGEST_SANDBOX
+def test_one_file_cannot_outgrow_the_quota(testbed: LauncherTestbed) -> None:
+    state = testbed.run("open('big', 'wb').write(bytes(64 << 20))", disk_bytes=8 * MIB)
 
-    assert (yard.root / "attempts" / "job_1-1" / "code" / "big").stat().st_size <= 8 * MIB
+    assert (testbed.root / "attempts" / "job_1-1" / "code" / "big").stat().st_size <= 8 * MIB
     assert state.reason is not None
     assert state.reason.startswith("Exit code 1 (its disk quota: no file may have more than 8 MiB): OSError")
 
 
-@STRONGEST
+@STRONGEST_SANDBOX
 @pytest.mark.parametrize("given", ["inputs/rows", "code/weights"])
 def test_what_ends_well_within_its_quota_is_left_alone_and_what_it_was_given_is_not_its_own(
-    yard: Yard, given: str
+    testbed: LauncherTestbed, given: str
 ) -> None:
     script = "import time; open('../outputs/x', 'wb').write(bytes(1 << 20)); time.sleep(2)"
-    launch = yard.launch(script, disk_bytes=4 * MIB)
+    launch = testbed.launch(script, disk_bytes=4 * MIB)
     (launch.directory / given).write_bytes(os.urandom(16 * MIB))
 
-    yard.launcher().start(launch)
+    testbed.launcher().start(launch)
 
-    assert yard.end().exit_code == 0
+    assert testbed.end().exit_code == 0
 
 
-@STRONGEST
-def test_files_that_are_removed_and_still_open_count_too(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_files_that_are_removed_and_still_open_count_too(testbed: LauncherTestbed) -> None:
     script = """
 import os, time
 held = [open(f'f{number}', 'wb') for number in range(4)]
@@ -74,14 +74,14 @@ for number, file in enumerate(held):
 time.sleep(600)
 """
 
-    state = yard.run(script, disk_bytes=8 * MIB)
+    state = testbed.run(script, disk_bytes=8 * MIB)
 
     assert state.reason is not None
     assert state.reason.endswith("of 8 MiB, most of it in files that were removed and are still open")
 
 
-@STRONGEST
-def test_too_many_empty_files_end_it(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_too_many_empty_files_end_it(testbed: LauncherTestbed) -> None:
     script = """
 import time
 for number in range(11_000):
@@ -89,66 +89,68 @@ for number in range(11_000):
 time.sleep(600)
 """
 
-    state = yard.run(script, disk_bytes=MIB)
+    state = testbed.run(script, disk_bytes=MIB)
 
     assert state.reason is not None
     assert state.reason.startswith("It made too many files: ")
 
 
-@STRONGEST
-def test_private_scratch_space_is_bounded_too(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_private_scratch_space_is_bounded_too(testbed: LauncherTestbed) -> None:
     script = """
 import os
 print([os.statvfs(path).f_blocks * os.statvfs(path).f_frsize >> 20 for path in ('/tmp', '/dev/shm')])
 """
 
-    yard.run(script, disk_bytes=8 * MIB, memory_bytes=512 * MIB, processes=1)
+    testbed.run(script, disk_bytes=8 * MIB, memory_bytes=512 * MIB, processes=1)
 
-    assert yard.log() == b"[8, 512]\n"
+    assert testbed.log() == b"[8, 512]\n"
 
 
-@STRONGEST
-def test_memory_is_for_all_processes_together(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_memory_is_for_all_processes_together(testbed: LauncherTestbed) -> None:
     script = """
 import os, resource
 room = os.statvfs('/dev/shm')
 print(f"{resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20} {room.f_blocks * room.f_frsize >> 20}\\n", end="")
 """
 
-    yard.run(script, memory_bytes=1024 * MIB, processes=4)
+    testbed.run(script, memory_bytes=1024 * MIB, processes=4)
 
-    assert yard.log() == b"256 1024\n" * 4
+    assert testbed.log() == b"256 1024\n" * 4
 
 
-@STRONGEST
-def test_when_the_volume_runs_short_the_attempt_that_holds_most_gives_way(yard: Yard) -> None:
-    reserve = {"reserve_bytes": free_bytes(yard.root) + (1 << 40)}  # always short
+@STRONGEST_SANDBOX
+def test_when_the_volume_runs_short_the_attempt_that_holds_most_gives_way(testbed: LauncherTestbed) -> None:
+    reserve = {"reserve_bytes": free_bytes(testbed.root) + (1 << 40)}  # always short
     for name, size in (("large/1", "120"), ("small/1", "80")):
-        yard.launcher(**reserve).start(yard.launch(FILL, size, attempt=name))
-        yard.wait_for(b"up", name)
+        testbed.launcher(**reserve).start(testbed.launch(FILL, size, attempt=name))
+        testbed.wait_for(b"up", name)
 
-    state = yard.end("large/1")
+    state = testbed.end("large/1")
     assert state.reason is not None
     assert state.reason.startswith("The disk ran full (")
     assert "120 MiB, most of it in outputs/checkpoints" in state.reason
-    state = yard.end("small/1")  # now it is the largest
+    state = testbed.end("small/1")  # now it is the largest
     assert state.reason is not None
     assert "80 MiB" in state.reason
 
 
-@STRONGEST
-def test_inputs_that_the_platform_gave_do_not_make_an_attempt_the_one_that_gives_way(yard: Yard) -> None:
-    reserve = {"reserve_bytes": free_bytes(yard.root) + (1 << 40)}  # always short
-    innocent = yard.launch(FILL, "1", attempt="innocent/1")
+@STRONGEST_SANDBOX
+def test_inputs_that_the_platform_gave_do_not_make_an_attempt_the_one_that_gives_way(
+    testbed: LauncherTestbed,
+) -> None:
+    reserve = {"reserve_bytes": free_bytes(testbed.root) + (1 << 40)}  # always short
+    innocent = testbed.launch(FILL, "1", attempt="innocent/1")
     (innocent.directory / "inputs" / "rows").write_bytes(os.urandom(160 * MIB))
-    yard.launcher(**reserve).start(innocent)
-    yard.wait_for(b"up", "innocent/1")
-    yard.launcher(**reserve).start(yard.launch(FILL, "80", attempt="greedy/1"))
+    testbed.launcher(**reserve).start(innocent)
+    testbed.wait_for(b"up", "innocent/1")
+    testbed.launcher(**reserve).start(testbed.launch(FILL, "80", attempt="greedy/1"))
 
-    state = yard.end("greedy/1")
+    state = testbed.end("greedy/1")
 
     assert "held most of all attempts here: 80" in (state.reason or "")
-    assert yard.launcher().state("innocent/1").phase == "running"
+    assert testbed.launcher().state("innocent/1").phase == "running"
 
 
 # ---------------------------------------------------------------------------------------------- processes
@@ -166,29 +168,31 @@ while time.monotonic() < deadline:
 """
 
 
-def test_fork_bomb_is_bounded_and_ended(yard: Yard) -> None:
-    launch = yard.launch(FORK_BOMB)
+def test_fork_bomb_is_bounded_and_ended(testbed: LauncherTestbed) -> None:
+    launch = testbed.launch(FORK_BOMB)
 
-    yard.launcher(most_tasks=150).start(launch)
+    testbed.launcher(most_tasks=150).start(launch)
 
-    state = yard.end()
+    state = testbed.end()
     assert state.exit_code is None
     assert state.reason is not None
     assert state.reason.startswith("It started too many processes: ")
-    yard.assert_nothing_is_left()
+    testbed.assert_nothing_is_left()
 
 
-@STRONGEST
-def test_state_says_what_holds_the_limits(yard: Yard) -> None:
-    state = yard.run("pass", disk_bytes=MIB, memory_bytes=512 * MIB)
+@STRONGEST_SANDBOX
+def test_state_says_what_holds_the_limits(testbed: LauncherTestbed) -> None:
+    state = testbed.run("pass", disk_bytes=MIB, memory_bytes=512 * MIB)
 
     assert {word.partition(":")[0] for word in state.limits} >= {"memory", "pids", "disk"}
 
 
-@pytest.mark.parametrize("yard", ["same-uid"], indirect=True)
-def test_ranks_are_born_in_cgroups_of_their_own_and_an_oom_kill_is_told_by_rank(yard: Yard) -> None:
-    """On plain files in the place of cgroups: tests/unit/test_processes_cgroup.py has the real ones."""
-    parent = yard.root / "cgroup"
+@pytest.mark.parametrize("testbed", ["same-uid"], indirect=True)
+def test_ranks_are_born_in_cgroups_of_their_own_and_an_oom_kill_is_told_by_rank(
+    testbed: LauncherTestbed,
+) -> None:
+    """On plain files in the place of cgroups: tests/unit/drivers/processes/test_cgroup.py has the real ones."""
+    parent = testbed.root / "cgroup"
     parent.mkdir()
     for name, text in (("controllers", "memory pids"), ("subtree_control", "memory pids"), ("procs", "")):
         (parent / f"cgroup.{name}").write_text(text)
@@ -205,18 +209,18 @@ if rank == '0':
 (group / 'rank-1' / 'memory.events').write_text('oom 1\\noom_kill 1\\n')
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    launch = yard.launch(script, str(parent), processes=2, memory_bytes=1 << 30)
+    launch = testbed.launch(script, str(parent), processes=2, memory_bytes=1 << 30)
 
-    yard.launcher(cgroup=parent).start(launch)
+    testbed.launcher(cgroup=parent).start(launch)
 
-    state = yard.end()
+    state = testbed.end()
     assert state.limits == ("memory: cgroup", "pids: cgroup")
     assert state.reason == (
         "Rank 1: killed by SIGKILL; it ran out of memory: all processes together may have 1 GiB"
-    ), yard.log()
+    ), testbed.log()
 
 
-def test_use_is_measured(yard: Yard) -> None:
+def test_use_is_measured(testbed: LauncherTestbed) -> None:
     script = """
 import time
 held = bytearray(50 << 20)
@@ -224,7 +228,7 @@ while time.process_time() < 0.3:
     pass
 """
 
-    state = yard.run(script)
+    state = testbed.run(script)
 
     assert state.used.cpu_s is not None
     assert 0.3 <= state.used.cpu_s < 10
@@ -234,7 +238,7 @@ while time.process_time() < 0.3:
 # -------------------------------------------------------------------------------------------------- hangs
 
 
-def test_silence_ends_it_with_the_stack_in_the_log(yard: Yard) -> None:
+def test_silence_ends_it_with_the_stack_in_the_log(testbed: LauncherTestbed) -> None:
     script = """
 import time
 def wait_for_godot():
@@ -243,22 +247,22 @@ print('up', flush=True)
 wait_for_godot()
 """
 
-    state = yard.run(script, hang_s=1, grace_s=5)
+    state = testbed.run(script, hang_s=1, grace_s=5)
 
     assert state.reason == ("It hung: no sign of life for 1 s; it stood in wait_for_godot (script.py:4)"), (
-        yard.log()
+        testbed.log()
     )
     assert (state.exit_code, state.signal) == (None, signal.SIGTERM)
-    assert b'line 4 in wait_for_godot\n  File "' in yard.log()
-    assert sorted(path.name for path in (yard.root / "attempts" / "job_1-1").iterdir()) == [
+    assert b'line 4 in wait_for_godot\n  File "' in testbed.log()
+    assert sorted(path.name for path in (testbed.root / "attempts" / "job_1-1").iterdir()) == [
         "code",
         "inputs",
         "outputs",
     ]
 
 
-@STRONGEST
-def test_rank_that_stops_beating_is_named_while_others_print_and_beat(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_rank_that_stops_beating_is_named_while_others_print_and_beat(testbed: LauncherTestbed) -> None:
     script = """
 import os, time
 rank, folder = os.environ['FALAJ_RANK'], os.environ['FALAJ_HEARTBEAT']
@@ -270,14 +274,14 @@ while rank != '1':
 time.sleep(600)
 """
 
-    state = yard.run(script, processes=3, hang_s=1.5, grace_s=5)
+    state = testbed.run(script, processes=3, hang_s=1.5, grace_s=5)
 
     assert state.reason == "Rank 1 hung: no sign of life for 1.5 s; it stood at script.py:9"
     for rank in range(3):
-        assert f"[falaj: rank {rank}, process ".encode() in yard.log()
+        assert f"[falaj: rank {rank}, process ".encode() in testbed.log()
 
 
-def test_rank_that_is_gone_is_not_taken_for_hung(yard: Yard) -> None:
+def test_rank_that_is_gone_is_not_taken_for_hung(testbed: LauncherTestbed) -> None:
     script = """
 import os, time
 rank, folder = os.environ['FALAJ_RANK'], os.environ['FALAJ_HEARTBEAT']
@@ -289,59 +293,59 @@ for _ in range(30):
     time.sleep(0.1)
 """
 
-    state = yard.run(script, processes=2, hang_s=1.5, grace_s=5)
+    state = testbed.run(script, processes=2, hang_s=1.5, grace_s=5)
 
     assert state.exit_code == 0, state
 
 
-@STRONGEST
-def test_hung_script_that_takes_its_leave_politely_has_failed_all_the_same(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_hung_script_that_takes_its_leave_politely_has_failed_all_the_same(testbed: LauncherTestbed) -> None:
     script = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 time.sleep(600)
 """
 
-    state = yard.run(script, hang_s=1)
+    state = testbed.run(script, hang_s=1)
 
     assert state.exit_code is None
     assert state.reason is not None
     assert state.reason.startswith("It hung: ")
 
 
-@STRONGEST
+@STRONGEST_SANDBOX
 @pytest.mark.parametrize(
     "life", ["print('.', flush=True)", "open(os.environ['FALAJ_HEARTBEAT'] + '/any', 'w').close()"]
 )
-def test_whoever_shows_life_is_left_alone(yard: Yard, life: str) -> None:
+def test_whoever_shows_life_is_left_alone(testbed: LauncherTestbed, life: str) -> None:
     script = f"import os, time\nfor _ in range(20):\n    {life}\n    time.sleep(0.15)"
 
-    state = yard.run(script, hang_s=1.5)
+    state = testbed.run(script, hang_s=1.5)
 
     assert state.exit_code == 0, state
 
 
-@STRONGEST
-def test_hang_of_a_program_that_is_no_python_is_told_by_the_kernel(yard: Yard) -> None:
-    state = yard.run("", command=["sleep", "600"], hang_s=1)
+@STRONGEST_SANDBOX
+def test_hang_of_a_program_that_is_no_python_is_told_by_the_kernel(testbed: LauncherTestbed) -> None:
+    state = testbed.run("", command=["sleep", "600"], hang_s=1)
 
     assert state.reason == "It hung: no sign of life for 1 s"
-    assert b": sleep 600]\n  wchan: " in yard.log()
+    assert b": sleep 600]\n  wchan: " in testbed.log()
 
 
-@STRONGEST
-def test_the_users_own_sitecustomize_and_path_stay(yard: Yard) -> None:
-    launch = yard.launch(
+@STRONGEST_SANDBOX
+def test_the_users_own_sitecustomize_and_path_stay(testbed: LauncherTestbed) -> None:
+    launch = testbed.launch(
         "import os, sys; print(sys.hello, [path for path in sys.path if 'heartbeat' in path])",
         environment={"PYTHONPATH": "."},
         hang_s=60,
     )
     (launch.directory / "code" / "sitecustomize.py").write_text("import sys; sys.hello = 'hello'")
 
-    yard.launcher().start(launch)
+    testbed.launcher().start(launch)
 
-    assert yard.end().exit_code == 0
-    assert yard.log() == b"hello []\n"
+    assert testbed.end().exit_code == 0
+    assert testbed.log() == b"hello []\n"
 
 
 HUNG_COLLECTIVE = """
@@ -362,23 +366,23 @@ dist.all_reduce(torch.zeros(1))
 """
 
 
-@STRONGEST
-def test_rank_that_the_others_wait_for_is_the_one_that_hung(yard: Yard) -> None:
+@STRONGEST_SANDBOX
+def test_rank_that_the_others_wait_for_is_the_one_that_hung(testbed: LauncherTestbed) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
 
-    launch = yard.launch(HUNG_COLLECTIVE, processes=2, hang_s=3, grace_s=5)
+    launch = testbed.launch(HUNG_COLLECTIVE, processes=2, hang_s=3, grace_s=5)
     launch = replace(launch, environment={"GLOO_SOCKET_IFNAME": "lo"})
-    yard.launcher().start(launch)
+    testbed.launcher().start(launch)
 
-    state = ended(yard)
+    state = ended(testbed)
     assert state.reason == "Rank 1 hung: no sign of life for 3 s; it stood at script.py:14", (
-        yard.log().decode()
+        testbed.log().decode()
     )
-    assert b"in all_reduce\n" in yard.log()
+    assert b"in all_reduce\n" in testbed.log()
 
 
-def ended(yard: Yard) -> AttemptState:
+def ended(testbed: LauncherTestbed) -> AttemptState:
     return eventually(
-        lambda: (state := yard.launcher().state(ATTEMPT)).phase == "ended" and state, within=60
+        lambda: (state := testbed.launcher().state(ATTEMPT)).phase == "ended" and state, within=60
     ) or AttemptState("lost")

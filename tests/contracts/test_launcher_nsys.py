@@ -10,10 +10,10 @@ import pytest
 
 from falaj.drivers.processes.frameworks.process import LOOPBACK
 from falaj.drivers.processes.nsys import find_nsys, nsys_folders, under_nsys
-from falaj.drivers.processes.ranks import plan_ranks
+from falaj.drivers.processes.supervisor.ranks import plan_ranks
 from falaj.errors import InvalidInput
 from falaj.ports.launcher import Launch
-from launching import STRONGEST, Yard
+from launcher_testbed import STRONGEST_SANDBOX, LauncherTestbed
 
 # Beside its report it tells what it was given.
 PRETENDED = """#!/bin/sh
@@ -36,13 +36,13 @@ LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "train.py"], nsys=True)
 
 
 @pytest.fixture
-def installed(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(testbed: LauncherTestbed, monkeypatch: pytest.MonkeyPatch) -> Path:
     """On the path by a link, as its packages have it."""
-    program = yard.root / "nsight" / "bin" / "nsys"
+    program = testbed.root / "nsight" / "bin" / "nsys"
     program.parent.mkdir(parents=True)
     program.write_text(PRETENDED)
     program.chmod(0o755)
-    linked = yard.root / "path" / "nsys"
+    linked = testbed.root / "path" / "nsys"
     linked.parent.mkdir()
     linked.symlink_to(program)
     monkeypatch.setenv("PATH", str(linked.parent), prepend=":")
@@ -50,39 +50,41 @@ def installed(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("installed")
-def test_ranks_run_under_it_and_leave_their_reports(yard: Yard) -> None:
-    state = yard.run(SCRIPT, "given", "0", nsys=True, processes=2)
+def test_ranks_run_under_it_and_leave_their_reports(testbed: LauncherTestbed) -> None:
+    state = testbed.run(SCRIPT, "given", "0", nsys=True, processes=2)
 
-    outputs = yard.root / "attempts" / "job_1-1" / "outputs"
-    assert state.exit_code == 0, yard.log()
-    assert yard.log().splitlines() == [b"1 given", b"1 given"]
+    outputs = testbed.root / "attempts" / "job_1-1" / "outputs"
+    assert state.exit_code == 0, testbed.log()
+    assert testbed.log().splitlines() == [b"1 given", b"1 given"]
     assert sorted(path.name for path in outputs.iterdir()) == ["rank-0.nsys-rep", "rank-1.nsys-rep"]
     told = (outputs / "rank-1.nsys-rep").read_text().splitlines()
     assert told[0] == "profile"
-    assert told[-4:] == [yard.walls.facts.python, "script.py", "given", "0"]
+    assert told[-4:] == [testbed.sandbox.facts.python, "script.py", "given", "0"]
 
 
-@STRONGEST
+@STRONGEST_SANDBOX
 @pytest.mark.usefixtures("installed")
-def test_failure_under_it_is_the_jobs_own(yard: Yard) -> None:
-    assert yard.run(SCRIPT, "given", "3", nsys=True).exit_code == 3
+def test_failure_under_it_is_the_jobs_own(testbed: LauncherTestbed) -> None:
+    assert testbed.run(SCRIPT, "given", "3", nsys=True).exit_code == 3
 
 
-@STRONGEST
-def test_machine_without_it_refuses_and_says_what_to_do(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+@STRONGEST_SANDBOX
+def test_machine_without_it_refuses_and_says_what_to_do(
+    testbed: LauncherTestbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    launch = yard.launch(SCRIPT, "given", "0", nsys=True)
-    monkeypatch.setattr("falaj.drivers.processes.nsys.PLACES", ("nonexistent/nsys",))
+    launch = testbed.launch(SCRIPT, "given", "0", nsys=True)
+    monkeypatch.setattr("falaj.drivers.processes.nsys.INSTALL_PATTERNS", ("nonexistent/nsys",))
 
     with pytest.raises(InvalidInput) as refusal:
-        yard.launcher().start(launch)
+        testbed.launcher().start(launch)
 
     fault = refusal.value.faults[0]
     assert fault.where == "nsys"
     assert "not installed" in str(fault.given)
     assert fault.fix is not None
     assert "nsight-systems-cli" in fault.fix
-    assert yard.launcher().state(launch.attempt).phase == "unknown"
+    assert testbed.launcher().state(launch.attempt).phase == "unknown"
 
 
 def test_it_is_found_where_its_packages_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
     def write_and_fail() -> None:
         with database.write() as tx:
             tx.execute(insert(epochs), {"id": 1, "epoch": 7})
-            tx.quick("INSERT INTO governance_epochs (id, epoch) VALUES (?, ?)", (2, 8))
+            tx.execute_sql("INSERT INTO governance_epochs (id, epoch) VALUES (?, ?)", (2, 8))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -52,26 +52,26 @@ def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
 
 def test_quick_statements_are_part_of_the_transaction(database: Database) -> None:
     with database.write() as tx:
-        tx.quick("INSERT INTO governance_epochs (id, epoch) VALUES (?, ?)", (1, 7))
+        tx.execute_sql("INSERT INTO governance_epochs (id, epoch) VALUES (?, ?)", (1, 7))
 
         assert tx.execute(select(epochs.c.epoch)).scalar() == 7
-        assert tx.quick("SELECT epoch FROM governance_epochs WHERE id = ?", (1,)) == [(7,)]
+        assert tx.execute_sql("SELECT epoch FROM governance_epochs WHERE id = ?", (1,)) == [(7,)]
     assert epoch_of(database) == 7
 
 
 def test_many_rows_are_inserted_at_once_and_with_the_rest(database: Database) -> None:
     with database.write() as tx:
         tx.execute(insert(epochs), {"id": 1, "epoch": 7})
-        count = tx.bulk("governance_epochs", ("id", "epoch"), ((n, n * n) for n in range(2, 1000)))
+        count = tx.bulk_insert("governance_epochs", ("id", "epoch"), ((n, n * n) for n in range(2, 1000)))
 
     with database.read() as tx:
         assert count == 998
-        assert tx.quick("SELECT COUNT(*), MAX(epoch) FROM governance_epochs") == [(999, 999 * 999)]
+        assert tx.execute_sql("SELECT COUNT(*), MAX(epoch) FROM governance_epochs") == [(999, 999 * 999)]
 
 
 def test_rows_that_do_not_fit_leave_nothing(database: Database) -> None:
     with pytest.raises(Conflict), database.write() as tx:
-        tx.bulk("governance_epochs", ("id", "epoch"), [(1, 1), (2, 2), (1, 3)])
+        tx.bulk_insert("governance_epochs", ("id", "epoch"), [(1, 1), (2, 2), (1, 3)])
 
     assert epoch_of(database) is None
 
@@ -102,7 +102,7 @@ def test_the_same_row_twice_is_a_conflict(database: Database) -> None:
     with pytest.raises(Conflict), database.write() as tx:
         tx.execute(insert(epochs), {"id": 1, "epoch": 8})
     with pytest.raises(Conflict), database.write() as tx:
-        tx.quick("INSERT INTO governance_epochs (id, epoch) VALUES (?, ?)", (1, 9))
+        tx.execute_sql("INSERT INTO governance_epochs (id, epoch) VALUES (?, ?)", (1, 9))
 
     assert epoch_of(database) == 7
 

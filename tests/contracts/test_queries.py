@@ -9,19 +9,19 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from falaj.drivers.duckdb.queries import DuckDbQueries
+from falaj.drivers.duckdb.queries import DuckDbQueryEngine
 from falaj.errors import InvalidInput, TooLarge
-from falaj.ports.queries import Queries
+from falaj.ports.queries import QueryEngine
 
 SOURCE = pa.table({"k": ["a", "b", "a"], "n": [1, 2, 3]})
 
 
 @pytest.fixture
-def queries(tmp_path: Path) -> Queries:
-    return DuckDbQueries(spill=tmp_path / "spill", threads=2)
+def queries(tmp_path: Path) -> QueryEngine:
+    return DuckDbQueryEngine(spill=tmp_path / "spill", threads=2)
 
 
-def test_sql_sees_its_inputs(queries: Queries) -> None:
+def test_sql_sees_its_inputs(queries: QueryEngine) -> None:
     inputs = {"source": SOURCE, "other": ds.dataset(pa.table({"k": ["a"], "x": [0.5]}))}
 
     found = queries.select("SELECT sum(n) AS n, any_value(x) AS x FROM source JOIN other USING (k)", inputs)
@@ -29,7 +29,7 @@ def test_sql_sees_its_inputs(queries: Queries) -> None:
     assert found.to_pydict() == {"n": [4], "x": [0.5]}
 
 
-def test_moments_are_microseconds_in_utc(queries: Queries) -> None:
+def test_moments_are_microseconds_in_utc(queries: QueryEngine) -> None:
     noon = datetime(2024, 6, 1, 12, 0, 0, 123456, tzinfo=UTC)
     source = pa.table({"t": pa.array([noon], pa.timestamp("us", "UTC"))})
 
@@ -71,7 +71,7 @@ def test_moments_are_microseconds_in_utc(queries: Queries) -> None:
         "",
     ],
 )
-def test_sql_reaches_nothing_else(queries: Queries, tmp_path: Path, sql: str) -> None:
+def test_sql_reaches_nothing_else(queries: QueryEngine, tmp_path: Path, sql: str) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("a,b\n1,2\n")
     statement = sql.format(file=secret, folder=tmp_path)
@@ -83,7 +83,7 @@ def test_sql_reaches_nothing_else(queries: Queries, tmp_path: Path, sql: str) ->
     assert [path.name for path in tmp_path.iterdir() if path.name != "spill"] == ["secret.csv"]
 
 
-def test_what_one_query_did_another_does_not_see(queries: Queries) -> None:
+def test_what_one_query_did_another_does_not_see(queries: QueryEngine) -> None:
     queries.select("SELECT 1 FROM source", {"source": SOURCE})
 
     with pytest.raises(InvalidInput):
@@ -91,14 +91,14 @@ def test_what_one_query_did_another_does_not_see(queries: Queries) -> None:
 
 
 def test_a_query_that_takes_too_long_is_stopped() -> None:
-    queries = DuckDbQueries(limit_s=0.2, threads=1)
+    queries = DuckDbQueryEngine(limit_s=0.2, threads=1)
 
     with pytest.raises(InvalidInput, match="did not end"):
         queries.select("SELECT count(*) FROM range(100000000000) a, range(1000) b", {})
 
 
 def test_a_query_that_needs_too_much_memory_is_refused() -> None:
-    queries = DuckDbQueries(memory_mib=32, threads=1)
+    queries = DuckDbQueryEngine(memory_mib=32, threads=1)
 
     with pytest.raises(TooLarge):
         queries.select("SELECT list(range) FROM range(50000000)", {})

@@ -12,7 +12,7 @@ import pytest
 
 from falaj.drivers.dbos.workflows import DbosWorkflows
 from falaj.errors import Denied
-from falaj.ports.workflows import Ended, Json, Steps, Workflows
+from falaj.ports.workflows import JsonObject, WorkflowOutcome, Workflows, WorkflowSteps
 from polling import eventually
 
 
@@ -22,20 +22,20 @@ class Counting:
     def __init__(self) -> None:
         self.ran: list[str] = []
 
-    def add(self, steps: Steps, given: Json) -> Json:
+    def add(self, steps: WorkflowSteps, given: JsonObject) -> JsonObject:
         first = steps.run("double", lambda: self._note("double", {"n": 2 * given["n"]}))
         return steps.run("increase", lambda: self._note("increase", {"n": first["n"] + 1}))
 
-    def refuse(self, steps: Steps, given: Json) -> Json:
-        def denied() -> Json:
+    def refuse(self, steps: WorkflowSteps, given: JsonObject) -> JsonObject:
+        def denied() -> JsonObject:
             raise Denied("the rules say no", details={"rule": "default"})
 
         return steps.run("ask", denied)
 
-    def tell(self, steps: Steps, given: Json) -> Json:
+    def tell(self, steps: WorkflowSteps, given: JsonObject) -> JsonObject:
         return {"id": steps.workflow}
 
-    def _note(self, step: str, result: Json) -> Json:
+    def _note(self, step: str, result: JsonObject) -> JsonObject:
         self.ran.append(step)
         return result
 
@@ -53,14 +53,14 @@ def engine(database_url: str, counting: Counting) -> Iterator[Workflows]:
     made.close()
 
 
-def end_of(engine: Workflows, ident: str) -> Ended:
-    return eventually(lambda: engine.ended(ident), within=10)
+def end_of(engine: Workflows, ident: str) -> WorkflowOutcome:
+    return eventually(lambda: engine.outcome(ident), within=10)
 
 
 def test_a_workflow_runs_its_steps_and_ends_with_its_result(engine: Workflows, counting: Counting) -> None:
     engine.start("w1", "add", {"n": 20})
 
-    assert end_of(engine, "w1") == Ended(result={"n": 41})
+    assert end_of(engine, "w1") == WorkflowOutcome(result={"n": 41})
     assert counting.ran == ["double", "increase"]
 
 
@@ -77,7 +77,7 @@ def test_the_same_id_is_started_once(engine: Workflows, counting: Counting) -> N
 def test_a_refusal_ends_it_in_words(engine: Workflows) -> None:
     engine.start("w1", "refuse", {})
 
-    assert end_of(engine, "w1") == Ended(result=None, error="the rules say no")
+    assert end_of(engine, "w1") == WorkflowOutcome(result=None, error="the rules say no")
 
 
 def test_a_workflow_knows_its_id(engine: Workflows) -> None:
@@ -90,7 +90,7 @@ def test_an_unknown_workflow_fails_and_an_unknown_id_has_not_ended(engine: Workf
     engine.start("w1", "fly", {})
 
     assert "no workflow" in str(end_of(engine, "w1").error)
-    assert engine.ended("w2") is None
+    assert engine.outcome("w2") is None
 
 
 FIRST_START = """

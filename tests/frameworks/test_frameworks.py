@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from framework_ground import Ground, Trained
-from launching import running
+from launcher_testbed import processes_mentioning
 from polling import eventually
 
 pytestmark = pytest.mark.timeout(1800)  # the first run installs
@@ -122,7 +122,7 @@ def test_torch_goes_on_with_fewer_when_an_agent_is_killed(ground: MakeGround) ->
     said = lambda: b"".join(there.platform.jobs.logs(job.id))  # noqa: E731
     saved = there.folder / "home" / "jobs" / job.id / "1" / "code" / "saved.pt"
     eventually(saved.exists, within=120)
-    agents = [pid for pid in running(f"{job.id}/1/.falaj-rendezvous") if is_agent(pid)]
+    agents = [pid for pid in processes_mentioning(f"{job.id}/1/.falaj-rendezvous") if is_agent(pid)]
 
     os.kill(agents[0], signal.SIGKILL)  # with it goes the host of the rendezvous, if it had one
 

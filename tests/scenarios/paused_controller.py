@@ -14,17 +14,17 @@ from pathlib import Path
 from falaj.apps.controller.process import main
 from falaj.control.controller import ControllerTiming
 from falaj.control.services import Services
-from falaj.ports.workflows import Json, Steps
+from falaj.ports.workflows import JsonObject, WorkflowSteps
 
 SIGNS = Path(os.environ["FALAJ_TEST_SIGNS"])
 
 
-def make_workspaces(services: Services, steps: Steps, given: Json) -> Json:
+def make_workspaces(services: Services, steps: WorkflowSteps, given: JsonObject) -> JsonObject:
     made = [steps.run(name, lambda name=name: make_one(services, name)) for name in given["names"]]  # type: ignore[misc]
     return {"made": [each["name"] for each in made]}
 
 
-def make_one(services: Services, name: str) -> Json:
+def make_one(services: Services, name: str) -> JsonObject:
     made = services.workspaces.create(name)
     (SIGNS / f"did-{name}-{os.getpid()}").touch()
     while (SIGNS / f"hold-{name}").exists():

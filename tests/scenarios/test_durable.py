@@ -178,8 +178,8 @@ def stop_without_locks(sleeper: subprocess.Popen[bytes], stage: Stage) -> None:
         sleeper.send_signal(signal.SIGSTOP)
         try:
             with stage.platform.database.write() as tx:
-                tx.quick("SELECT fence FROM control_leases FOR UPDATE NOWAIT")
-                tx.quick("SELECT size FROM governance_audit_state FOR UPDATE NOWAIT")
+                tx.execute_sql("SELECT fence FROM control_leases FOR UPDATE NOWAIT")
+                tx.execute_sql("SELECT size FROM governance_audit_state FOR UPDATE NOWAIT")
         except Unavailable:
             sleeper.send_signal(signal.SIGCONT)
             return False

@@ -27,7 +27,7 @@ from falaj.scheduling import node_from
 
 if TYPE_CHECKING:
     from falaj.assembly.platform import LocalPlatform
-    from falaj.drivers.processes.order import Walls
+    from falaj.drivers.processes.attempt_spec import SandboxSpec
 
 REFRESH_S = 10.0
 SHARED_ROOT = Path("/var/lib/falaj")
@@ -47,12 +47,12 @@ class LocalCompute:
 
     def machines(self) -> tuple[tuple[NodeFacts, Node], ...]:
         """The machines as they were seen a few seconds ago at most, and as nodes."""
-        from falaj.drivers.machine.hardware import ThisMachine
+        from falaj.drivers.machine.inventory import LocalMachine
 
         with self._lock:
             if time.monotonic() - self._seen_at > REFRESH_S:
                 here = self._config.node
-                found = ThisMachine(mps_directory=here.mps).nodes()
+                found = LocalMachine(mps_directory=here.mps).nodes()
                 self._seen = tuple(
                     (facts, node_from(facts, zone=self._zone, pool=here.pool, labels=here.labels))
                     for facts in found
@@ -74,7 +74,7 @@ class LocalCompute:
         from falaj.drivers.processes.launcher import ProcessLauncher
 
         root, cgroup = self._home.path / "launches", self._config.node.cgroup
-        return ProcessLauncher(root, walls=self._walls, cgroup=cgroup)
+        return ProcessLauncher(root, sandbox=self._walls, cgroup=cgroup)
 
     @property
     def yard(self) -> JobHost:
@@ -106,14 +106,14 @@ class LocalCompute:
 
         return probe()
 
-    def _walls(self) -> Walls:
+    def _walls(self) -> SandboxSpec:
         """How user code is kept apart now: users may have come since."""
-        from falaj.drivers.processes.order import Walls
+        from falaj.drivers.processes.attempt_spec import SandboxSpec
 
         with self._database.read() as tx:
             users = count_users(tx)
         decided = isolation.decide(self._facts, users=users, prefer=self._config.isolation)
-        return Walls(decided.mechanism, self._facts)
+        return SandboxSpec(decided.mechanism, self._facts)
 
 
 def allowance_in(zone: str, config: Config, home: Home) -> StorageLimits:

@@ -11,7 +11,7 @@ from falaj.ports.blobs import BlobStore
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Database
 from falaj.ports.online import OnlineStore
-from falaj.ports.queries import Queries
+from falaj.ports.queries import QueryEngine
 from falaj.ports.tables import TableStore
 from falaj.ports.workflows import Workflows
 from falaj.records.config import Config, Pkcs11Config, S3Bucket, ZoneConfig
@@ -73,10 +73,10 @@ def open_tables(home: Home, zone: str) -> TableStore:
     return DeltaTables(home.path / "tables" / zone)
 
 
-def open_queries(home: Home) -> Queries:
-    from falaj.drivers.duckdb.queries import DuckDbQueries
+def open_queries(home: Home) -> QueryEngine:
+    from falaj.drivers.duckdb.queries import DuckDbQueryEngine
 
-    return DuckDbQueries(spill=home.path / "spill")
+    return DuckDbQueryEngine(spill=home.path / "spill")
 
 
 def open_online(home: Home, zone: str) -> OnlineStore:

@@ -26,7 +26,7 @@ from falaj.governance.identity.directory import is_still_valid
 from falaj.governance.identity.tokens import caller_for
 from falaj.governance.operations.caller import Caller, acting_as, on_terms, start_thread
 from falaj.governance.operations.gate import Gate
-from falaj.ports.workflows import Ended, Json, Steps, Workflows
+from falaj.ports.workflows import JsonObject, WorkflowOutcome, Workflows, WorkflowSteps
 from falaj.records.control.workflows import WorkflowState
 from falaj.records.names import ROOT
 
@@ -162,7 +162,7 @@ class Controller:
             return
         engine = self._launched()
         for row in rows:
-            ended = engine.ended(row["id"])
+            ended = engine.outcome(row["id"])
             if ended is not None:
                 cancelled = row["cancelling"] and ended.error is not None
                 self._settle(row["id"], ended._replace(cancelled=ended.cancelled or cancelled))
@@ -189,9 +189,9 @@ class Controller:
         if row["id"] in self._started or row["state"] == WorkflowState.RUNNING:
             engine.cancel(row["id"])
         else:
-            self._settle(row["id"], Ended(result=None, error="cancelled", cancelled=True))
+            self._settle(row["id"], WorkflowOutcome(result=None, error="cancelled", cancelled=True))
 
-    def _settle(self, ident: str, ended: Ended) -> None:
+    def _settle(self, ident: str, ended: WorkflowOutcome) -> None:
         failed = WorkflowState.CANCELLED if ended.cancelled else WorkflowState.FAILED
         state = WorkflowState.DONE if ended.error is None else failed
         with self._gate.database.write() as tx:
@@ -210,8 +210,8 @@ class Controller:
         with self._gate.database.write() as tx:
             service.note(tx, ident, fence=self._fence, **values)
 
-    def _body(self, workflow: Workflow) -> Callable[[Steps, Json], Json]:
-        def body(steps: Steps, given: Json) -> Json:
+    def _body(self, workflow: Workflow) -> Callable[[WorkflowSteps, JsonObject], JsonObject]:
+        def body(steps: WorkflowSteps, given: JsonObject) -> JsonObject:
             return workflow(self._services, _AuthorizedSteps(self, steps), given)
 
         return body
@@ -270,7 +270,7 @@ class WorkflowSuspended(BaseException):
 class _AuthorizedSteps:
     """Steps performed for whoever asked for the work: authorized anew, once only, and only by the lease's holder."""
 
-    def __init__(self, controller: Controller, steps: Steps) -> None:
+    def __init__(self, controller: Controller, steps: WorkflowSteps) -> None:
         self._controller = controller
         self._steps = steps
         self._done = 0
@@ -279,18 +279,18 @@ class _AuthorizedSteps:
     def workflow(self) -> str:
         return self._steps.workflow
 
-    def run(self, name: str, body: Callable[[], Json]) -> Json:
+    def run(self, name: str, body: Callable[[], JsonObject]) -> JsonObject:
         self._done += 1
         return self._steps.run(name, lambda: self._perform(name, body))
 
     def wait(
         self,
         name: str,
-        look: Callable[[], Json | None],
+        look: Callable[[], JsonObject | None],
         *,
         every_s: float = 1.0,
         longest_s: float = LONGEST_PAUSE_S,
-    ) -> Json:
+    ) -> JsonObject:
         self._done += 1
         return self._steps.run(name, lambda: self._look(name, look, every_s, longest_s))
 
@@ -298,7 +298,7 @@ class _AuthorizedSteps:
         counted = {} if of is None else {"step": done, "steps": of}
         self._controller._note(self.workflow, doing=words, **counted)
 
-    def undo(self, name: str, body: Callable[[], Json]) -> Json:
+    def undo(self, name: str, body: Callable[[], JsonObject]) -> JsonObject:
         self._done += 1
         found = self._steps.run(name, lambda: self._perform(name, body, caller=self._controller_itself))
         with self._controller._gate.database.read() as tx:
@@ -311,8 +311,8 @@ class _AuthorizedSteps:
         return replace(itself, origin=f"workflow:{self.workflow}")
 
     def _perform(
-        self, name: str, body: Callable[[], Json], *, caller: Callable[[], Caller] | None = None
-    ) -> Json:
+        self, name: str, body: Callable[[], JsonObject], *, caller: Callable[[], Caller] | None = None
+    ) -> JsonObject:
         keeper = self._controller
         try:
             keeper._note(self.workflow, step=self._done - 1, doing=name)
@@ -324,7 +324,9 @@ class _AuthorizedSteps:
         except Fenced:
             keeper._on_lost()
 
-    def _look(self, name: str, look: Callable[[], Json | None], every_s: float, longest_s: float) -> Json:
+    def _look(
+        self, name: str, look: Callable[[], JsonObject | None], every_s: float, longest_s: float
+    ) -> JsonObject:
         keeper = self._controller
         try:
             keeper._note(self.workflow, step=self._done - 1, doing=name)
@@ -339,7 +341,7 @@ class _AuthorizedSteps:
         except Fenced:
             keeper._on_lost()
 
-    def _look_once(self, look: Callable[[], Json | None]) -> Json | None:
+    def _look_once(self, look: Callable[[], JsonObject | None]) -> JsonObject | None:
         try:
             caller = self._caller()
         except Unavailable:  # the database is away for a moment, or for so long that the lease is lost

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from falaj.features.joins import JoinedView, pair_counts, point_in_time_join
-from falaj.ports.queries import ArrowInput, ArrowTable, Queries
+from falaj.ports.queries import ArrowInput, ArrowTable, QueryEngine
 
 FEW_PAIRS = 4
 """Pairs per row of a view up to which comparing them beats sorting: measured, they break even at 7 or 8."""
 
 
 def join(
-    queries: Queries,
+    queries: QueryEngine,
     inputs: Mapping[str, ArrowInput],
     columns: Sequence[str],
     *,
@@ -27,7 +27,7 @@ def join(
 
 
 def _planned(
-    queries: Queries, inputs: Mapping[str, ArrowInput], views: Sequence[JoinedView]
+    queries: QueryEngine, inputs: Mapping[str, ArrowInput], views: Sequence[JoinedView]
 ) -> list[JoinedView]:
     (counts,) = queries.select(pair_counts("spine", views), inputs).to_pylist()
     return [

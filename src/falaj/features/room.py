@@ -17,7 +17,7 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream, Mode, operation
 from falaj.governance.operations.pagination import list_page
 from falaj.ports.online import OnlineStore
-from falaj.ports.queries import Queries
+from falaj.ports.queries import QueryEngine
 from falaj.ports.tables import TableStore
 from falaj.records.features import (
     ApplyResult,
@@ -52,7 +52,7 @@ class Features:
         *,
         blobs: Mapping[str, EncryptedBlobs],
         tables: Mapping[str, TableStore],
-        queries: Queries,
+        queries: QueryEngine,
         online: Mapping[str, OnlineStore],
         sealed: SealedValues,
     ) -> None:

@@ -17,7 +17,7 @@ from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream
 from falaj.ports.metadata import Transaction
-from falaj.ports.queries import ArrowInput, ArrowTable, Queries
+from falaj.ports.queries import ArrowInput, ArrowTable, QueryEngine
 from falaj.ports.tables import TableStore
 from falaj.records.features import ColumnType, Feature, IngestResult, StoredView
 from falaj.records.governance.objects import StoredObject
@@ -33,7 +33,7 @@ class Backing:
     gate: Gate
     blobs: Mapping[str, EncryptedBlobs]
     tables: Mapping[str, TableStore]
-    queries: Queries
+    queries: QueryEngine
 
 
 def ingest(backing: Backing, call: Call, blob: StoredObject) -> IngestResult:

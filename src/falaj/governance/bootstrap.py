@@ -29,7 +29,7 @@ def is_bootstrapped(tx: Transaction) -> bool:
 
 def bootstrap(tx: Transaction, keyring: Keyring, *, administrator: str, now: datetime) -> None:
     """Everything that must exist before the first operation; nothing if another start has just made it."""
-    if not tx.quick(_FIRST):
+    if not tx.execute_sql(_FIRST):
         return
     tip = {"id": 1, "log_id": new_id("log"), "size": 0, "frontier": Frontier().to_text()}
     tx.execute(insert(audit_state), tip)

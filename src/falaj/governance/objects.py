@@ -38,7 +38,7 @@ KIND_GROUPS = {"user": ("user", "service"), "subject": ("user", "service", "grou
 
 
 def by_id(tx: Transaction, ident: str) -> StoredObject | None:
-    rows = tx.quick(_BY_ID, (ident,))
+    rows = tx.execute_sql(_BY_ID, (ident,))
     return _from_columns(rows[0]) if rows else None
 
 
@@ -48,12 +48,12 @@ def is_id(text: str) -> bool:
 
 def ever(tx: Transaction, ident: str) -> StoredObject | None:
     """The object `ident`, even if it was deleted since."""
-    rows = tx.quick(_EVER, (ident,))
+    rows = tx.execute_sql(_EVER, (ident,))
     return _from_columns(rows[0]) if rows else None
 
 
 def by_name(tx: Transaction, *, workspace: str, kind: str, name: str) -> StoredObject | None:
-    rows = tx.quick(_BY_NAME, (workspace, kind, name))
+    rows = tx.execute_sql(_BY_NAME, (workspace, kind, name))
     return _from_columns(rows[0]) if rows else None
 
 

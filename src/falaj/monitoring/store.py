@@ -42,12 +42,12 @@ def add_monitor(tx: Transaction, new: StoredObject, row: dict[str, Any]) -> Moni
 
 
 def begin_endpoint(tx: Transaction, endpoint: str) -> None:
-    tx.quick(_BEGIN + " RETURNING seq", (endpoint,))
+    tx.execute_sql(_BEGIN + " RETURNING seq", (endpoint,))
 
 
 def hold_endpoint(tx: Transaction, endpoint: str, *, take: int = 0) -> int | None:
     """Let nobody else change the slots of an endpoint; the last number given, after taking `take` more."""
-    rows = tx.quick(_HOLD, (take, endpoint))
+    rows = tx.execute_sql(_HOLD, (take, endpoint))
     return int(rows[0][0]) if rows else None
 
 

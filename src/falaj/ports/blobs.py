@@ -34,7 +34,7 @@ class BlobStore(Protocol):
 
     def delete(self, key: BlobKey) -> None: ...
 
-    def remove_leftovers(self, *, before: datetime) -> int:
+    def delete_incomplete(self, *, before: datetime) -> int:
         """Remove what writes that were interrupted before `before` left; how many."""
         ...
 

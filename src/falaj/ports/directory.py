@@ -9,7 +9,7 @@ from falaj.records.governance.identity import PrincipalKind
 from falaj.records.names import ObjectId
 
 
-class Recognized(NamedTuple):
+class VerifiedPrincipal(NamedTuple):
     """A principal that the directory vouches for until `until`, and how far what was presented reaches."""
 
     name: str
@@ -26,4 +26,4 @@ class Directory(Protocol):
     A credential that is this directory's but forged, expired or revoked raises Unauthenticated.
     """
 
-    def recognize(self, credential: str) -> Recognized | None: ...
+    def verify(self, credential: str) -> VerifiedPrincipal | None: ...

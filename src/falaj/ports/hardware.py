@@ -34,7 +34,7 @@ class NodeFacts:
     shares: bool = False
 
 
-class Hardware(Protocol):
+class NodeInventory(Protocol):
     """Where nodes come from: this machine, or a cluster."""
 
     def nodes(self) -> list[NodeFacts]:

@@ -67,7 +67,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Used:
+class ResourceUsage:
     """What an attempt has used, as far as it could be measured; none: it could not be."""
 
     cpu_s: float | None = None
@@ -95,10 +95,10 @@ class AttemptState:
     reason: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    used: Used = Used()
+    used: ResourceUsage = ResourceUsage()
     limits: tuple[str, ...] = ()
     stopped: bool | None = None
-    went_down: bool = False
+    node_restarted: bool = False
 
 
 class Launcher(Protocol):
@@ -130,7 +130,7 @@ class Launcher(Protocol):
         """Up to `limit` bytes of its output from `offset` on; empty at the end of what there is by now."""
         ...
 
-    def forget(self, attempt: str) -> None:
+    def delete(self, attempt: str) -> None:
         """Kill what is left of it, and remove its directory, its log and its state.
 
         Its name is unknown from then on: a later `start` would run it as a new one.

@@ -65,14 +65,14 @@ class Transaction(Protocol):
         /,
     ) -> CursorResult[*tuple[Any, ...]]: ...
 
-    def quick(self, sql: str, values: Sequence[Any] = (), /) -> list[tuple[Any, ...]]:
+    def execute_sql(self, sql: str, values: Sequence[Any] = (), /) -> list[tuple[Any, ...]]:
         """The rows of a hot statement, past SQLAlchemy: plain SQL with `?`, values as the database stores them.
 
         For the few statements that every call runs; ten times quicker than `execute` (see decision 0004).
         """
         ...
 
-    def bulk(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], /) -> int:
+    def bulk_insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], /) -> int:
         """Insert many rows by the quickest way that the database has; how many."""
         ...
 
@@ -84,7 +84,7 @@ class Database(Protocol):
 
     def write(self) -> AbstractContextManager[Transaction]: ...
 
-    def scrub(self) -> None:
+    def purge_deleted(self) -> None:
         """Make what was deleted disappear from the files as far as the engine can do that."""
         ...
 

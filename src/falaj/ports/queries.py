@@ -12,7 +12,7 @@ ArrowInput: TypeAlias = Any
 """A pyarrow Table or Dataset."""
 
 
-class Queries(Protocol):
+class QueryEngine(Protocol):
     """One SELECT over named inputs, and over nothing else: no file, no network, no setting is within its reach.
 
     Moments are microseconds in UTC. A statement that is refused, wrong or runs for too long raises InvalidInput, one

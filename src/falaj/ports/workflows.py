@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-class Steps(Protocol):
+class WorkflowSteps(Protocol):
     """Handed to a workflow's body: each step's result is kept, so that a step which ended is not run again.
 
     A step that was interrupted runs again: steps must be idempotent.
@@ -19,36 +19,36 @@ class Steps(Protocol):
         """The id of this run."""
         ...
 
-    def run(self, name: str, body: Callable[[], Json]) -> Json: ...
+    def run(self, name: str, body: Callable[[], JsonObject]) -> JsonObject: ...
 
 
-class Ended(NamedTuple):
+class WorkflowOutcome(NamedTuple):
     """How a workflow ended: its result, or in words why it has none."""
 
-    result: Json | None
+    result: JsonObject | None
     error: str | None = None
     cancelled: bool = False
 
 
-Body = Callable[[Steps, Json], Json]
+WorkflowBody = Callable[[WorkflowSteps, JsonObject], JsonObject]
 
 
 class Workflows(Protocol):
     """An engine for workflows. Exactly one process may have it launched; the lease sees to that."""
 
-    def launch(self, bodies: dict[str, Body]) -> None:
+    def launch(self, bodies: dict[str, WorkflowBody]) -> None:
         """Take up unfinished workflows and be ready for new ones."""
         ...
 
-    def start(self, ident: str, name: str, given: Json) -> None:
+    def start(self, workflow_id: str, name: str, inputs: JsonObject) -> None:
         """Start `name` under the id `ident`; nothing happens if that id was started before."""
         ...
 
-    def ended(self, ident: str) -> Ended | None:
+    def outcome(self, workflow_id: str) -> WorkflowOutcome | None:
         """How `ident` ended; none while it runs or is unknown."""
         ...
 
-    def cancel(self, ident: str) -> None:
+    def cancel(self, workflow_id: str) -> None:
         """Stop `ident` before its next step."""
         ...
 

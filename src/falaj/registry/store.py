@@ -78,7 +78,7 @@ def version_count(tx: Transaction, model: ObjectId) -> int:
 
 def hold_alias(tx: Transaction, model: ObjectId, alias: str) -> bool:
     """Lock an alias, made on first use, until the transaction ends; whether it is protected."""
-    tx.quick(_ENSURE_ALIAS, (model, alias))
+    tx.execute_sql(_ENSURE_ALIAS, (model, alias))
     query = select(aliases.c.protected).where(aliases.c.model == model, aliases.c.alias == alias)
     return bool(tx.execute(query.with_for_update()).scalar_one())
 

@@ -95,7 +95,7 @@ class QueueShelf:
 
     def queues(self, tx: Transaction) -> dict[str, StoredQueue]:
         """Every queue by its name, as `all_queues` gives them."""
-        keys = [(ident, version) for ident, version in tx.quick(_VERSIONS)]
+        keys = [(ident, version) for ident, version in tx.execute_sql(_VERSIONS)]
         if set(keys) != self._known.keys():
             fresh = all_queues(tx)
             self._known = {(each.id, each.version or None): each for each in fresh.values()}

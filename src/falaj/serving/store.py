@@ -43,12 +43,12 @@ _ADVANCE = (
 
 def revision(tx: Transaction) -> int:
     """A number that grows with every change of an endpoint."""
-    rows = tx.quick(_REVISION)
+    rows = tx.execute_sql(_REVISION)
     return int(rows[0][0]) if rows else 0
 
 
 def advance(tx: Transaction) -> None:
-    tx.quick(_ADVANCE)
+    tx.execute_sql(_ADVANCE)
 
 
 def put_endpoint(

@@ -185,7 +185,7 @@ def add_points(tx: Transaction, run: ObjectId, given: Iterable[MetricPoint], *, 
     idents = _put_series(tx, run, known, new)
     rows = ((idents[key], *point) for key, found in new.items() for point in found)
     if new:
-        tx.bulk("tracking_points", ("series", *_POINT), rows)
+        tx.bulk_insert("tracking_points", ("series", *_POINT), rows)
     return sum(len(found) for found in new.values())
 
 
@@ -210,7 +210,7 @@ def history(tx: Transaction, series: int, after: Point) -> list[Point]:
     """The next points of a metric behind `after`, in order."""
     return [
         (step, at, value, bool(is_nan))
-        for step, at, value, is_nan in tx.quick(_HISTORY, (series, *after, PAGE))
+        for step, at, value, is_nan in tx.execute_sql(_HISTORY, (series, *after, PAGE))
     ]
 
 

@@ -93,7 +93,7 @@ def update_job(tx: Transaction, job: str, **values: Any) -> None:
 
 def queue(tx: Transaction) -> list[QueuedJob]:
     """The jobs that wait or run, oldest first; there may be very many, so each is read as it lies."""
-    return [QueuedJob(*row) for row in tx.quick(_QUEUE)]
+    return [QueuedJob(*row) for row in tx.execute_sql(_QUEUE)]
 
 
 def running(tx: Transaction) -> list[Any]:
@@ -103,20 +103,20 @@ def running(tx: Transaction) -> list[Any]:
 
 def record_queue_change(tx: Transaction) -> None:
     """Tell whoever waits for it that the queue has changed."""
-    tx.quick(_TOUCH)
+    tx.execute_sql(_TOUCH)
 
 
 def queue_version(tx: Transaction) -> int:
     """How often the queue has changed."""
-    found = tx.quick(_CHANGES)
+    found = tx.execute_sql(_CHANGES)
     return int(found[0][0]) if found else 0
 
 
 def has_unfinished(tx: Transaction, workspace: str, *, at_least: int) -> bool:
     """Whether so many jobs of a workspace wait or run; quick where there are not so many in all."""
-    if tx.quick(_COUNT_ALL)[0][0] < at_least:
+    if tx.execute_sql(_COUNT_ALL)[0][0] < at_least:
         return False
-    return int(tx.quick(_COUNT, (workspace,))[0][0]) >= at_least
+    return int(tx.execute_sql(_COUNT, (workspace,))[0][0]) >= at_least
 
 
 def has_running(tx: Transaction) -> bool:

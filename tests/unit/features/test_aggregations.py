@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.drivers.duckdb.queries import DuckDbQueries
+from falaj.drivers.duckdb.queries import DuckDbQueryEngine
 from falaj.features.aggregations import aggregated_rows, newest_windows
 from falaj.features.joining import join
 from falaj.features.joins import ARRIVAL, ROW, newest_rows
@@ -25,7 +25,7 @@ from falaj.records.features import (
 from falaj.records.governance.residency import UNRESTRICTED
 from falaj.records.names import ObjectId
 
-QUERIES = DuckDbQueries(threads=1)
+QUERIES = DuckDbQueryEngine(threads=1)
 MOMENT = pa.timestamp("us", "UTC")
 WINDOWS = (2, 5)
 """In microseconds, as all moments here."""

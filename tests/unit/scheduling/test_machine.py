@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from falaj.drivers.machine.cards import Cards
-from falaj.drivers.machine.hardware import ThisMachine, node_name
-from falaj.ports.hardware import Hardware
+from falaj.drivers.machine.gpus import GpuDiscovery
+from falaj.drivers.machine.inventory import LocalMachine, node_name
+from falaj.ports.hardware import NodeInventory
 from falaj.records.governance.residency import Zone
 from falaj.scheduling import node_from
 
@@ -28,11 +28,13 @@ def recorded(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def machine(root: Path, *, cpus: int = 16, **files: str) -> ThisMachine:
+def machine(root: Path, *, cpus: int = 16, **files: str) -> LocalMachine:
     given = {name.replace("__", "/").replace("_max", ".max"): text for name, text in files.items()}
     base = {"proc/meminfo": f"MemTotal:   {64 * 2**20} kB\n", "proc/cpuinfo": SAPPHIRE_RAPIDS}
     where = recorded(root, base | given)
-    return ThisMachine(root=where, name="box", usable_cpus=cpus, cards=lambda: Cards(fault="none here"))
+    return LocalMachine(
+        root=where, name="box", usable_cpus=cpus, cards=lambda: GpuDiscovery(fault="none here")
+    )
 
 
 def test_a_machine_without_limits(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_affinity_binds_below_the_cgroup(tmp_path: Path) -> None:
 
 
 def test_this_very_machine() -> None:
-    hardware: Hardware = ThisMachine()
+    hardware: NodeInventory = LocalMachine()
 
     (facts,) = hardware.nodes()
     node = node_from(facts, zone=Zone(name="local", jurisdiction="AE"))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.fit import fit
-from gangs import gang
+from gangs import run_gang
 from parallel_models import FEATURES, make_model
 
 BAD = 5
@@ -60,4 +60,4 @@ def listeners(model: nn.Module) -> int:
 
 
 def answer(asked: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
-    return [gang(count, partial(act, options), folder) for count, options in asked]
+    return [run_gang(count, partial(act, options), folder) for count, options in asked]

@@ -12,7 +12,7 @@ from typing import Any
 from parallel_fit import said_by
 
 from falaj.training.runtime.reporting import report
-from gangs import gang
+from gangs import run_gang
 
 
 def said_at_once(options: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -21,4 +21,6 @@ def said_at_once(options: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def answer(asked: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
-    return [gang(count, partial(said_at_once, options), folder, together=True) for count, options in asked]
+    return [
+        run_gang(count, partial(said_at_once, options), folder, together=True) for count, options in asked
+    ]

@@ -12,7 +12,7 @@ from torch import nn
 
 from falaj.training.runtime.callbacks import STOP
 from falaj.training.runtime.fit import fit
-from gangs import gang
+from gangs import run_gang
 
 
 def train(folder: Path, rank: int, *, ends: bool) -> tuple[int, int, str]:
@@ -35,4 +35,4 @@ def train(folder: Path, rank: int, *, ends: bool) -> tuple[int, int, str]:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    print(json.dumps([gang(2, partial(train, place, ends=ends), place) for ends in (True, False)]))
+    print(json.dumps([run_gang(2, partial(train, place, ends=ends), place) for ends in (True, False)]))

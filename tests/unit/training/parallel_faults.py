@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import falaj as fj
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.fit import fit
-from gangs import gang
+from gangs import run_gang
 
 WITHIN_S = 60
 SOON = timedelta(seconds=4)
@@ -125,4 +125,4 @@ def said_by(options: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def answer(asked: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
-    return [gang(count, partial(said_by, options), folder, within_s=WITHIN_S) for count, options in asked]
+    return [run_gang(count, partial(said_by, options), folder, within_s=WITHIN_S) for count, options in asked]

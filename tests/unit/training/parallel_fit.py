@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.fit import fit
 from falaj.training.runtime.step.non_persistent_buffers import local_buffers
-from gangs import gang
+from gangs import run_gang
 from parallel_models import FEATURES, make_model
 
 SAMPLES = 92
@@ -102,4 +102,4 @@ def said_by(options: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def answer(asked: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
-    return [gang(count, partial(said_by, options), folder, together=True) for count, options in asked]
+    return [run_gang(count, partial(said_by, options), folder, together=True) for count, options in asked]

@@ -13,7 +13,7 @@ from torch import nn
 
 import falaj as fj
 from falaj.training.runtime.data.batches import BatchPlan
-from gangs import gang
+from gangs import run_gang
 
 SAMPLES, BATCH, STEPS = 40, 8, 6
 
@@ -36,7 +36,7 @@ def losses(rank: int, size: int, options: dict[str, Any]) -> list[float]:
 if __name__ == "__main__":
     folder = Path(sys.argv[2])
     ways = [
-        gang(size, partial(losses, size=size, options=options), folder)
+        run_gang(size, partial(losses, size=size, options=options), folder)
         for size, options in json.loads(sys.argv[1])
     ]
     print(json.dumps(ways))

@@ -20,7 +20,7 @@ from torch import nn
 
 from falaj.training.runtime.checkpointing import checkpointer
 from falaj.training.runtime.fit import fit
-from gangs import gang
+from gangs import run_gang
 
 assert checkpointer  # loaded once, before the forks
 TOUCHES = ("fsync", "rename", "mkdir", "unlink", "rmdir")
@@ -60,7 +60,7 @@ def train(options: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
 
 def live(processes: int, options: dict[str, Any], folder: Path) -> dict[str, Any] | None:
     """What the first process says; none if one of them died."""
-    first: dict[str, Any] | None = gang(
+    first: dict[str, Any] | None = run_gang(
         processes, lambda rank: train(dict(options), rank, folder), folder, together=True
     )[0]
     return first

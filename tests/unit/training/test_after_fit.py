@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from fork_server import ask
+from fork_server import run_script
 
 WAYS: list[Any] = ["ddp", "fsdp", "tensor", "pipeline"]
 
 
 def outcomes(folder: Path, *asked: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """What came of each; all its processes say the same."""
-    found = ask("after_fit", [(count, {"accumulate": 4} | options) for count, options in asked], folder)
+    found = run_script(
+        "after_fit", [(count, {"accumulate": 4} | options) for count, options in asked], folder
+    )
     assert all(each == said[0] for said in found for each in said), found
     return [said[0] for said in found]
 

@@ -258,7 +258,7 @@ def test_killed_at_any_step_it_is_moved_once(lone: JobHarness, monkeypatch: pyte
 
     lone.launcher.program = lambda _: DONE
     monkeypatch.setattr(keeping, "start_thread", at_once)
-    trap = CrashPoint(lone, monkeypatch, launcher=("start", "stop", "forget"))
+    trap = CrashPoint(lone, monkeypatch, launcher=("start", "stop", "delete"))
     step, was_killed = 0, True
     while was_killed:
         job = lone.begin(lone.submit(gpus=1))

@@ -9,14 +9,14 @@ import pytest
 
 from falaj.training.runtime.checkpointing.sample_ledger import expected_head
 from falaj.training.runtime.data.batches import BatchPlan
-from fork_server import ask
+from fork_server import run_script
 
 PLAN = BatchPlan(40, 8, seed=3)
 
 
 def runs(folder: Path, *asked: tuple[int, dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """What each process of each run says."""
-    found: list[list[dict[str, Any]]] = ask("parallel_faults", asked, folder)
+    found: list[list[dict[str, Any]]] = run_script("parallel_faults", asked, folder)
     assert all(each is not None for run in found for each in run), "a process hung or broke: see above"
     return found
 

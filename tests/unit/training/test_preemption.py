@@ -204,7 +204,7 @@ def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
 
     harness.launcher.program = lambda _: DONE
     monkeypatch.setattr(keeping, "start_thread", at_once)
-    trap = CrashPoint(harness, monkeypatch, launcher=("start", "stop", "forget"))
+    trap = CrashPoint(harness, monkeypatch, launcher=("start", "stop", "delete"))
     step, was_killed = 0, True
     while was_killed:
         victim = harness.begin(harness.submit(priority=LAST))

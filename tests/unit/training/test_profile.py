@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falaj.drivers.processes.ranks import free_ports
+from falaj.drivers.processes.supervisor.ranks import free_ports
 from falaj.training.runtime.agent.agents import read_metrics
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.fit import fit

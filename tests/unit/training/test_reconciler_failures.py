@@ -115,7 +115,7 @@ def test_an_attempt_on_a_node_that_is_not_seen_from_here_is_not_started_here_as_
 def test_a_job_whose_machine_went_down_goes_on_when_it_is_there_again(light_harness: JobHarness) -> None:
     """As one on a node that is lost: nothing that the job has done, so it does not count against its retries."""
     job = light_harness.begin(light_harness.submit(retries=0))
-    light_harness.launcher.known[f"{job.id}/1"] = AttemptState("lost", went_down=True)
+    light_harness.launcher.known[f"{job.id}/1"] = AttemptState("lost", node_restarted=True)
     reconciler = light_harness.reconciler()
 
     for _ in range(2):

@@ -14,11 +14,11 @@ NO_DRIVER = "Shared Library Not Found"
 
 
 def check_hardware(context: DoctorContext) -> Iterable[Finding]:
-    from falaj.drivers.machine.hardware import ThisMachine
-    from falaj.drivers.machine.rapl import CpuEnergy
+    from falaj.drivers.machine.inventory import LocalMachine
+    from falaj.drivers.processes.metering.energy import CpuEnergy
 
     mps = context.config.node.mps
-    for facts in ThisMachine(mps_directory=mps).nodes():
+    for facts in LocalMachine(mps_directory=mps).nodes():
         yield ok("hardware", describe(facts))
         yield from check_gpus(facts, mps)
         yield check_energy(facts, counts_cpus=CpuEnergy(Path("/")).is_there)

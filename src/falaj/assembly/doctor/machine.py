@@ -74,9 +74,9 @@ def check_isolation(context: DoctorContext) -> Iterable[Finding]:
 
 def check_limits(context: DoctorContext) -> Iterable[Finding]:
     """What holds jobs to their share of the machine."""
-    from falaj.drivers.processes.limits import describe
+    from falaj.drivers.processes.limits.enforcement import describe_enforcement
 
-    is_exact, words = describe(context.config.node.cgroup)
+    is_exact, words = describe_enforcement(context.config.node.cgroup)
     if is_exact:
         yield ok("limits", words)
     else:

@@ -149,7 +149,7 @@ class Attempt:
             if state.phase in ("ended", "lost"):
                 return state
             if self._told == "lost" and time.monotonic() - told_at >= LOST_S:
-                self._host.launcher.forget(self.name)
+                self._host.launcher.delete(self.name)
                 return AttemptState("lost")
             if self._asked is not None and self._asked != self._told:
                 self._tell(self._asked)
@@ -171,7 +171,7 @@ class Attempt:
             return "cancelled"
         if row["interrupting"] and state.stopped is not False:
             return _leaving(row) or "interrupted"
-        if state.went_down:
+        if state.node_restarted:
             return "interrupted"
         return "done" if state.phase == "ended" and state.exit_code == 0 else "failed"
 
@@ -224,7 +224,7 @@ class Attempt:
             return None
         if verdict == "interrupted":
             why = f"node {self._lost_node} is lost" if self._lost_node else "the platform stopped"
-            return f"interrupted: {'the machine went down' if state.went_down else why}"
+            return f"interrupted: {'the machine went down' if state.node_restarted else why}"
         if verdict == "preempted":
             return f"preempted: it made room for job {self._evicted_for()}"
         if verdict == "moved":

@@ -69,7 +69,7 @@ def one_line(words: str) -> str:
 def remove_attempt(host: JobHost, job: str, number: int) -> None:
     """Remove all that is left of an attempt that is over; again, if it was interrupted."""
     home = host.folder / job
-    host.launcher.forget(attempt_name(job, number))
+    host.launcher.delete(attempt_name(job, number))
     for left in [home / str(number), home / f"{number}.agent", *home.glob(f".{number}-*")]:
         shutil.rmtree(left, ignore_errors=True)
     with suppress(OSError):

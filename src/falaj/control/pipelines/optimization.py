@@ -17,7 +17,7 @@ from falaj.control.workflows.job_wait import wait_for_job
 from falaj.errors import Conflict
 from falaj.governance.operations.caller import acting_as
 from falaj.optimization.settings import Settings
-from falaj.ports.workflows import Json
+from falaj.ports.workflows import JsonObject
 from falaj.records.optimization import AcceptanceBudget, OptimizationReport, OptimizationVerdict, Variant
 from falaj.records.registry import FileFormat, ModelVersion
 from falaj.records.training.jobs import Job, JobSpec, JobState
@@ -29,14 +29,14 @@ EXPERIMENT = "optimization"
 LONGEST = timedelta(minutes=30)
 
 
-def optimize(services: Services, context: WorkflowContext, given: Json) -> Json:
+def optimize(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
     """Measure variants of a version; the result names the new versions, the fastest last."""
     asked = context.run("submit", lambda: _submit(services, given))
     job = wait_for_job(
         services, context, "measure variants", asked["id"], lambda: _ended(services, asked["id"])
     )
     said = context.run("read the report", lambda: _report(services, job))
-    made: dict[str, Json] = {}
+    made: dict[str, JsonObject] = {}
     for variant in _accepted(OptimizationReport.model_validate(said)):
         name = f"register {variant.recipe}"
         made[variant.recipe] = context.run(name, lambda each=variant: _register(services, given, job, each))  # type: ignore[misc]
@@ -49,7 +49,7 @@ def optimize(services: Services, context: WorkflowContext, given: Json) -> Json:
     }
 
 
-def _submit(services: Services, given: Json) -> Json:
+def _submit(services: Services, given: JsonObject) -> JsonObject:
     settings = Settings(
         target=given["target"],
         features=tuple(given["features"]),
@@ -68,7 +68,7 @@ def _submit(services: Services, given: Json) -> Json:
     return _dump(services.jobs.submit(spec, workspace=given["workspace"]))
 
 
-def _ended(services: Services, ident: str) -> Json | None:
+def _ended(services: Services, ident: str) -> JsonObject | None:
     job = services.jobs.show(ident)
     if not job.state.ended:
         return None
@@ -78,7 +78,7 @@ def _ended(services: Services, ident: str) -> Json | None:
     return _dump(job)
 
 
-def _report(services: Services, job: Json) -> Json:
+def _report(services: Services, job: JsonObject) -> JsonObject:
     blob = _outputs(job).get(REPORT)
     if blob is None:
         raise Conflict(f"the job {job['id']} left no {REPORT} behind")
@@ -101,7 +101,7 @@ def _accepted(report: OptimizationReport) -> list[Variant]:
     return sorted(chosen, key=lambda each: -each.measured.latency_p50_us if each.measured else 0.0)
 
 
-def _register(services: Services, given: Json, job: Json, variant: Variant) -> Json:
+def _register(services: Services, given: JsonObject, job: JsonObject, variant: Variant) -> JsonObject:
     original = services.models.version(given["model"])
     inputs, outputs = _signature(original, variant)
     blob = _outputs(job).get(variant.file or "")
@@ -138,7 +138,9 @@ def _metrics(variant: Variant) -> dict[str, float]:
     return {f"optimization.{name}": float(value) for name, value in measured.items() if value is not None}
 
 
-def _record(services: Services, given: Json, job: Json, said: Json, made: dict[str, Json]) -> Json:
+def _record(
+    services: Services, given: JsonObject, job: JsonObject, said: JsonObject, made: dict[str, JsonObject]
+) -> JsonObject:
     """The controller's own word: whoever asked could else write down what was never measured."""
     report = OptimizationReport.model_validate(said)
     variants = tuple(
@@ -158,10 +160,10 @@ def _record(services: Services, given: Json, job: Json, said: Json, made: dict[s
     return _dump(kept)
 
 
-def _outputs(job: Json) -> dict[str, str]:
+def _outputs(job: JsonObject) -> dict[str, str]:
     return {output.path: output.blob for output in Job.model_validate(job).outputs}
 
 
-def _dump(record: Any) -> Json:
-    dumped: Json = record.model_dump(mode="json")
+def _dump(record: Any) -> JsonObject:
+    dumped: JsonObject = record.model_dump(mode="json")
     return dumped

@@ -16,7 +16,7 @@ from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext
 from falaj.control.workflows.job_wait import wait_for_job
 from falaj.errors import Conflict, FalajError
-from falaj.ports.workflows import Json
+from falaj.ports.workflows import JsonObject
 from falaj.records.control.pipelines import Canary, Pipeline, PipelineOptimization
 from falaj.records.control.workflows import WorkflowState
 from falaj.records.record import utc_now
@@ -27,7 +27,7 @@ Weights = dict[str, int]
 """Shares of requests by version."""
 
 
-def retrain(services: Services, context: WorkflowContext, given: Json) -> Json:
+def retrain(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
     """Go through a pipeline."""
     plan, workspace = Pipeline.model_validate(given["pipeline"]), given["workspace"]
     data = context.run("training set", lambda: _training_set(services, plan, workspace, context.workflow))
@@ -56,7 +56,7 @@ def retrain(services: Services, context: WorkflowContext, given: Json) -> Json:
     return {"training_set": data["id"], "job": job["id"], "cause": given["cause"]} | ended
 
 
-def canary(services: Services, context: WorkflowContext, given: Json) -> Json:
+def canary(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
     """Try a version beside the one that serves, and promote it or go back."""
     endpoint, plan = given["endpoint"], Canary.model_validate(given["canary"])
     begun = context.run("look at the champion", lambda: _champion(services, endpoint, given["version"]))
@@ -81,7 +81,7 @@ def canary(services: Services, context: WorkflowContext, given: Json) -> Json:
 # ------------------------------------------------------------------------------------------ training
 
 
-def _training_set(services: Services, plan: Pipeline, workspace: str, workflow: str) -> Json:
+def _training_set(services: Services, plan: Pipeline, workspace: str, workflow: str) -> JsonObject:
     return to_json(
         services.features.training_set(
             f"{plan.name}-{workflow[-8:]}",
@@ -93,12 +93,12 @@ def _training_set(services: Services, plan: Pipeline, workspace: str, workflow: 
     )
 
 
-def _submit(services: Services, plan: Pipeline, given: Json, data: str) -> Json:
+def _submit(services: Services, plan: Pipeline, given: JsonObject, data: str) -> JsonObject:
     spec = plan.job.model_copy(update={"inputs": {**plan.job.inputs, "training": data}})
     return to_json(services.jobs.submit(spec, code=given["code"], workspace=given["workspace"]))
 
 
-def _ended_job(services: Services, context: WorkflowContext, ident: str) -> Json | None:
+def _ended_job(services: Services, context: WorkflowContext, ident: str) -> JsonObject | None:
     job = services.jobs.show(ident)
     if job.progress is not None:
         total = f" of {job.progress.total}" if job.progress.total else ""
@@ -111,25 +111,25 @@ def _ended_job(services: Services, context: WorkflowContext, ident: str) -> Json
 
 
 def _register(
-    services: Services, plan: Pipeline, workspace: str, said: Json, *, job: Json, data: str
-) -> Json:
+    services: Services, plan: Pipeline, workspace: str, said: JsonObject, *, job: JsonObject, data: str
+) -> JsonObject:
     made = Job.model_validate(job)
     return to_json(register_version(services, made, said, plan.model, training_set=data, workspace=workspace))
 
 
 def _optimized(
-    services: Services, context: WorkflowContext, asked: PipelineOptimization, version: Json, data: str
-) -> Json:
+    services: Services, context: WorkflowContext, asked: PipelineOptimization, version: JsonObject, data: str
+) -> JsonObject:
     """The accepted variant that is registered last, or the version itself if none was."""
 
-    def start() -> Json:
+    def start() -> JsonObject:
         return to_json(
             services.optimization.start(
                 version["id"], data=data, target=asked.target, features=asked.features, recipes=asked.recipes
             )
         )
 
-    def ended() -> Json | None:
+    def ended() -> JsonObject | None:
         found = services.workflows.show(work["id"])
         if not found.state.ended:
             return None
@@ -145,12 +145,12 @@ def _optimized(
 def _rebase(services: Services, context: WorkflowContext, plan: Pipeline, workspace: str, data: str) -> None:
     """Compare the endpoint with what the new model was trained on, from now on."""
 
-    def watching() -> Json:
+    def watching() -> JsonObject:
         endpoint = services.endpoints.show(f"{workspace}/{plan.endpoint}").id
         found = services.monitoring.list(workspace=workspace, limit=1000).items
         return {"monitors": [each.id for each in found if each.endpoint == endpoint]}
 
-    def rebase(monitor: str) -> Json:
+    def rebase(monitor: str) -> JsonObject:
         return to_json(services.monitoring.set_reference(monitor, reference=data))
 
     for monitor in context.run("look for monitors", watching)["monitors"]:
@@ -160,7 +160,7 @@ def _rebase(services: Services, context: WorkflowContext, plan: Pipeline, worksp
 # -------------------------------------------------------------------------------------------- canary
 
 
-def _champion(services: Services, endpoint: str, challenger: str) -> Json:
+def _champion(services: Services, endpoint: str, challenger: str) -> JsonObject:
     shown = services.endpoints.show(endpoint)
     version = services.models.version(challenger)
     serving = [route for route in shown.routes if route.weight]
@@ -191,7 +191,7 @@ class _Trial:
 
     services: Services
     endpoint: str
-    begun: Json
+    begun: JsonObject
     plan: Canary
 
     @property
@@ -206,18 +206,18 @@ class _Trial:
     def promoted(self) -> Weights:
         return {self.begun["challenger_version"]: 100}
 
-    def split(self) -> Json:
+    def split(self) -> JsonObject:
         self._require(self.begun["routes"], self.divided)
         return self._route(self.divided)
 
     def require_split(self) -> None:
         self._require(self.divided)
 
-    def route_all(self) -> Json:
+    def route_all(self) -> JsonObject:
         self._require(self.divided, self.promoted)
         return self._route(self.promoted)
 
-    def roll_back(self) -> Json:
+    def roll_back(self) -> JsonObject:
         """Only what this canary did: routes that somebody else has set stay."""
         ours = self._weights() in (self.divided, self.promoted)
         return self._route(self.begun["routes"]) if ours else {}
@@ -232,7 +232,7 @@ class _Trial:
     def _weights(self) -> Weights:
         return {route.version: route.weight for route in self.services.endpoints.show(self.endpoint).routes}
 
-    def _route(self, weights: Weights) -> Json:
+    def _route(self, weights: Weights) -> JsonObject:
         routes = tuple(Route(version=version, weight=weight) for version, weight in weights.items())
         return to_json(self.services.endpoints.route(self.endpoint, routes=routes))
 
@@ -249,7 +249,7 @@ class _Watching:
         self._until = since + trial.plan.longest
         self._looked = 0
 
-    def look(self) -> Json | None:
+    def look(self) -> JsonObject | None:
         self._trial.require_split()
         stats, plan = self._stats(), self._plan
         champion, challenger = (_of(stats, name) for name in self._names)
@@ -268,12 +268,12 @@ def _of(stats: EndpointStats, version: str) -> VersionStats:
     return next((each for each in stats.versions if each.version == version), VersionStats(version=version))
 
 
-def _approved(trial: _Trial, context: WorkflowContext, given: Json, verdict: Json) -> Json:
+def _approved(trial: _Trial, context: WorkflowContext, given: JsonObject, verdict: JsonObject) -> JsonObject:
     """The verdict, once someone else has approved the version, where its alias asks for that."""
     services, begun = trial.services, trial.begun
     by = utc_now() + timedelta(seconds=given["approval_within"])
 
-    def look() -> Json | None:
+    def look() -> JsonObject | None:
         trial.require_split()
         if not _needs_approval(services, begun["challenger"], given["alias"]):
             return verdict
@@ -295,7 +295,7 @@ def _needs_approval(services: Services, version: str, alias: str) -> bool:
     return protected and not services.models.approvals(version, alias=alias).items
 
 
-def _promote(services: Services, version: str, alias: str) -> Json:
+def _promote(services: Services, version: str, alias: str) -> JsonObject:
     aliases = {
         each.alias: each for each in services.models.show(services.models.version(version).model).aliases
     }
@@ -304,6 +304,6 @@ def _promote(services: Services, version: str, alias: str) -> Json:
     return to_json(services.models.promote(version, to=alias))
 
 
-def to_json(record: Any) -> Json:
-    dumped: Json = record.model_dump(mode="json")
+def to_json(record: Any) -> JsonObject:
+    dumped: JsonObject = record.model_dump(mode="json")
     return dumped

@@ -10,22 +10,22 @@ from falaj.control.pipelines.retraining import canary, retrain
 from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext
 from falaj.control.workflows.what_if import replay_what_if
-from falaj.ports.workflows import Json
+from falaj.ports.workflows import JsonObject
 
-Workflow = Callable[[Services, WorkflowContext, Json], Json]
+Workflow = Callable[[Services, WorkflowContext, JsonObject], JsonObject]
 
 
-def copy_blob(services: Services, steps: WorkflowContext, given: Json) -> Json:
+def copy_blob(services: Services, steps: WorkflowContext, given: JsonObject) -> JsonObject:
     """Copy a blob into another zone, under a name."""
 
-    def upload() -> Json:
+    def upload() -> JsonObject:
         data = services.blobs.read(given["blob"])
         staged = services.blobs.upload(
             data, workspace=given["workspace"], zone=given["zone"], sources=(given["blob"],)
         )
         return {"blob": staged.id}
 
-    def commit() -> Json:
+    def commit() -> JsonObject:
         return _dump(services.blobs.commit(staged["blob"], name=given["name"]))
 
     staged = steps.run("upload", upload)
@@ -44,6 +44,6 @@ SELF_UNDOING = frozenset({"optimization.start", "pipelines.retrain", "pipelines.
 """Those that put back what they have begun when they are cancelled, or end it."""
 
 
-def _dump(record: Any) -> Json:
-    dumped: Json = record.model_dump(mode="json")
+def _dump(record: Any) -> JsonObject:
+    dumped: JsonObject = record.model_dump(mode="json")
     return dumped

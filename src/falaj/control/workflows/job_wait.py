@@ -8,12 +8,12 @@ from contextlib import suppress
 from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext
 from falaj.errors import Conflict, FalajError
-from falaj.ports.workflows import Json
+from falaj.ports.workflows import JsonObject
 
 
 def wait_for_job(
-    services: Services, context: WorkflowContext, name: str, job: str, look: Callable[[], Json | None]
-) -> Json:
+    services: Services, context: WorkflowContext, name: str, job: str, look: Callable[[], JsonObject | None]
+) -> JsonObject:
     """What `look` finds once the job has ended; a step called `name`. If the wait is broken off, the job is stopped."""
     try:
         return context.wait(name, look)
@@ -22,7 +22,7 @@ def wait_for_job(
         raise
 
 
-def _stop(services: Services, job: str) -> Json:
+def _stop(services: Services, job: str) -> JsonObject:
     if not services.jobs.show(job).state.ended:
         with suppress(Conflict):  # it has ended meanwhile
             services.jobs.cancel(job)

@@ -15,7 +15,7 @@ from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext
 from falaj.errors import Unavailable
 from falaj.governance.operations.caller import acting_as
-from falaj.ports.workflows import Json
+from falaj.ports.workflows import JsonObject
 from falaj.records.scheduling.simulation import WhatIfComparison, WhatIfQuestion
 from falaj.scheduling.simulator.process import ReplayProcess
 
@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 1.0
 SAY_EVERY_S = 0.5
 
 
-def replay_what_if(services: Services, context: WorkflowContext, given: Json) -> Json:
+def replay_what_if(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
     """Replay what was asked for; the result says of how many jobs, the comparison is for operators only."""
     with closing(WhatIfReplay(services, context, WhatIfQuestion.model_validate(given))) as running:
         return context.wait("replay", running.look, every_s=LOOK_EVERY_S, longest_s=LONGEST_PAUSE_S)
@@ -41,7 +41,7 @@ class WhatIfReplay:
         self._said: tuple[int, int] | None = None
         self._say_at = 0.0
 
-    def look(self) -> Json | None:
+    def look(self) -> JsonObject | None:
         """What was kept, once it is. A database that is away for a moment is no reason to give up."""
         try:
             return self._look()
@@ -54,7 +54,7 @@ class WhatIfReplay:
             self._process.stop()
             self._process = None
 
-    def _look(self) -> Json | None:
+    def _look(self) -> JsonObject | None:
         process = self._process = self._process or self._begin()
         try:
             found = process.look()
@@ -76,10 +76,10 @@ class WhatIfReplay:
             which = "without the changes" if 2 * done < of else "with the changes"
             self._context.say(f"replay {which}", done=done, of=of)
 
-    def _keep(self, found: WhatIfComparison) -> Json:
+    def _keep(self, found: WhatIfComparison) -> JsonObject:
         """The controller's own word: whoever asked could else write down what was never replayed."""
         queues, work = self._services.queues, self._context.workflow
         self._context.say("keep what was found", done=2 * found.jobs, of=2 * found.jobs)
         with acting_as(controller_caller(queues.gate.database)):
-            kept: Json = queues.save_what_if(work, comparison=found).model_dump(mode="json")
+            kept: JsonObject = queues.save_what_if(work, comparison=found).model_dump(mode="json")
         return kept

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from dbos import DBOS, DBOSConfig, Serializer, SetWorkflowID
 
 from falaj.errors import FalajError, rebuild
-from falaj.ports.workflows import Body, Ended, Json
+from falaj.ports.workflows import JsonObject, WorkflowBody, WorkflowOutcome
 
 log = logging.getLogger("falaj.workflows")
 
@@ -41,52 +41,54 @@ class DbosWorkflows:
             "use_listen_notify": False,
         }
         if url.startswith("sqlite"):
-            _make_whole(Path(url.removeprefix("sqlite:///")))
+            _create_database(Path(url.removeprefix("sqlite:///")))
             config["system_database_engine"] = _wal_engine(url)
         _drop_closed_handlers()
-        self._bodies: dict[str, Body] = {}
+        self._bodies: dict[str, WorkflowBody] = {}
         self._dbos = DBOS(config=config)
 
         @DBOS.workflow(name=ENTRY)
-        def entry(name: str, given: Json) -> Json:  # dbos marks the function, which it cannot do to a method
-            return self._run(name, given)
+        def entry(
+            name: str, inputs: JsonObject
+        ) -> JsonObject:  # dbos marks the function, which it cannot do to a method
+            return self._run(name, inputs)
 
-        self._entry: Callable[[str, Json], Json] = entry
+        self._entry: Callable[[str, JsonObject], JsonObject] = entry
 
-    def launch(self, bodies: dict[str, Body]) -> None:
+    def launch(self, bodies: dict[str, WorkflowBody]) -> None:
         self._bodies = dict(bodies)
         DBOS.launch()
 
-    def start(self, ident: str, name: str, given: Json) -> None:
-        with SetWorkflowID(ident):
-            DBOS.start_workflow(self._entry, name, given)
+    def start(self, workflow_id: str, name: str, inputs: JsonObject) -> None:
+        with SetWorkflowID(workflow_id):
+            DBOS.start_workflow(self._entry, name, inputs)
 
-    def ended(self, ident: str) -> Ended | None:
-        status = DBOS.get_workflow_status(ident)
+    def outcome(self, workflow_id: str) -> WorkflowOutcome | None:
+        status = DBOS.get_workflow_status(workflow_id)
         if status is None:
             return None
         if status.status == "SUCCESS":
-            told: Json = status.output or {}
-            return Ended(result=told.get("result"), error=told.get("error"))
+            told: JsonObject = status.output or {}
+            return WorkflowOutcome(result=told.get("result"), error=told.get("error"))
         if status.status == "CANCELLED":
-            return Ended(result=None, error="cancelled", cancelled=True)
+            return WorkflowOutcome(result=None, error="cancelled", cancelled=True)
         if status.status in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):
-            return Ended(result=None, error=str(status.error or status.status))
+            return WorkflowOutcome(result=None, error=str(status.error or status.status))
         return None
 
-    def cancel(self, ident: str) -> None:
-        DBOS.cancel_workflow(ident)
+    def cancel(self, workflow_id: str) -> None:
+        DBOS.cancel_workflow(workflow_id)
 
     def close(self) -> None:
         DBOS.destroy(destroy_registry=True)
 
-    def _run(self, name: str, given: Json) -> Json:
+    def _run(self, name: str, inputs: JsonObject) -> JsonObject:
         """How the workflow ended; a refusal is one of the ways, and not a failure of the engine."""
         body = self._bodies.get(name)
         if body is None:
             return {"result": None, "error": f"this controller has no workflow {name!r}"}
         try:
-            return {"result": body(_DbosSteps(str(DBOS.workflow_id)), given), "error": None}
+            return {"result": body(_DbosSteps(str(DBOS.workflow_id)), inputs), "error": None}
         except FalajError as error:
             return {"result": None, "error": error.message}
         except Exception:
@@ -110,7 +112,7 @@ class _DbosSteps:
     def workflow(self) -> str:
         return self._workflow
 
-    def run(self, name: str, body: Callable[[], Json]) -> Json:
+    def run(self, name: str, body: Callable[[], JsonObject]) -> JsonObject:
         return DBOS.run_step({"name": name}, body)
 
 
@@ -121,13 +123,13 @@ class JsonSerializer(Serializer):
         return "falaj_json"
 
     def serialize(self, data: Any) -> str:
-        return json.dumps(data, default=_exception)
+        return json.dumps(data, default=_encode_exception)
 
     def deserialize(self, serialized_data: str) -> Any:
-        return json.loads(serialized_data, object_hook=_revive)
+        return json.loads(serialized_data, object_hook=_decode_exception)
 
 
-def _exception(value: Any) -> Any:
+def _encode_exception(value: Any) -> Any:
     if isinstance(value, FalajError):
         faults = [fault.model_dump() for fault in value.faults]
         return {"__error__": [value.code, value.message, faults, value.details]}
@@ -136,13 +138,13 @@ def _exception(value: Any) -> Any:
     raise TypeError(f"a workflow can keep JSON only, not {type(value).__name__}")
 
 
-def _revive(value: dict[str, Any]) -> Any:
+def _decode_exception(value: dict[str, Any]) -> Any:
     if set(value) == {"__error__"}:
         return rebuild(*value["__error__"])
     return value
 
 
-def _make_whole(path: Path) -> None:
+def _create_database(path: Path) -> None:
     """Make the database under another name first: dbos migrates in many steps, and a half-made one is of no use."""
     if path.exists():
         return

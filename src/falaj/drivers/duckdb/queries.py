@@ -15,9 +15,9 @@ from falaj.errors import InvalidInput, TooLarge
 from falaj.ports.queries import ArrowInput, ArrowTable
 
 MEMORY_MIB = 2048
-LIMIT_S = 600.0
+TIMEOUT_S = 600.0
 
-CLOSED = {
+LOCKDOWN = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -26,7 +26,7 @@ CLOSED = {
 }
 
 
-class DuckDbQueries:
+class DuckDbQueryEngine:
     """Every statement runs in a database of its own, which is gone afterwards.
 
     What exceeds `memory_mib` goes to a private folder below `spill`; without one it is refused.
@@ -38,7 +38,7 @@ class DuckDbQueries:
         spill: Path | None = None,
         memory_mib: int = MEMORY_MIB,
         threads: int | None = None,
-        limit_s: float = LIMIT_S,
+        limit_s: float = TIMEOUT_S,
     ) -> None:
         self._spill = spill
         self._memory_mib = memory_mib
@@ -55,7 +55,7 @@ class DuckDbQueries:
                 with _interrupted_after(database, self._limit_s):
                     return database.sql(sql).to_arrow_table()
             except duckdb.Error as error:
-                raise _in_our_words(error, inputs, limit_s=self._limit_s) from None
+                raise _translate_error(error, inputs, limit_s=self._limit_s) from None
 
     @contextmanager
     def _folder(self) -> Iterator[str]:
@@ -74,7 +74,7 @@ class DuckDbQueries:
             "threads": str(self._threads),
             "temp_directory": folder,
         }
-        with duckdb.connect(":memory:", config={**CLOSED, **bounds}) as database:
+        with duckdb.connect(":memory:", config={**LOCKDOWN, **bounds}) as database:
             database.execute("SET TimeZone = 'UTC'")
             yield database
 
@@ -96,7 +96,9 @@ def _interrupted_after(database: duckdb.DuckDBPyConnection, limit_s: float) -> I
         timer.cancel()
 
 
-def _in_our_words(error: duckdb.Error, inputs: Mapping[str, ArrowInput], *, limit_s: float) -> InvalidInput:
+def _translate_error(
+    error: duckdb.Error, inputs: Mapping[str, ArrowInput], *, limit_s: float
+) -> InvalidInput:
     if isinstance(error, duckdb.OutOfMemoryException):
         return TooLarge("the query needs more memory than it may have; read fewer rows or columns")
     if isinstance(error, duckdb.InterruptException):

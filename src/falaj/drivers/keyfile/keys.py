@@ -32,7 +32,7 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._closed = False
-        self._secrets, self._seen = read(path)
+        self._secrets, self._seen = read_key_file(path)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -42,12 +42,12 @@ class KeyFile:
     @classmethod
     def create(cls, path: Path) -> Self:
         """A new key file; raises AlreadyExists if there is one, also one that another process makes right now."""
-        fresh = Secrets(f"file-{secrets.token_hex(6)}", {1: new_key()}, signing=new_key())
-        with reaching(path, "made"):
+        fresh = KeyMaterial(f"file-{secrets.token_hex(6)}", {1: new_key()}, signing=new_key())
+        with translate_os_errors(path, "made"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(path.parent):
+            with directory_lock(path.parent):
                 try:
-                    publish(fresh, path, os.link)  # unlike a rename, a link replaces nothing
+                    write_key_file(fresh, path, os.link)  # unlike a rename, a link replaces nothing
                 except FileExistsError:
                     raise errors.AlreadyExists(f"there is already a key file {path}") from None
         return cls(path)
@@ -84,9 +84,9 @@ class KeyFile:
     def rotate(self) -> str:
         self._now()
         # Two rotations at once would lose one of the new keys, and with it what it wraps.
-        with reaching(self._path, "rotated"), locked(self._path.parent):
-            held, _ = read(self._path)
-            publish(
+        with translate_os_errors(self._path, "rotated"), directory_lock(self._path.parent):
+            held, _ = read_key_file(self._path)
+            write_key_file(
                 replace(held, roots=held.roots | {max(held.roots) + 1: new_key()}), self._path, os.replace
             )
         return self.root
@@ -103,19 +103,19 @@ class KeyFile:
     def __repr__(self) -> str:
         return f"KeyFile({str(self._path)!r})"
 
-    def _now(self) -> Secrets:
+    def _now(self) -> KeyMaterial:
         """What the file holds now: it is read again when it changed."""
         if self._closed:
             raise errors.KeyUnavailable(f"the key file {self._path} was closed")
-        with reaching(self._path, "read"):
-            seen = Seen.of(os.stat(self._path, follow_symlinks=False))
+        with translate_os_errors(self._path, "read"):
+            seen = FileVersion.of(os.stat(self._path, follow_symlinks=False))
         if seen != self._seen:
-            self._secrets, self._seen = read(self._path)
+            self._secrets, self._seen = read_key_file(self._path)
         return self._secrets
 
 
 @dataclass(frozen=True, repr=False)
-class Secrets:
+class KeyMaterial:
     """What a key file holds. Roots are named by the file and their version, counted from 1; old ones may be removed."""
 
     name: str
@@ -141,7 +141,7 @@ class Secrets:
         return json.dumps({"about": ABOUT, "format": FORMAT, **fields}, indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: bytes) -> Secrets:
+    def from_json(cls, text: bytes) -> KeyMaterial:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise ValueError("another format")
@@ -155,7 +155,7 @@ class Secrets:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FileVersion:
     """Which state of the file was read. A change of mode or owner counts, too."""
 
     inode: int
@@ -164,7 +164,7 @@ class Seen:
     changed_ns: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Seen:
+    def of(cls, found: os.stat_result) -> FileVersion:
         return cls(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
@@ -172,22 +172,22 @@ def new_key() -> bytes:
     return os.urandom(KEY_BYTES)
 
 
-def read(path: Path) -> tuple[Secrets, Seen]:
+def read_key_file(path: Path) -> tuple[KeyMaterial, FileVersion]:
     """What the file holds, if nobody but us can have read or written it."""
-    with reaching(path, "read"):
+    with translate_os_errors(path, "read"):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(handle, "rb") as file:
         found = os.fstat(handle)
-        refuse_shared(path, found)
+        check_ownership(path, found)
         text = file.read()
     try:
-        return Secrets.from_json(text), Seen.of(found)
+        return KeyMaterial.from_json(text), FileVersion.of(found)
     except (ValueError, KeyError, TypeError):
         fault = errors.Fault(where=str(path), fix="put the copy of the key file back that you keep offline")
         raise errors.KeyUnavailable("this is not a whole key file", faults=[fault]) from None
 
 
-def refuse_shared(path: Path, found: os.stat_result) -> None:
+def check_ownership(path: Path, found: os.stat_result) -> None:
     faults = []
     if not stat.S_ISREG(found.st_mode):
         faults.append(errors.Fault(where=str(path), given="not a regular file", allowed="a file"))
@@ -205,7 +205,7 @@ def refuse_shared(path: Path, found: os.stat_result) -> None:
 
 
 @contextmanager
-def reaching(path: Path, verb: str) -> Iterator[None]:
+def translate_os_errors(path: Path, verb: str) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
@@ -213,7 +213,7 @@ def reaching(path: Path, verb: str) -> Iterator[None]:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def directory_lock(directory: Path) -> Iterator[None]:
     """Nobody else makes or rotates a key file in `directory` meanwhile."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -224,7 +224,7 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def publish(held: Secrets, path: Path, put: Callable[[Path, Path], None]) -> None:
+def write_key_file(held: KeyMaterial, path: Path, put: Callable[[Path, Path], None]) -> None:
     """Write aside, make durable, then `put` in place. Holds the directory's lock, so what lies aside is left over."""
     for leftover in path.parent.glob(f".{path.name}.*"):
         leftover.unlink()

@@ -28,7 +28,7 @@ class LmdbOnlineStore:
     """A value is stored behind its event time (8 bytes). The map is doubled when it is full."""
 
     def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES) -> None:
-        self._shared = _share(path, map_bytes)
+        self._shared = _open_shared(path, map_bytes)
         self._longest = self._shared.environment.max_key_size()
 
     def write(self, view: ViewName, rows: ArrowBatch) -> int:
@@ -70,7 +70,7 @@ class LmdbOnlineStore:
         return plain if len(plain) <= self._longest else hashlib.sha256(plain).digest()
 
 
-class _Shared:
+class _SharedEnvironment:
     """The one environment that a process may have on a file; the map is resized only while nobody uses it."""
 
     def __init__(self, path: Path, map_bytes: int) -> None:
@@ -129,15 +129,15 @@ class _Shared:
                 self.environment.close()
 
 
-_open: dict[Path, _Shared] = {}
+_open: dict[Path, _SharedEnvironment] = {}
 _lock = threading.Lock()
 
 
-def _share(path: Path, map_bytes: int) -> _Shared:
+def _open_shared(path: Path, map_bytes: int) -> _SharedEnvironment:
     path = path.absolute()
     with _lock:
         shared = _open.get(path)
         if shared is None:
-            shared = _open[path] = _Shared(path, map_bytes)
+            shared = _open[path] = _SharedEnvironment(path, map_bytes)
         shared.holders += 1
         return shared

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from falaj.drivers.machine.nvml import ask, pci_address, text
+from falaj.drivers.machine.nvml import pci_address, query, to_text
 
-MOST_LINKS = 18
+MAX_LINKS = 18
 TO_A_GPU, TO_A_SWITCH = 0, 2  # NVML_NVLINK_DEVICE_TYPE_*
 ALL_SWITCHES = "switches"
 
@@ -21,7 +21,7 @@ def find_islands(nvml: Any, handles: Sequence[Any], addresses: Sequence[str]) ->
             card = leader[card]
         return card
 
-    for one, other in joined(nvml, handles, addresses):
+    for one, other in connected_pairs(nvml, handles, addresses):
         low, high = sorted((first(one), first(other)))
         leader[high] = low
     found = [first(card) for card in range(len(handles))]
@@ -29,13 +29,13 @@ def find_islands(nvml: Any, handles: Sequence[Any], addresses: Sequence[str]) ->
     return [numbers[island] for island in found]
 
 
-def joined(nvml: Any, handles: Sequence[Any], addresses: Sequence[str]) -> list[tuple[int, int]]:
+def connected_pairs(nvml: Any, handles: Sequence[Any], addresses: Sequence[str]) -> list[tuple[int, int]]:
     """The pairs of cards between which data goes over NVLink.
 
     The driver is asked for each pair; where it does not say, two cards are joined that have a link to each other, or
     each one to a switch.
     """
-    ends = [ends_of(nvml, handle) for handle in handles]
+    ends = [link_ends(nvml, handle) for handle in handles]
     pairs = []
     for one in range(len(handles)):
         for other in range(one + 1, len(handles)):
@@ -50,23 +50,23 @@ def joined(nvml: Any, handles: Sequence[Any], addresses: Sequence[str]) -> list[
 def p2p_by_nvlink(nvml: Any, one: Any, other: Any) -> bool | None:
     """Whether the driver lets the two cards reach each other over NVLink; none: it does not say."""
     index = getattr(nvml, "NVML_P2P_CAPS_INDEX_NVLINK", None)
-    status = None if index is None else ask(nvml, "nvmlDeviceGetP2PStatus", one, other, index)
+    status = None if index is None else query(nvml, "nvmlDeviceGetP2PStatus", one, other, index)
     return None if status is None else bool(status == nvml.NVML_P2P_STATUS_OK)
 
 
-def ends_of(nvml: Any, handle: Any) -> set[str]:
+def link_ends(nvml: Any, handle: Any) -> set[str]:
     """Where the card's links lead: to the PCI addresses of cards, or to switches."""
     ends = set()
     for link in links_up(nvml, handle):
-        kind = ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-        remote = ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+        kind = query(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+        remote = query(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
         if kind == TO_A_SWITCH:
             ends.add(ALL_SWITCHES)
         elif kind in (TO_A_GPU, None) and remote is not None:
-            ends.add(pci_address(text(remote.busId)))
+            ends.add(pci_address(to_text(remote.busId)))
     return ends
 
 
 def links_up(nvml: Any, handle: Any) -> list[int]:
     """The numbers of the links that are up."""
-    return [link for link in range(MOST_LINKS) if ask(nvml, "nvmlDeviceGetNvLinkState", handle, link) == 1]
+    return [link for link in range(MAX_LINKS) if query(nvml, "nvmlDeviceGetNvLinkState", handle, link) == 1]

@@ -23,7 +23,7 @@ def session(nvml: Any) -> Iterator[None]:
         nvml.nvmlShutdown()
 
 
-def ask(nvml: Any, question: str, *of: Any) -> Any:
+def query(nvml: Any, question: str, *of: Any) -> Any:
     """The answer; none where the card, the driver or the release of the library has none."""
     try:
         return getattr(nvml, question)(*of)
@@ -31,7 +31,7 @@ def ask(nvml: Any, question: str, *of: Any) -> Any:
         return None
 
 
-def text(given: str | bytes | None) -> str:
+def to_text(given: str | bytes | None) -> str:
     """Older releases of the library give bytes."""
     return given.decode(errors="replace") if isinstance(given, bytes) else given or ""
 

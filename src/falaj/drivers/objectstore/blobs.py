@@ -13,9 +13,9 @@ from obstore.exceptions import GenericError
 from obstore.store import LocalStore, ObjectStore, S3Store
 
 from falaj import errors
-from falaj.drivers.objectstore.buckets import BucketPublisher
-from falaj.drivers.objectstore.faults import translated
-from falaj.drivers.objectstore.files import FilePublisher
+from falaj.drivers.objectstore.bucket_publisher import BucketPublisher
+from falaj.drivers.objectstore.file_publisher import FilePublisher
+from falaj.drivers.objectstore.publisher import translate_errors
 from falaj.drivers.objectstore.staging import STAGING
 from falaj.ports.blobs import BlobKey, StoredBlob
 
@@ -93,12 +93,12 @@ class ObjectStoreBlobs:
         return self._chunks(key, opening, start + len(opening), end)
 
     def size(self, key: BlobKey) -> int:
-        with translated(key):
+        with translate_errors(key):
             return obstore.head(self._store, checked(key))["size"]
 
     def delete(self, key: BlobKey) -> None:
         try:
-            with translated(key):
+            with translate_errors(key):
                 obstore.delete(self._store, checked(key))
         except errors.NotFound:
             pass
@@ -109,11 +109,11 @@ class ObjectStoreBlobs:
             if blob.key.startswith(prefix) and not blob.key.startswith(f"{STAGING}/"):
                 yield blob
 
-    def remove_leftovers(self, *, before: datetime) -> int:
+    def delete_incomplete(self, *, before: datetime) -> int:
         """Remove what writers that were killed before then left behind; how many pieces that was."""
         leftovers = [blob.key for blob in self._listed(STAGING) if blob.modified_at < before]
         for key in leftovers:
-            with translated(key):
+            with translate_errors(key):
                 obstore.delete(self._store, key)
         return len(leftovers)
 
@@ -121,7 +121,7 @@ class ObjectStoreBlobs:
         """The first `length` bytes from `start`, and the size of the blob, in one request."""
         if not length:
             return b"", self.size(key)
-        with translated(key):
+        with translate_errors(key):
             try:
                 found = obstore.get(self._store, key, options={"range": (start, start + length)})
                 return bytes(found.bytes()), found.meta["size"]
@@ -137,13 +137,13 @@ class ObjectStoreBlobs:
             until = min(end, start + self._ranges * self._range_bytes)
             starts = range(start, until, self._range_bytes)
             ends = [min(until, offset + self._range_bytes) for offset in starts]
-            with translated(key):
+            with translate_errors(key):
                 found = obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=0)
             yield from map(bytes, found)
             start = until
 
     def _listed(self, directory: str) -> Iterator[StoredBlob]:
-        with translated(directory):
+        with translate_errors(directory):
             for batch in obstore.list(self._store, directory or None):
                 for found in batch:
                     yield StoredBlob(BlobKey(found["path"]), found["size"], found["last_modified"])

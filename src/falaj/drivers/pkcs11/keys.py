@@ -141,7 +141,7 @@ class Pkcs11Keys:
         if self._session is None:
             try:  # never a second try here: each false PIN brings the token closer to locking itself
                 token = pkcs11.lib(self._module).get_token(token_label=self._token_label)
-                self._session = logged_in(token, self._pin)
+                self._session = open_session(token, self._pin)
             except PKCS11Error as fault:
                 raise self._unavailable(fault) from None
         return self._session
@@ -208,7 +208,7 @@ class Pkcs11Keys:
         return name
 
 
-def logged_in(token: Any, pin: str) -> Any:
+def open_session(token: Any, pin: str) -> Any:
     """A session that may use private keys. Logging in holds for all sessions of a process."""
     try:
         return token.open(rw=True, user_pin=pin)

@@ -8,14 +8,14 @@ from pathlib import Path
 from falaj.drivers.machine import mps
 from falaj.ports.launcher import WHOLE_GPU, Launch
 
-NO_MPS = "/nonexistent"
+MPS_DISABLED = "/nonexistent"
 """Where no daemon listens: CUDA would else look in /tmp, and share a card that a job has for itself."""
 
-DRIVER = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
+DRIVER_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
 MIB = 2**20
 
 
-def is_part(launch: Launch) -> bool:
+def is_fraction(launch: Launch) -> bool:
     """Whether it has a part of a card, rather than whole cards or slices."""
     return bool(launch.gpus) and launch.gpu_milli < WHOLE_GPU
 
@@ -28,11 +28,11 @@ def gpu_environment(launch: Launch) -> dict[str, str]:
     cards = {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if not launch.gpus:
         return cards
-    if not is_part(launch):
-        return cards | {"CUDA_MPS_PIPE_DIRECTORY": NO_MPS}
+    if not is_fraction(launch):
+        return cards | {"CUDA_MPS_PIPE_DIRECTORY": MPS_DISABLED}
     limits = {
         "CUDA_MPS_PIPE_DIRECTORY": launch.mps_directory,
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(launch.gpu_milli, processes=launch.processes),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": thread_percentage(launch.gpu_milli, processes=launch.processes),
     }
     if launch.gpu_memory_bytes:
         each = launch.gpu_memory_bytes // max(1, launch.processes) // MIB
@@ -41,7 +41,7 @@ def gpu_environment(launch: Launch) -> dict[str, str]:
     return cards | limits
 
 
-def percentage(milli: int, *, processes: int) -> str:
+def thread_percentage(milli: int, *, processes: int) -> str:
     """Of the card's multiprocessors, for each process."""
     return f"{max(0.1, milli / 10 / max(1, processes)):.4g}"
 
@@ -58,7 +58,7 @@ def gpu_devices(launch: Launch, *, root: Path = Path("/")) -> list[Path]:
     cards = [root / f"dev/nvidia{number}" for number in numbers]
     if None in numbers:
         cards = sorted((root / "dev").glob("nvidia[0-9]*"))
-    return [path for path in (*(root / "dev" / name for name in DRIVER), *cards) if path.exists()]
+    return [path for path in (*(root / "dev" / name for name in DRIVER_DEVICES), *cards) if path.exists()]
 
 
 def gpu_folders(launch: Launch) -> list[Path]:
@@ -66,12 +66,12 @@ def gpu_folders(launch: Launch) -> list[Path]:
 
     To read is enough to reach the daemon, and keeps a job from shutting others out.
     """
-    return [Path(launch.mps_directory)] if is_part(launch) else []
+    return [Path(launch.mps_directory)] if is_fraction(launch) else []
 
 
 def check_gpus(launch: Launch) -> None:
     """Refuse what would not be kept: without its daemon, CUDA takes no notice of the limits of a part."""
-    if not is_part(launch):
+    if not is_fraction(launch):
         return
     from falaj.errors import InvalidInput, Unavailable  # not for the shim: pydantic would slow every start
 
@@ -79,7 +79,7 @@ def check_gpus(launch: Launch) -> None:
         raise InvalidInput.at(
             "gpu_milli", given=f"{launch.gpu_milli} of {len(launch.gpus)} GPUs", allowed="1 to 1000 of 1 GPU"
         )
-    if not mps.answers(Path(launch.mps_directory)):
+    if not mps.is_running(Path(launch.mps_directory)):
         raise Unavailable(
             f"{launch.attempt} has a part of a GPU, and no MPS daemon answers in {launch.mps_directory}: start it"
             " with nvidia-cuda-mps-control -d, or set node.mps in falaj.toml to where it listens"

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from falaj.drivers.processes.cgroup import Group
-from falaj.drivers.processes.folder import Folder, read, write
+from falaj.drivers.processes.attempt_folder import AttemptFolder, read_json, write_json
+from falaj.drivers.processes.attempt_spec import AttemptSpec, SandboxSpec
 from falaj.drivers.processes.gpus import check_gpus
+from falaj.drivers.processes.limits.cgroup import AttemptCgroup
 from falaj.drivers.processes.nsys import find_nsys
-from falaj.drivers.processes.order import Order, Walls
-from falaj.drivers.processes.removing import remove
+from falaj.drivers.processes.tree_removal import remove_tree
 from falaj.errors import InvalidInput, Unavailable
-from falaj.ports.launcher import AttemptState, Launch, Used
+from falaj.ports.launcher import AttemptState, Launch, ResourceUsage
 
 LOG_LIMIT_BYTES = 256 * 1024 * 1024
-LONGEST_NAME = 200
-START_SECONDS = 30
-END_SECONDS = 10
+NAME_LIMIT = 200
+START_TIMEOUT_S = 30
+END_TIMEOUT_S = 10
 LOST = "What watched over it was killed, and its code with it"
-PACKAGES = Path(__file__).parents[3]
+SOURCE_ROOT = Path(__file__).parents[3]
 
 
 class ProcessLauncher:
@@ -41,65 +41,67 @@ class ProcessLauncher:
         self,
         root: Path,
         *,
-        walls: Callable[[], Walls],
+        sandbox: Callable[[], SandboxSpec],
         log_limit_bytes: int = LOG_LIMIT_BYTES,
         most_tasks: int | None = None,
         reserve_bytes: int | None = None,
         cgroup: Path | None = None,
     ) -> None:
         self._root = root.absolute()
-        self._walls = walls
+        self._walls = sandbox
         self._limits = (log_limit_bytes, most_tasks, reserve_bytes, cgroup)
 
     def start(self, launch: Launch) -> None:
         folder = self._folder(launch.attempt)
-        if folder.started.exists() or folder.is_held():
+        if folder.started.exists() or folder.is_locked():
             return
-        check(launch)
-        order = Order(launch, self._walls(), *self._limits, nsys=find_nsys(launch))
+        check_launch(launch)
+        order = AttemptSpec(launch, self._walls(), *self._limits, nsys=find_nsys(launch))
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.path.mkdir(mode=0o700, exist_ok=True)
-        write(folder.launch, order.to_json())
+        write_json(folder.launch, order.to_json())
         try:
-            said = start_shim(folder, launch.secrets)
+            said = start_supervisor(folder, launch.secrets)
         except subprocess.TimeoutExpired:
-            said = f"no sign of life within {START_SECONDS} s"
+            said = f"no sign of life within {START_TIMEOUT_S} s"
         if said:
             raise Unavailable(f"{launch.attempt} could not be started: {said}")
 
     def state(self, attempt: str) -> AttemptState:
         folder = self._folder(attempt)
-        ended = read(folder.ended)
-        if ended is None and folder.is_held():
-            running = read(folder.running)
+        ended = read_json(folder.ended)
+        if ended is None and folder.is_locked():
+            running = read_json(folder.running)
             if running is None:
                 return AttemptState("starting")
             return AttemptState(
-                "running", started_at=moment(running), limits=tuple(running.get("limits", ()))
+                "running", started_at=timestamp(running), limits=tuple(running.get("limits", ()))
             )
-        ended = ended or read(folder.ended)  # it may have ended between the two looks
+        ended = ended or read_json(folder.ended)  # it may have ended between the two looks
         if ended is not None:
             return AttemptState(
                 "ended",
                 exit_code=ended["exit_code"],
                 signal=ended["signal"],
                 reason=ended["reason"],
-                started_at=moment(ended),
-                ended_at=moment(ended, "ended_at"),
+                started_at=timestamp(ended),
+                ended_at=timestamp(ended, "ended_at"),
                 # Not there where a shim of an earlier version wrote it, whose attempt we have adopted.
-                used=Used(**ended.get("used", {})),
+                used=ResourceUsage(**ended.get("used", {})),
                 limits=tuple(ended.get("limits", ())),
                 stopped=ended.get("stopped"),
             )
         if folder.started.exists():
-            started_at, went_down = moment(read(folder.running)), folder.is_of_another_run()
-            return AttemptState("lost", reason=why_lost(folder), started_at=started_at, went_down=went_down)
+            started_at, node_restarted = timestamp(read_json(folder.running)), folder.is_from_earlier_boot()
+            return AttemptState(
+                "lost", reason=explain_loss(folder), started_at=started_at, node_restarted=node_restarted
+            )
         return AttemptState("unknown")
 
     def stop(self, attempt: str, *, grace_s: float) -> None:
         folder = self._folder(attempt)
-        if folder.is_held() and not folder.ended.exists():
-            write(folder.stop, {"grace_s": grace_s})
+        if folder.is_locked() and not folder.ended.exists():
+            write_json(folder.stop, {"grace_s": grace_s})
 
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
         try:
@@ -109,43 +111,43 @@ class ProcessLauncher:
         except FileNotFoundError:
             return b""
 
-    def forget(self, attempt: str) -> None:
+    def delete(self, attempt: str) -> None:
         folder = self._folder(attempt)
         self.stop(attempt, grace_s=0)
-        deadline = time.monotonic() + END_SECONDS
-        while folder.is_held():
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while folder.is_locked():
             if time.monotonic() > deadline:
-                raise Unavailable(f"{attempt} does not end: it was killed {END_SECONDS} s ago")
+                raise Unavailable(f"{attempt} does not end: it was killed {END_TIMEOUT_S} s ago")
             time.sleep(0.01)
-        made = read(folder.cgroup)
+        made = read_json(folder.cgroup)
         if made is not None:
-            Group(Path(made["path"])).remove()
-        order = read(folder.launch)
+            AttemptCgroup(Path(made["path"])).remove()
+        order = read_json(folder.launch)
         if order is not None:
-            remove(Path(order["launch"]["directory"]))
-        remove(folder.path)
+            remove_tree(Path(order["launch"]["directory"]))
+        remove_tree(folder.path)
 
-    def _folder(self, attempt: str) -> Folder:
+    def _folder(self, attempt: str) -> AttemptFolder:
         name = quote(attempt, safe="")
-        if not name.strip(".") or len(name) > LONGEST_NAME:
-            allowed = f"1 to {LONGEST_NAME} characters, and not only dots"
+        if not name.strip(".") or len(name) > NAME_LIMIT:
+            allowed = f"1 to {NAME_LIMIT} characters, and not only dots"
             raise InvalidInput.at("attempt", given=attempt, allowed=allowed)
-        return Folder(self._root / name)
+        return AttemptFolder(self._root / name)
 
 
-def start_shim(folder: Folder, secrets: Mapping[str, str]) -> str:
+def start_supervisor(folder: AttemptFolder, secrets: Mapping[str, str]) -> str:
     """Empty as soon as a shim has the lock, and goes its own way; or what went wrong.
 
     It gets nothing of our environment, which holds secrets; those of the attempt reach it by a pipe alone.
     """
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "falaj.drivers.processes.shim", str(folder.path)],
+        [sys.executable, "-P", "-m", "falaj.drivers.processes.supervisor", str(folder.path)],
         cwd="/",
-        env={"PATH": os.defpath, "PYTHONPATH": str(PACKAGES)},
+        env={"PATH": os.defpath, "PYTHONPATH": str(SOURCE_ROOT)},
         input=json.dumps(dict(secrets)).encode(),
         capture_output=True,
         start_new_session=True,
-        timeout=START_SECONDS,
+        timeout=START_TIMEOUT_S,
     )
     if done.returncode == 0:
         return ""
@@ -153,7 +155,7 @@ def start_shim(folder: Folder, secrets: Mapping[str, str]) -> str:
     return said[-1] if said else f"exit code {done.returncode}"
 
 
-def check(launch: Launch) -> None:
+def check_launch(launch: Launch) -> None:
     """Refuse what could never run."""
     check_gpus(launch)
     if not launch.command:
@@ -176,11 +178,11 @@ def check(launch: Launch) -> None:
             raise InvalidInput.at(limit, given=given, allowed="more than 0")
 
 
-def why_lost(folder: Folder) -> str:
+def explain_loss(folder: AttemptFolder) -> str:
     said = folder.faults.read_text(errors="replace").split("\n") if folder.faults.exists() else []
     fault = next((line for line in reversed(said) if line), "")
     return f"What watched over it failed: {fault}" if fault else LOST
 
 
-def moment(found: dict[str, Any] | None, name: str = "started_at") -> datetime | None:
+def timestamp(found: dict[str, Any] | None, name: str = "started_at") -> datetime | None:
     return None if found is None else datetime.fromtimestamp(found[name], UTC)

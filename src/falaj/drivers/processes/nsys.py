@@ -9,7 +9,7 @@ from typing import Any
 
 from falaj.ports.launcher import Launch
 
-PLACES = (
+INSTALL_PATTERNS = (
     "opt/nvidia/nsight-systems*/**/bin/nsys",
     "opt/nvidia/nsight-systems*/nsys",
     "usr/local/cuda/bin/nsys",
@@ -18,7 +18,7 @@ PLACES = (
 PROGRAM_FOLDERS = ("bin", "target-linux-x64", "target-linux-sbsa-armv8")
 OPTIONS = ("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
 """Without samples of the CPU, which the kernel gives to few."""
-VARIABLE = {"FALAJ_NVTX": "1"}
+NVTX_ENVIRONMENT = {"FALAJ_NVTX": "1"}
 """Has `fit` mark its steps, and the parts of each."""
 
 
@@ -28,7 +28,7 @@ def find_nsys(launch: Launch, *, root: Path = Path("/")) -> str | None:
         return None
     found = shutil.which("nsys")
     if found is None:
-        found = next((str(path) for place in PLACES for path in sorted(root.glob(place))), None)
+        found = next((str(path) for place in INSTALL_PATTERNS for path in sorted(root.glob(place))), None)
     if found is None:
         from falaj.errors import InvalidInput  # not for the shim: pydantic would slow every start
 

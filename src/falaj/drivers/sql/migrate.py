@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from falaj.drivers.sql.database import answering, sqlite_engine
+from falaj.drivers.sql.database import sqlite_engine, translate_errors
 from falaj.errors import Conflict
 
 HEAD = "0013"
@@ -22,7 +22,7 @@ def migrate(url: str) -> None:
         sqlite_engine(url, begin="BEGIN IMMEDIATE") if url.startswith("sqlite") else sa.create_engine(url)
     )
     try:
-        with answering():
+        with translate_errors():
             version = current_version(engine)
         if version is not None and version > HEAD:
             raise Conflict(

@@ -110,10 +110,10 @@ class AuditLog:
         rows = [_row(size + number, draft) for number, draft in enumerate(drafts)]
         frontier = Frontier.from_text(text).extend(row[LEAF] for row in rows)
         new_size, new_text = size + len(rows), frontier.to_text()
-        if not tx.quick(_SWAP, (new_size, new_text, size, text)):
+        if not tx.execute_sql(_SWAP, (new_size, new_text, size, text)):
             return False
         for row in rows:
-            if not tx.quick(_INSERT, row):
+            if not tx.execute_sql(_INSERT, row):
                 raise Tampered(f"an entry {row[0]} was put behind the end of the audit log, not by Falaj")
         self._tip = (new_size, new_text)
         return True

@@ -162,7 +162,7 @@ class Blobs:
         call = current_call()
         before = call.now - older_than
         removed = sum(1 for store in self._stores.values() for _ in self._orphans(store, before))
-        removed += sum(store.remove_leftovers(before=before) for store in self._stores.values())
+        removed += sum(store.delete_incomplete(before=before) for store in self._stores.values())
         return self.gate.commit(call, lambda: BlobCleanup(removed=removed))
 
     def _orphans(self, store: EncryptedBlobs, before: datetime) -> Iterator[BlobKey]:

@@ -61,9 +61,9 @@ class EncryptedBlobs:
     def delete(self, key: BlobKey) -> None:
         self._store.delete(key)
 
-    def remove_leftovers(self, *, before: datetime) -> int:
+    def delete_incomplete(self, *, before: datetime) -> int:
         """Remove what writes that were interrupted before `before` left; how many."""
-        return self._store.remove_leftovers(before=before)
+        return self._store.delete_incomplete(before=before)
 
     def list(self, prefix: str = "") -> Iterator[StoredBlob]:
         """What lies in the store, with the sizes that it takes there."""

@@ -54,7 +54,7 @@ class Keys:
         if call.target.id == ROOT:
             raise Conflict("the platform's own key seals the audit inputs and cannot be destroyed")
         gone = self.gate.commit(call, self._destroy)
-        self.gate.database.scrub()
+        self.gate.database.purge_deleted()
         return gone
 
     def _destroy(self) -> KeyDestruction:

@@ -10,7 +10,7 @@ from falaj.governance import objects
 from falaj.governance.identity import tokens
 from falaj.governance.identity.users import is_disabled
 from falaj.governance.operations.caller import Caller
-from falaj.ports.directory import Directory, Recognized
+from falaj.ports.directory import Directory, VerifiedPrincipal
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.names import ROOT, PrincipalId
 
@@ -34,7 +34,7 @@ class BuiltInDirectory:
         self._database = database
         self._clock = clock
 
-    def recognize(self, credential: str) -> Recognized | None:
+    def verify(self, credential: str) -> VerifiedPrincipal | None:
         if not credential.startswith(tokens.PREFIX):
             return None
         with self._database.read() as tx:
@@ -53,13 +53,13 @@ class Authenticator:
 
     def authenticate(self, credential: str, *, origin: str) -> tuple[Caller, datetime]:
         """The caller, and until when the directory vouches for it; Unauthenticated if none does."""
-        answers = (directory.recognize(credential) for directory in self._directories)
+        answers = (directory.verify(credential) for directory in self._directories)
         found = next((answer for answer in answers if answer is not None), None)
         if found is None:
             raise Unauthenticated(REFUSED)
         return self._caller(found, origin), found.until
 
-    def _caller(self, found: Recognized, origin: str) -> Caller:
+    def _caller(self, found: VerifiedPrincipal, origin: str) -> Caller:
         with self._database.read() as tx:
             person = objects.by_name(tx, workspace=ROOT, kind=found.kind, name=found.name)
             if person is None or is_disabled(tx, person.id):

@@ -23,7 +23,7 @@ from falaj.governance.operations.pagination import list_page
 from falaj.governance.policy.epochs import advance_epoch
 from falaj.governance.tables import objects as objects_table
 from falaj.governance.tables import sign_in_codes, tokens
-from falaj.ports.directory import Recognized
+from falaj.ports.directory import VerifiedPrincipal
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.identity import IssuedToken, PrincipalKind, Role, SignInLink, Token
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
@@ -165,7 +165,7 @@ def caller_for(person: StoredObject, *, origin: str) -> Caller:
     return Caller(PrincipalId(person.id), person.name, kind, origin)
 
 
-def recognize(tx: Transaction, credential: str, *, now: datetime) -> Recognized | None:
+def recognize(tx: Transaction, credential: str, *, now: datetime) -> VerifiedPrincipal | None:
     """Whom a token belongs to; none if it does not hold. Takes as long whether its id or its secret is wrong."""
     ident, _, text = credential.removeprefix(PREFIX).rpartition(".")
     row = tx.execute(_by_id, {"id": ident}).mappings().first()
@@ -173,7 +173,7 @@ def recognize(tx: Transaction, credential: str, *, now: datetime) -> Recognized 
     holds = hmac.compare_digest(_hash(text), expected)
     if not row or not holds or row["revoked_at"] or row["expires_at"] <= now:
         return None
-    return Recognized(
+    return VerifiedPrincipal(
         name=row["name"],
         kind=row["kind"],
         until=row["expires_at"],

@@ -85,7 +85,7 @@ def _reachable(
 ) -> Iterator[tuple[ObjectId, ObjectId]]:
     """The edges on the way from `start`; without a depth in one query, however deep the graph is."""
     if depth is None or depth > FEW_LEVELS:
-        rows = tx.quick(_REACHABLE.format(near=near, far=far), (start,))
+        rows = tx.execute_sql(_REACHABLE.format(near=near, far=far), (start,))
         yield from ((ObjectId(here), ObjectId(there)) for here, there in rows)
         return
     frontier, seen = [start], {start}

@@ -42,7 +42,7 @@ def claim(call: Call, tx: Transaction, seal: Seal) -> StoredAnswer | None:
     if call.terms.key is None:
         return None
     row = (call.caller.id, call.terms.key, call.operation.name, _input(call), b"", to_micros(call.now))
-    return None if tx.quick(_CLAIM, row) else recall(call, tx, seal)
+    return None if tx.execute_sql(_CLAIM, row) else recall(call, tx, seal)
 
 
 def recall(call: Call, tx: Transaction, seal: Seal) -> StoredAnswer | None:
@@ -64,7 +64,7 @@ def remember(call: Call, tx: Transaction, seal: Seal, result: Any) -> None:
         return
     answer = call.operation.output.dump_json(result)
     sealed = seal.seal(answer, context=_context(call))
-    tx.quick(_REMEMBER, (sealed, call.caller.id, call.terms.key))
+    tx.execute_sql(_REMEMBER, (sealed, call.caller.id, call.terms.key))
 
 
 def forget(tx: Transaction, *, before: datetime) -> int:

@@ -15,7 +15,7 @@ _advance = update(epochs).where(epochs.c.id == 1).values(epoch=epochs.c.epoch + 
 
 
 def current_epoch(tx: Transaction) -> int:
-    return int(tx.quick(_CURRENT)[0][0])
+    return int(tx.execute_sql(_CURRENT)[0][0])
 
 
 def advance_epoch(tx: Transaction) -> None:

@@ -19,7 +19,7 @@ _renew = update(history).where(history.c.queue == bindparam("of"))
 
 def ended_averages(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, Sums]:
     """What the ended attempts of each queue held on average; to be added to what the running ones do."""
-    rows = tx.quick(_ALL)
+    rows = tx.execute_sql(_ALL)
     if any(row[1] != half_life.total_seconds() for row in rows):  # the configuration has changed
         return _added_up(tx, now=now, half_life=half_life)
     return {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falaj.drivers.processes.frameworks.process import Ports, Process
+from falaj.drivers.processes.frameworks.process import PlannedProcess, PortAllocator
 from falaj.ports.launcher import Launch
 
 
-def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     count = launch.processes
     loopback = [] if launch.network else ["--network-interfaces", "lo"]
     return [
-        Process(
+        PlannedProcess(
             [
                 "horovodrun",
                 "--gloo",

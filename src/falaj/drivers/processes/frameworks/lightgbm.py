@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falaj.drivers.processes.frameworks.process import Ports, Process, addresses, numbered, share_of_gpus
+from falaj.drivers.processes.frameworks.process import (
+    PlannedProcess,
+    PortAllocator,
+    addresses,
+    gpu_environment,
+    rank_environment,
+)
 from falaj.ports.launcher import Launch
 
 
-def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     count = launch.processes
     chosen = ports(count)
     shared = {
@@ -16,13 +22,13 @@ def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
         "LIGHTGBM_NUM_MACHINES": str(count),
     }
     return [
-        Process(
+        PlannedProcess(
             launch.command,
             f"rank {rank}",
             {
                 **shared,
-                **numbered(rank, of=count),
-                **share_of_gpus(launch, rank, of=count),
+                **rank_environment(rank, of=count),
+                **gpu_environment(launch, rank, of=count),
                 "LIGHTGBM_LOCAL_LISTEN_PORT": str(port),
             },
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falaj.drivers.processes.frameworks.process import Ports, Process
+from falaj.drivers.processes.frameworks.process import PlannedProcess, PortAllocator
 from falaj.ports.launcher import Launch
 
 
-def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
-    return [Process(["mpiexec", "-n", str(launch.processes), *launch.command])]
+def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
+    return [PlannedProcess(["mpiexec", "-n", str(launch.processes), *launch.command])]
 
 
 def defaults(launch: Launch) -> dict[str, str]:

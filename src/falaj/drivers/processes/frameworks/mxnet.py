@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falaj.drivers.processes.frameworks.process import LOOPBACK, Ports, Process, numbered, share_of_gpus
+from falaj.drivers.processes.frameworks.process import (
+    LOOPBACK,
+    PlannedProcess,
+    PortAllocator,
+    gpu_environment,
+    rank_environment,
+)
 from falaj.drivers.processes.frameworks.torch import split_options
 from falaj.ports.launcher import Launch
 
 
-def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     """Without `roles`, all processes are workers, and one server runs beside them. Whoever imports mxnet as a
     scheduler or a server becomes one."""
     (port,) = ports(1)
@@ -24,27 +30,27 @@ def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
     serve = [python, *split_options(rest)[0], "-c", "import mxnet"]
     return [
         *(
-            Process(
+            PlannedProcess(
                 launch.command,
                 f"worker {rank}",
                 {
                     **shared,
-                    **numbered(rank, of=workers),
-                    **share_of_gpus(launch, rank, of=workers),
+                    **rank_environment(rank, of=workers),
+                    **gpu_environment(launch, rank, of=workers),
                     "DMLC_ROLE": "worker",
                 },
             )
             for rank in range(workers)
         ),
         *(
-            Process(serve, f"server {index}", shared | beside("server"), decides=False)
+            PlannedProcess(serve, f"server {index}", shared | helper_environment("server"), decides=False)
             for index in range(servers)
         ),
-        Process(serve, "scheduler", shared | beside("scheduler"), decides=False),
+        PlannedProcess(serve, "scheduler", shared | helper_environment("scheduler"), decides=False),
     ]
 
 
-def beside(role: str) -> dict[str, str]:
+def helper_environment(role: str) -> dict[str, str]:
     return {"DMLC_ROLE": role, "CUDA_VISIBLE_DEVICES": ""}
 
 

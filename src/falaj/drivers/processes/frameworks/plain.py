@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falaj.drivers.processes.frameworks.process import Ports, Process, numbered
+from falaj.drivers.processes.frameworks.process import PlannedProcess, PortAllocator, rank_environment
 from falaj.ports.launcher import Launch
 
 
-def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     if launch.processes == 1:
-        return [Process(launch.command)]
+        return [PlannedProcess(launch.command)]
     count = launch.processes
-    return [Process(launch.command, f"rank {rank}", numbered(rank, of=count)) for rank in range(count)]
+    return [
+        PlannedProcess(launch.command, f"rank {rank}", rank_environment(rank, of=count))
+        for rank in range(count)
+    ]

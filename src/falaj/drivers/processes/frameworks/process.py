@@ -9,12 +9,12 @@ from falaj.ports.launcher import Launch
 
 LOOPBACK = "127.0.0.1"
 
-Ports = Callable[[int], Sequence[int]]
+PortAllocator = Callable[[int], Sequence[int]]
 """That many ports on which nobody listens."""
 
 
 @dataclass(frozen=True)
-class Process:
+class PlannedProcess:
     """A command, and the variables that it has alone.
 
     `name` is what people call it ("rank 1", "ps 0"); it is empty for a program that starts the ranks itself. The
@@ -27,12 +27,12 @@ class Process:
     decides: bool = True
 
 
-def numbered(rank: int, *, of: int) -> dict[str, str]:
+def rank_environment(rank: int, *, of: int) -> dict[str, str]:
     """The rank, as copies of a plain command are told it."""
     return {"FALAJ_RANK": str(rank), "FALAJ_WORLD_SIZE": str(of)}
 
 
-def share_of_gpus(launch: Launch, rank: int, *, of: int) -> dict[str, str]:
+def gpu_environment(launch: Launch, rank: int, *, of: int) -> dict[str, str]:
     """Nothing where the GPUs do not divide evenly: every rank sees all of them then."""
     each, rest = divmod(len(launch.gpus), of)
     if each == 0 or rest:

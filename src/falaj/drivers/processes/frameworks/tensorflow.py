@@ -5,48 +5,54 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from falaj.drivers.processes.frameworks.process import Ports, Process, addresses, numbered, share_of_gpus
+from falaj.drivers.processes.frameworks.process import (
+    PlannedProcess,
+    PortAllocator,
+    addresses,
+    gpu_environment,
+    rank_environment,
+)
 from falaj.ports.launcher import Launch
 
-ORDER = ("chief", "worker", "ps")
+ROLES = ("chief", "worker", "ps")
 
 
-def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     """Workers only, unless `roles` say more. Parameter servers and their workers serve until they are killed."""
-    asked = {role: launch.roles[role] for role in ORDER if launch.roles.get(role)}
+    asked = {role: launch.roles[role] for role in ROLES if launch.roles.get(role)}
     roles = asked or {"worker": launch.processes}
     chosen = iter(addresses(ports(sum(roles.values()))))
     cluster = {role: [next(chosen) for _ in range(count)] for role, count in roles.items()}
     tasks = [(role, index) for role, count in roles.items() for index in range(count)]
-    gpus = gpus_of(launch, tasks)
+    gpus = gpu_environments(launch, tasks)
     return [
-        Process(
+        PlannedProcess(
             launch.command,
             f"{role} {index}",
             {
-                **numbered(rank, of=len(tasks)),
+                **rank_environment(rank, of=len(tasks)),
                 **gpus[rank],
                 "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}),
             },
-            decides=role in deciding(roles),
+            decides=role in essential_roles(roles),
         )
         for rank, (role, index) in enumerate(tasks)
     ]
 
 
-def deciding(roles: Mapping[str, int]) -> tuple[str, ...]:
+def essential_roles(roles: Mapping[str, int]) -> tuple[str, ...]:
     """With parameter servers the chief alone knows when the training is over."""
     if "ps" not in roles:
         return ("chief", "worker")
     return ("chief",) if "chief" in roles else ("worker",)
 
 
-def gpus_of(launch: Launch, tasks: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
+def gpu_environments(launch: Launch, tasks: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
     """The GPUs go to those who compute: all, or with parameter servers the workers."""
     has_servers = any(role == "ps" for role, _ in tasks)
     computing = [task for task in tasks if task[0] == "worker" or not has_servers]
     return [
-        share_of_gpus(launch, computing.index(task), of=len(computing))
+        gpu_environment(launch, computing.index(task), of=len(computing))
         if task in computing
         else {"CUDA_VISIBLE_DEVICES": ""}
         for task in tasks

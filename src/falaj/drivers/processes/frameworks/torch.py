@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falaj.drivers.processes.frameworks.process import LOOPBACK, Ports, Process, share_of_gpus
+from falaj.drivers.processes.frameworks.process import (
+    LOOPBACK,
+    PlannedProcess,
+    PortAllocator,
+    gpu_environment,
+)
 from falaj.ports.launcher import Launch
 
 SCRIPT_LATER = ("-c", "-m")
@@ -13,17 +18,17 @@ WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 RENDEZVOUS_FILE = ".falaj-rendezvous"
 """In the attempt's directory. A store in a file outlives every agent; one on a port would die with its host."""
 
-QUICK = "store_type=file,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
+RENDEZVOUS_OPTIONS = "store_type=file,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
 """A lost agent is missed after two seconds. At torchrun's own settings, going on with fewer takes 50 s."""
 
 
-def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     if is_elastic(launch):
-        return elastic(launch)
+        return elastic_agents(launch)
     # This is --standalone, by address: that option looks up "localhost", which need not have an address.
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={LOOPBACK}:0", f"--local-addr={LOOPBACK}"]
     options = ["--nnodes=1", f"--nproc-per-node={launch.processes}", *rendezvous]
-    return [Process(torchrun(launch.command, options))]
+    return [PlannedProcess(torchrun(launch.command, options))]
 
 
 def is_elastic(launch: Launch) -> bool:
@@ -31,7 +36,7 @@ def is_elastic(launch: Launch) -> bool:
     return launch.framework == "torch" and least is not None and least < launch.processes
 
 
-def elastic(launch: Launch) -> list[Process]:
+def elastic_agents(launch: Launch) -> list[PlannedProcess]:
     """An agent with one worker for each process: what is left of them goes on, from `processes_min` up."""
     least, most = launch.processes_min or launch.processes, launch.processes
     options = [
@@ -40,13 +45,14 @@ def elastic(launch: Launch) -> list[Process]:
         f"--max-restarts={most - least}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={launch.directory.absolute() / RENDEZVOUS_FILE}",
-        f"--rdzv-conf={QUICK}",
+        f"--rdzv-conf={RENDEZVOUS_OPTIONS}",
         "--rdzv-id=falaj",
         f"--local-addr={LOOPBACK}",
     ]
     command = torchrun(launch.command, options)
     return [
-        Process(command, f"agent {number}", share_of_gpus(launch, number, of=most)) for number in range(most)
+        PlannedProcess(command, f"agent {number}", gpu_environment(launch, number, of=most))
+        for number in range(most)
     ]
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from falaj.drivers.processes.frameworks.process import LOOPBACK, Ports, Process, numbered, share_of_gpus
+from falaj.drivers.processes.frameworks.process import (
+    LOOPBACK,
+    PlannedProcess,
+    PortAllocator,
+    gpu_environment,
+    rank_environment,
+)
 from falaj.drivers.processes.frameworks.torch import split_options
 from falaj.ports.launcher import Launch
 
@@ -17,7 +23,7 @@ tracker.wait_for()
 """
 
 
-def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
+def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     (port,) = ports(1)
     count = launch.processes
     python, *rest = launch.command
@@ -28,17 +34,17 @@ def processes(launch: Launch, ports: Ports) -> Sequence[Process]:
         "DMLC_NUM_WORKER": str(count),
     }
     workers = [
-        Process(
+        PlannedProcess(
             launch.command,
             f"rank {rank}",
             {
                 **shared,
-                **numbered(rank, of=count),
-                **share_of_gpus(launch, rank, of=count),
+                **rank_environment(rank, of=count),
+                **gpu_environment(launch, rank, of=count),
                 "DMLC_TASK_ID": str(rank),
             },
         )
         for rank in range(count)
     ]
     tracker = [python, *own, "-c", TRACKER, str(count), LOOPBACK, str(port)]
-    return [*workers, Process(tracker, "tracker", {"CUDA_VISIBLE_DEVICES": ""}, decides=False)]
+    return [*workers, PlannedProcess(tracker, "tracker", {"CUDA_VISIBLE_DEVICES": ""}, decides=False)]

@@ -1,0 +1,77 @@
+"""What the launcher tells the shim, as JSON: the launch, and the walls around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from falaj.ports.launcher import Launch
+from falaj.ports.sandbox import MachineFacts, Mechanism
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """How user code is kept apart: enough to build the sandbox again in another process."""
+
+    mechanism: Mechanism
+    facts: MachineFacts
+
+
+@dataclass(frozen=True)
+class AttemptSpec:
+    """`most_tasks` are the processes and threads that it may have; `reserve_bytes` is what its volume should keep free.
+
+    `cgroup` is one in which attempts may have theirs. None: what is usual. Secrets are left out of the JSON. `nsys` is
+    the program of Nsight Systems, for a launch that asks for it.
+    """
+
+    launch: Launch
+    sandbox: SandboxSpec
+    log_limit_bytes: int
+    most_tasks: int | None = None
+    reserve_bytes: int | None = None
+    cgroup: Path | None = None
+    nsys: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        launch = asdict(self.launch)
+        del launch["secrets"]
+        launch["directory"] = str(self.launch.directory)
+        launch["environment"] = dict(self.launch.environment)
+        for paths in ("readable", "hidden"):
+            launch[paths] = [str(path) for path in launch[paths]]
+        uids = self.sandbox.facts.spare_uids
+        facts = asdict(self.sandbox.facts) | {"spare_uids": [uids.start, uids.stop]}
+        sandbox = {"mechanism": self.sandbox.mechanism, "facts": facts}
+        return {
+            "launch": launch,
+            "walls": sandbox,
+            "log_limit_bytes": self.log_limit_bytes,
+            "most_tasks": self.most_tasks,
+            "reserve_bytes": self.reserve_bytes,
+            "cgroup": None if self.cgroup is None else str(self.cgroup),
+            "nsys": self.nsys,
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> AttemptSpec:
+        launch = dict(found["launch"])
+        launch["directory"] = Path(launch["directory"])
+        launch["gpus"] = tuple(launch["gpus"])
+        for paths in ("readable", "hidden"):
+            launch[paths] = [Path(path) for path in launch[paths]]
+        facts = dict(found["walls"]["facts"])
+        facts["spare_uids"] = range(*facts["spare_uids"])
+        sandbox = SandboxSpec(found["walls"]["mechanism"], MachineFacts(**facts))
+        limits = {name: found.get(name) for name in ("most_tasks", "reserve_bytes")}
+        cgroup = None if found.get("cgroup") is None else Path(found["cgroup"])
+        return cls(
+            Launch(**launch),
+            sandbox,
+            found["log_limit_bytes"],
+            **limits,
+            cgroup=cgroup,
+            nsys=found.get("nsys"),
+        )

@@ -1,0 +1,134 @@
+"""Finds in the end of a log what the user's code, or torchrun, said of its end. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+TRACEBACK = "Traceback (most recent call last):"
+GROUP_TRACEBACK = "Exception Group Traceback (most recent call last):"
+GROUP_MARGIN = re.compile(r"^[ |+-]*(?=[A-Za-z_])")
+RANK_PREFIX = re.compile(r"^\[(?:(?:rank|default)(?=\d+\]:)|(?=\d+\]<std))(\d+)\](?:<std(?:out|err)>)?:\s?")
+"""As torchrun and horovodrun mark lines."""
+HOROVOD_REPORT = re.compile(r"The first process to do so was:\nProcess name: (\d+)\nExit code: (\d+)")
+BARE_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?$")
+LAUNCHER_ERRORS = (
+    "torch.distributed.elastic.",
+    "torch.distributed.DistNetworkError",
+    "RuntimeError: Horovod detected",
+)
+TORCHRUN_REPORT = re.compile(r"ChildFailedError:?\s*$|^Failures:$|^Root Cause \(first observed failure\):$")
+TORCHRUN_FIELD = re.compile(r"^  (rank|exitcode)\s*: (-?\d+)")
+TERMINATED = -15
+SYMPTOMS = re.compile(
+    r"Connection (?:closed|reset|refused)|closed by peer|Broken pipe|[Tt]imed? ?out|NCCL|[Gg]loo|TCPStore"
+    r"|DistBackendError|DistNetworkError|DistStoreError|EOFError|recvBytes|heartbeat"
+)
+"""What a rank says when another one is gone: it is not the culprit."""
+
+
+class RankExit(NamedTuple):
+    """How one rank ended."""
+
+    rank: int | None
+    exit_code: int | None
+    signal: int | None
+
+
+def failed_rank(framework: str, text: str) -> RankExit | None:
+    """The rank that a program which starts the ranks itself tells of."""
+    if framework == "torch":
+        return failed_rank_of_torchrun(text)
+    told = HOROVOD_REPORT.search(text) if framework == "horovod" else None
+    if told is None:
+        return None
+    rank, status = int(told[1]), int(told[2])
+    return RankExit(rank, None, status - 128) if status > 128 else RankExit(rank, status, None)
+
+
+def failed_rank_of_torchrun(text: str) -> RankExit | None:
+    """The culprit among the ranks that torchrun tells of: the first that it noticed need not be the first that died."""
+    deaths = torchrun_failures(text)
+    if not deaths:
+        return None
+    marked = lines_by_rank(text)
+
+    def weight(status: tuple[int, int]) -> int:
+        rank, code = status
+        said = last_exception(marked.get(rank, []))
+        if code < 0 and code != TERMINATED:
+            return 0
+        if said and not SYMPTOMS.search(said):
+            return 1
+        return 3 if code == TERMINATED else 2
+
+    rank, code = min(deaths, key=weight)
+    return RankExit(rank, None, -code) if code < 0 else RankExit(rank, code, None)
+
+
+def torchrun_failures(text: str) -> list[tuple[int, int]]:
+    """Rank and status of each failure in its report, the one that it calls the root cause first."""
+    lines = text.splitlines()
+    found, rank, is_root = list[tuple[int, int]](), None, False
+    in_report = False
+    for line in lines:
+        if TORCHRUN_REPORT.search(line):
+            in_report, is_root = True, line.startswith("Root Cause")
+        told = TORCHRUN_FIELD.match(line) if in_report else None
+        if told and told[1] == "rank":
+            rank = int(told[2])
+        elif told and rank is not None:
+            found.insert(0 if is_root else len(found), (rank, int(told[2])))
+            rank = None
+    return found
+
+
+def lines_by_rank(text: str) -> dict[int, list[str]]:
+    """The lines that are marked as a rank's."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        if prefix := RANK_PREFIX.match(line):
+            found.setdefault(int(prefix[1]), []).append(line[prefix.end() :])
+    return found
+
+
+def exception_line(text: str, *, rank: int | None) -> str:
+    """The last exception of the user's that was printed; that of `rank` if lines are marked by ranks."""
+    lines, marked = text.splitlines(), lines_by_rank(text)
+    if rank is None or not marked:
+        return last_exception([RANK_PREFIX.sub("", line) for line in lines])
+    own = last_exception(marked.get(rank, []))
+    return own or last_exception([line for line in lines if not RANK_PREFIX.match(line)])
+
+
+def last_exception(lines: Sequence[str]) -> str:
+    users = [line for line in exceptions(lines) if not line.startswith(LAUNCHER_ERRORS)]
+    return users[-1] if users else ""
+
+
+def exceptions(lines: Sequence[str]) -> Iterable[str]:
+    """The line that ends each traceback, and a bare one such as a syntax error's."""
+    in_traceback = in_group = False
+    for line in lines:
+        if line.strip() == TRACEBACK:
+            in_traceback = True
+        elif line.strip(" +|-") == GROUP_TRACEBACK:
+            in_group = True
+        elif in_traceback and line and not line[0].isspace():
+            in_traceback = False
+            yield line
+        elif in_group and line.startswith("  | ") and line[4:5].strip():
+            in_group = False
+            yield GROUP_MARGIN.sub("", line)
+        elif BARE_EXCEPTION.match(line):
+            yield line
+
+
+def without_torchrun_report(text: str) -> str:
+    """What the workers said, without torchrun's own account of it."""
+    return re.split(r"^[EW]\d{4} .*torch/distributed/elastic", text, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,0 +1,143 @@
+"""Says in one sentence why an attempt did not go well, from how it ended and the end of its log. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from falaj.drivers.processes.diagnosis.log_errors import (
+    RankExit,
+    exception_line,
+    failed_rank,
+    last_line,
+    without_torchrun_report,
+)
+from falaj.drivers.processes.diagnosis.stacks import explain_hang, locate_crash
+from falaj.drivers.processes.frameworks import process_name
+from falaj.drivers.processes.limits.disk_usage import format_bytes
+from falaj.drivers.processes.supervisor.termination import StopCause
+from falaj.ports.launcher import Launch
+
+MAX_LENGTH = 300
+SIGNAL_EXIT_BASE = 128
+UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\u00a0-\U0010ffff]")
+
+
+@dataclass
+class AttemptOutcome:
+    """How an attempt ended. `refused` says why it was not started; `began` is False where the walls failed.
+
+    `why` says why we stopped it; `silent` and `told` are of a hang: the ranks that were silent, and what was printed
+    when they were asked where they stood. `killed_for_memory` are the ranks of which the kernel killed something,
+    `refused_tasks` is how often it refused a process, both by the attempt's cgroup; `out_of_memory` is of the machine.
+    `process_memory_bytes` is what each process could have, where no cgroup held them together.
+    """
+
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    cause: StopCause | None = None
+    why: str | None = None
+    refused: str | None = None
+    out_of_memory: bool = False
+    began: bool = True
+    silent: Sequence[int] = ()
+    told: bytes = b""
+    killed_for_memory: Sequence[int] = ()
+    refused_tasks: int = 0
+    process_memory_bytes: int | None = None
+
+
+def explain_failure(ended: AttemptOutcome, launch: Launch, tail: bytes) -> str | None:
+    """None where it went well."""
+    if ended.exit_code == 0:
+        return None
+    if ended.refused is not None:
+        return to_sentence(f"It could not be started: {' '.join(ended.refused.split())}")
+    text = tail.decode("utf-8", errors="replace")
+    if ended.cause is not None:
+        return to_sentence(explain_stop(ended, launch))
+    if not ended.began:
+        return to_sentence(
+            f"Its sandbox did not start: {last_line(text) or describe_exit(ended.exit_code, None)}"
+        )
+    death, name = RankExit(ended.rank, ended.exit_code, ended.signal), process_label(launch, ended.rank)
+    blamed = failed_rank(launch.framework, text)
+    if blamed is not None:
+        death, name = blamed, f"rank {blamed.rank}"
+    why = exception_line(text, rank=death.rank if blamed or name else None)
+    what = describe_exit(death.exit_code, death.signal) + describe_limit(ended, death, launch, why, text)
+    if not why and not death.signal:
+        why = last_line(without_torchrun_report(text))
+    who = f"{name}: " if name and launch.processes > 1 else ""
+    return to_sentence(f"{who}{what}{': ' + why if why else ''}")
+
+
+def explain_stop(ended: AttemptOutcome, launch: Launch) -> str:
+    """Why we ended it ourselves; what it made of that does not matter."""
+    if ended.cause == "timeout":
+        return f"It was stopped after {launch.timeout_s:g} s, its time limit"
+    if ended.cause == "hung":
+        told = ended.told.decode("utf-8", errors="replace")
+        return explain_hang(ended.silent, hang_s=launch.hang_s or 0, text=told, processes=launch.processes)
+    if ended.cause == "fault":
+        return ended.why or "It was stopped"
+    return f"It was stopped on request: {describe_exit(ended.exit_code, ended.signal)}"
+
+
+def process_label(launch: Launch, rank: int | None) -> str:
+    """What people call a process that we started; empty for one that starts the ranks itself."""
+    return "" if rank is None else process_name(launch, rank)
+
+
+def describe_exit(exit_code: int | None, number: int | None) -> str:
+    if number is not None:
+        return f"killed by {signal_name(number)}"
+    if (
+        exit_code is not None
+        and exit_code > SIGNAL_EXIT_BASE
+        and signal_name(exit_code - SIGNAL_EXIT_BASE).startswith("SIG")
+    ):
+        return f"exit code {exit_code} (something that it ran was killed by {signal_name(exit_code - SIGNAL_EXIT_BASE)})"
+    return f"exit code {exit_code}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_limit(ended: AttemptOutcome, death: RankExit, launch: Launch, why: str, text: str) -> str:
+    """What is known beyond the exit code: whose limit it met, and where it stood."""
+    if ended.killed_for_memory:
+        return describe_oom(ended.killed_for_memory, death, launch)
+    if ended.out_of_memory:
+        return "; the machine ran out of memory"
+    if ended.process_memory_bytes is not None and why.startswith("MemoryError"):
+        return f" (out of memory: each process may have {format_bytes(ended.process_memory_bytes)})"
+    if launch.disk_bytes is not None and (death.signal == signal.SIGXFSZ or "[Errno 27]" in why):
+        return f" (its disk quota: no file may have more than {format_bytes(launch.disk_bytes)})"
+    if ended.refused_tasks and "[Errno 11]" in why:
+        return " (it started too many processes)"
+    where = locate_crash(text) if death.signal is not None else ""
+    return f" {where}" if where else ""
+
+
+def describe_oom(ranks: Sequence[int], death: RankExit, launch: Launch) -> str:
+    whose = "all processes together" if launch.processes > 1 else "it"
+    limit = "" if launch.memory_bytes is None else f": {whose} may have {format_bytes(launch.memory_bytes)}"
+    others = [rank for rank in ranks if rank != death.rank]
+    if others and launch.processes > 1 and launch.framework != "torch":
+        return f"; rank {', '.join(map(str, others))} ran out of memory{limit}"
+    return f"; it ran out of memory{limit}"
+
+
+def to_sentence(said: str) -> str:
+    """One printable line of bounded length: what the user's code printed goes to other people's screens."""
+    clean = UNPRINTABLE.sub("", said).strip()
+    clean = clean if len(clean) <= MAX_LENGTH else clean[: MAX_LENGTH - 1] + "…"
+    return clean[:1].upper() + clean[1:]

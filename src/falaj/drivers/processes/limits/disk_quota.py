@@ -1,0 +1,147 @@
+"""Decides when an attempt holds too much of the disk: more than its quota, or most of what is left for all.
+
+A quota in the file system is not to be had everywhere, so the attempt's directory is measured again and again.
+Between two looks a single file cannot outgrow the quota (RLIMIT_FSIZE), and all attempts together cannot fill the
+volume for long: where it runs short, the attempt that holds most is stopped rather than the platform.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from falaj.drivers.processes.attempt_folder import AttemptFolder
+from falaj.drivers.processes.limits.disk_usage import (
+    DiskUsage,
+    format_bytes,
+    free_bytes,
+    scan_usage,
+    volume_bytes,
+)
+
+MIN_INTERVAL_S, SELDOMEST_S = 0.5, 30.0
+PAUSE_FACTOR = 20
+"""Of a walk's own time, the pause after it."""
+SLICE_S = 0.01
+ENTRY_BYTES = 4096
+ENTRIES_FREE = 10_000
+RESERVE_BYTES = 1 << 30
+RESERVE_SHARE = 0.02
+MIN_CULPRIT_BYTES = 64 << 20
+"""An attempt that holds less is not what fills the volume."""
+CONFIRMING_CHECKS = 3
+CHECK_INTERVAL_S = 1.0
+
+
+class UsageScan:
+    """Walks through a directory again and again, a slice of time after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._walk: Generator[None, None, DiskUsage] | None = None
+        self._spent_s = 0.0
+        self._next_at = 0.0
+
+    def advance(self, now: float) -> DiskUsage | None:
+        """Go on for a slice of time; the usage, once a walk is over."""
+        if self._walk is None:
+            if now < self._next_at:
+                return None
+            self._walk, self._spent_s = scan_usage(self._directory), 0.0
+        begun = time.monotonic()
+        try:
+            while time.monotonic() - begun < SLICE_S:
+                next(self._walk)
+        except StopIteration as done:
+            self._spent_s += time.monotonic() - begun
+            self._walk = None
+            self._next_at = now + min(SELDOMEST_S, max(MIN_INTERVAL_S, PAUSE_FACTOR * self._spent_s))
+            usage: DiskUsage = done.value
+            return usage
+        self._spent_s += time.monotonic() - begun
+        return None
+
+
+@dataclass(frozen=True)
+class DiskQuota:
+    """What an attempt may put on the disk."""
+
+    limit_bytes: int
+
+    @property
+    def limit_entries(self) -> int:
+        """Each file takes a block, or is empty: those are bounded too."""
+        return ENTRIES_FREE + self.limit_bytes // ENTRY_BYTES
+
+    def fault(self, usage: DiskUsage) -> str | None:
+        """Why it has to end; none: it is within its quota."""
+        size, entries = usage.size_bytes, usage.entries
+        where = f" in {usage.largest}" if usage.largest else ""
+        if size > self.limit_bytes:
+            held = f"{format_bytes(size)} of {format_bytes(self.limit_bytes)}"
+            return f"it filled its disk quota: {held}, most of it{where}"
+        if entries > self.limit_entries:
+            return f"it made too many files: {entries} of at most {self.limit_entries}, most bytes{where}"
+        if usage.is_too_deep:
+            return "its folders are nested too deep to be measured against its disk quota"
+        return None
+
+
+class DiskPressure:
+    """Whether this attempt is to give way, because its volume runs short and it holds most of all that run here.
+
+    Attempts tell each other what they hold by the length of an empty file, which needs no room on the disk.
+    """
+
+    def __init__(self, folder: AttemptFolder, directory: Path, *, reserve_bytes: int | None = None) -> None:
+        self._folder = folder
+        self._directory = directory
+        least = min(RESERVE_BYTES, int(volume_bytes(directory) * RESERVE_SHARE))
+        self._reserve_bytes = least if reserve_bytes is None else reserve_bytes
+        self._next_at = 0.0
+        self._looks = 0
+        self.is_short = False
+
+    def look(self, now: float) -> None:
+        if now < self._next_at:
+            return
+        self._next_at = now + CHECK_INTERVAL_S
+        with contextlib.suppress(OSError):  # its own code has removed the directory
+            self.is_short = free_bytes(self._directory) < self._reserve_bytes
+        self._looks = self._looks + 1 if self.is_short else 0
+
+    def fault(self, usage: DiskUsage) -> str | None:
+        """Why it has to end; none: another one has to, or it is not known yet."""
+        publish_usage(self._folder.usage, usage.size_bytes)
+        is_settled = self._looks >= CONFIRMING_CHECKS  # by then, the others have told too
+        if not is_settled or usage.size_bytes < MIN_CULPRIT_BYTES or not self._is_largest(usage.size_bytes):
+            return None
+        held, free = format_bytes(usage.size_bytes), format_bytes(free_bytes(self._directory))
+        where = f", most of it in {usage.largest}" if usage.largest else ""
+        return f"the disk ran full ({free} left), and it held most of all attempts here: {held}{where}"
+
+    def _is_largest(self, own: int) -> bool:
+        others = [
+            AttemptFolder(path) for path in self._folder.path.parent.iterdir() if path != self._folder.path
+        ]
+        told = [(published_usage(other.usage), other.path.name) for other in others if other.is_locked()]
+        return all((own, self._folder.path.name) > other for other in told)
+
+
+def publish_usage(path: Path, size_bytes: int) -> None:
+    with contextlib.suppress(OSError):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(opened, size_bytes)
+        finally:
+            os.close(opened)
+
+
+def published_usage(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0

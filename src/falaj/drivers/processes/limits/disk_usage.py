@@ -1,0 +1,171 @@
+"""Measures what an attempt has put on the disk, a little at a time, while its code may change all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections import Counter
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_DEPTH = 200
+"""Each folder on the way down is kept open, so that no link can lead the walk astray: there must be an end."""
+BLOCK_BYTES = 512
+MAX_SHARES = 10_000
+PAUSE_EVERY = 64
+OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@dataclass
+class DiskUsage:
+    """What a folder holds. `shares` are the bytes below each of its entries, two levels deep, as far as it has few."""
+
+    size_bytes: int = 0
+    entries: int = 0
+    is_too_deep: bool = False
+    shares: Counter[str] = field(default_factory=Counter)
+    seen: set[tuple[int, int]] = field(default_factory=set, repr=False)
+
+    @property
+    def largest(self) -> str:
+        """The entry that holds most, by its path in the folder; a deeper one where it is as good as all of it."""
+        if not self.shares:
+            return ""
+        deep = [(size, path) for path, size in self.shares.items() if "/" in path]
+        size, path = max([(self.shares[path], path) for path in self.shares if "/" not in path])
+        below = max(((s, p) for s, p in deep if p.startswith(path + "/")), default=(0, ""))
+        return below[1] if below[0] * 2 > size else path
+
+    def leave_out(self, given: DiskUsage) -> None:
+        """Take no account of what there was in the beginning."""
+        self.size_bytes = max(0, self.size_bytes - given.size_bytes)  # user code may have removed it
+        self.entries = max(0, self.entries - given.entries)
+        self.shares.subtract(given.shares)
+
+    def hold(self, size_bytes: int) -> None:
+        """Count files that have no name any more, and are open still."""
+        if size_bytes:
+            self.size_bytes += size_bytes
+            self.shares["files that were removed and are still open"] += size_bytes
+
+    def add(self, path: list[str], found: os.stat_result) -> None:
+        """Count one entry; a file with several names once."""
+        self.entries += 1
+        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+            if (found.st_dev, found.st_ino) in self.seen:
+                return
+            self.seen.add((found.st_dev, found.st_ino))
+        size = found.st_blocks * BLOCK_BYTES
+        self.size_bytes += size
+        for name in ("/".join(path[:depth]) for depth in (1, 2)[: len(path)]):
+            if name in self.shares or len(self.shares) < MAX_SHARES:
+                self.shares[name] += size
+
+
+def measure_usage(folder: Path) -> DiskUsage:
+    """All of it at once."""
+    walk = scan_usage(folder)
+    while True:
+        try:
+            next(walk)
+        except StopIteration as done:
+            usage: DiskUsage = done.value
+            return usage
+
+
+def scan_usage(folder: Path) -> Generator[None, None, DiskUsage]:
+    """A walk that stops now and then for others to have the time; what is gone by then counts as nothing.
+
+    Links are not followed, not even one that takes the place of a folder meanwhile.
+    """
+    usage, path = DiskUsage(), list[str]()
+    levels: list[tuple[int, Iterator[os.DirEntry[str]]]] = []
+    try:
+        _enter(levels, os.fspath(folder), above=None)
+        while levels:
+            opened, entries = levels[-1]
+            entry = _next(entries)
+            if entry is None:
+                _leave(levels)
+                del path[-1:]
+                continue
+            with contextlib.suppress(OSError):  # gone, or closed to us
+                found = entry.stat(follow_symlinks=False)
+                usage.add([*path, entry.name], found)
+                if stat.S_ISDIR(found.st_mode):
+                    if len(levels) >= MAX_DEPTH:
+                        usage.is_too_deep = True
+                    else:
+                        _enter(levels, entry.name, above=opened)
+                        path.append(entry.name)
+            if usage.entries % PAUSE_EVERY == 0:
+                yield
+    except OSError:
+        pass  # the folder itself is gone, or somebody took all our descriptors
+    finally:
+        while levels:
+            _leave(levels)
+    return usage
+
+
+def _next(entries: Iterator[os.DirEntry[str]]) -> os.DirEntry[str] | None:
+    with contextlib.suppress(OSError):
+        return next(entries, None)
+    return None
+
+
+def _enter(levels: list[tuple[int, Iterator[os.DirEntry[str]]]], name: str, *, above: int | None) -> None:
+    opened = _opened(name, above)
+    try:
+        levels.append((opened, os.scandir(opened)))
+    except OSError:
+        os.close(opened)
+        raise
+
+
+def _opened(name: str, above: int | None) -> int:
+    """Also a folder that user code has closed: where it has our own uid, it could else hide things there."""
+    try:
+        opened = os.open(name, OPEN_FLAGS, dir_fd=above)
+    except PermissionError:
+        closed = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        try:
+            os.chmod(f"/proc/self/fd/{closed}", 0o700)
+        finally:
+            os.close(closed)
+        return os.open(name, OPEN_FLAGS, dir_fd=above)
+    found = os.fstat(opened)
+    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IXUSR:
+        os.fchmod(opened, 0o700)
+    return opened
+
+
+def _leave(levels: list[tuple[int, Iterator[os.DirEntry[str]]]]) -> None:
+    opened, entries = levels.pop()
+    close = getattr(entries, "close", None)
+    if close is not None:
+        close()
+    os.close(opened)
+
+
+def free_bytes(folder: Path) -> int:
+    """What its volume has left for others than root."""
+    volume = os.statvfs(folder)
+    return volume.f_bavail * volume.f_frsize
+
+
+def volume_bytes(folder: Path) -> int:
+    volume = os.statvfs(folder)
+    return volume.f_blocks * volume.f_frsize
+
+
+def format_bytes(size_bytes: float) -> str:
+    """A size for people: 1.2 GiB."""
+    units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while size_bytes >= 1024 and len(units) > 1:
+        size_bytes /= 1024
+        del units[0]
+    unit = units[0]
+    return f"{size_bytes:.0f} {unit}" if size_bytes >= 100 else f"{size_bytes:.3g} {unit}"

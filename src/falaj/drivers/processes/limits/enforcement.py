@@ -1,0 +1,79 @@
+"""Chooses what holds an attempt to its share on this machine: a cgroup of its own, else limits of each process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from falaj.drivers.processes.attempt_folder import AttemptFolder, write_json
+from falaj.drivers.processes.attempt_spec import AttemptSpec
+from falaj.drivers.processes.limits.cgroup import (
+    CONTROLLERS,
+    AttemptCgroup,
+    CgroupLimits,
+    CgroupParent,
+    find_parent,
+)
+
+
+@dataclass(frozen=True)
+class AppliedLimits:
+    """`processes` are resource limits by their names, set in each rank; `words` say what holds what."""
+
+    group: AttemptCgroup | None = None
+    processes: dict[str, int] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+
+def apply_limits(folder: AttemptFolder, order: AttemptSpec, *, ranks: int, most_tasks: int) -> AppliedLimits:
+    """Make what there is to make, before the attempt starts."""
+    launch, parent = order.launch, find_parent(order.cgroup)
+    share = CgroupLimits(launch.memory_bytes, max(launch.processes, ranks), ranks, launch.cpus, most_tasks)
+    group, controllers = None, frozenset[str]()
+    if parent is not None:
+        with contextlib.suppress(OSError):
+            group = create_cgroup(folder, parent, launch.attempt, share)
+            controllers = parent.controllers
+    limits = dict[str, int]()
+    words = [f"{name}: cgroup" for name in CONTROLLERS if name in controllers]
+    if launch.memory_bytes is not None and "memory" not in controllers:
+        limits["RLIMIT_DATA"] = max(1, launch.memory_bytes // share.processes)
+        words.append("memory: each process (RLIMIT_DATA)")
+    if "pids" not in controllers:
+        if has_own_uid(order):
+            limits["RLIMIT_NPROC"] = most_tasks
+            words.append("pids: its uid (RLIMIT_NPROC), and counted")
+        else:
+            words.append("pids: counted")
+    if launch.disk_bytes is not None:
+        limits["RLIMIT_FSIZE"] = launch.disk_bytes
+        words.append("disk: measured, and each file (RLIMIT_FSIZE)")
+    return AppliedLimits(group, limits, tuple(words))
+
+
+def create_cgroup(
+    folder: AttemptFolder, parent: CgroupParent, attempt: str, share: CgroupLimits
+) -> AttemptCgroup:
+    group = AttemptCgroup.named(parent, f"{os.fspath(folder.path)}/{attempt}")
+    write_json(folder.cgroup, {"path": str(group.path)})
+    group.make(share, parent.controllers)
+    return group
+
+
+def has_own_uid(order: AttemptSpec) -> bool:
+    """Whether the attempt's uid is nobody else's, so that the kernel's count of its processes is the attempt's."""
+    facts = order.sandbox.facts
+    return order.sandbox.mechanism in ("bubblewrap", "uid") and facts.is_root and len(facts.spare_uids) > 1
+
+
+def describe_enforcement(cgroup: Path | None) -> tuple[bool, str]:
+    """For the doctor: whether cgroups hold attempts here, and what does."""
+    parent = find_parent(cgroup)
+    if parent is None:
+        return (
+            False,
+            "no cgroup (v2) was named or delegated: memory is limited for each process, processes are counted",
+        )
+    return True, f"{', '.join(sorted(parent.controllers))} by cgroups below {parent.path}"

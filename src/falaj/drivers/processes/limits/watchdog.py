@@ -1,0 +1,98 @@
+"""Watches over what an attempt may use while it runs: life, disk and processes. Each says why it has to end."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from falaj.drivers.processes.attempt_folder import AttemptFolder
+from falaj.drivers.processes.attempt_spec import AttemptSpec
+from falaj.drivers.processes.diagnosis import heartbeats
+from falaj.drivers.processes.limits.disk_quota import DiskPressure, DiskQuota, UsageScan
+from falaj.drivers.processes.limits.disk_usage import measure_usage
+from falaj.drivers.processes.limits.tasks import TaskLimit, unlinked_bytes
+from falaj.drivers.processes.sandbox_init import init
+from falaj.drivers.processes.supervisor.termination import StopCause
+
+DEFAULT_TASKS = 1024
+TASKS_PER_CORE = 16
+"""Of each process: libraries make pools of threads as large as the machine, whatever share of it they have."""
+
+
+class WatchdogAlarm(NamedTuple):
+    cause: StopCause
+    why: str
+
+
+class AttemptWatchdog:
+    """All that is looked at from time to time; `now` is a reading of one monotonic clock."""
+
+    def __init__(self, folder: AttemptFolder, order: AttemptSpec, *, now: float) -> None:
+        launch = order.launch
+        self._heartbeats = launch.directory / heartbeats.FOLDER
+        self._silence = None if launch.hang_s is None else heartbeats.HeartbeatMonitor(launch.hang_s, now=now)
+        self._beats_at = now
+        self.silent: list[int] = []
+        self._device = launch.directory.stat().st_dev
+        self._given = measure_usage(launch.directory)  # its code and inputs, for which it is not to blame
+        self._measuring = UsageScan(launch.directory)
+        self._quota = None if launch.disk_bytes is None else DiskQuota(launch.disk_bytes)
+        self._shortage = DiskPressure(folder, launch.directory, reserve_bytes=order.reserve_bytes)
+        self.most_tasks = task_limit(order)
+        self._tasks = TaskLimit(self.most_tasks)
+
+    def heard(self, now: float) -> None:
+        """Something was printed."""
+        if self._silence is not None:
+            self._silence.heard(now)
+
+    def look(self, now: float) -> WatchdogAlarm | None:
+        """Whatever is due for a look; none: it may go on."""
+        return self._look_for_life(now) or self._look_at_tasks(now) or self._look_at_disk(now)
+
+    def _look_for_life(self, now: float) -> WatchdogAlarm | None:
+        if self._silence is None or now < self._beats_at:
+            return None
+        self._beats_at = now + heartbeats.CHECK_INTERVAL_S
+        self._silence.look(heartbeats.read_heartbeats(self._heartbeats), now)
+        silent = self._silence.silent(now)
+        if silent and (living := living_ranks()):
+            self._silence.void(set(silent) - living)
+            silent = self._silence.silent(now)
+        if silent is None:
+            return None
+        self.silent = silent
+        return WatchdogAlarm("hung", "")
+
+    def _look_at_tasks(self, now: float) -> WatchdogAlarm | None:
+        count = self._tasks.look(now)
+        if count is None:
+            return None
+        return WatchdogAlarm(
+            "fault",
+            f"it started too many processes: {count} with their threads, of at most {self.most_tasks}",
+        )
+
+    def _look_at_disk(self, now: float) -> WatchdogAlarm | None:
+        self._shortage.look(now)
+        if self._quota is None and not self._shortage.is_short:
+            return None
+        usage = self._measuring.advance(now)
+        if usage is None:
+            return None
+        usage.leave_out(self._given)
+        usage.hold(unlinked_bytes(os.getpid(), self._device))
+        fault = self._quota.fault(usage) if self._quota else None
+        if fault is None and self._shortage.is_short:
+            fault = self._shortage.fault(usage)
+        return None if fault is None else WatchdogAlarm("fault", fault)
+
+
+def living_ranks() -> set[int]:
+    """The numbers of the ranks that live, as far as processes have them in their environment."""
+    return {rank for pid in init.descendants() if (rank := init.rank_of(pid)) is not None}
+
+
+def task_limit(order: AttemptSpec) -> int:
+    usual = DEFAULT_TASKS + TASKS_PER_CORE * (os.cpu_count() or 1) * order.launch.processes
+    return usual if order.most_tasks is None else order.most_tasks

@@ -1,0 +1,1 @@
+"""Measures the CPU time, memory and energy that an attempt uses."""

@@ -1,0 +1,135 @@
+"""Measures what an attempt uses: CPU time, memory and energy. The shim has one, and looks at it while it waits."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from falaj.drivers.machine.kernel_files import read_number, read_text
+from falaj.drivers.processes.metering import process_tree
+from falaj.drivers.processes.metering.counters import CounterDelta
+from falaj.drivers.processes.metering.energy import CpuEnergy
+from falaj.drivers.processes.metering.gpu_energy import GpuEnergy
+from falaj.ports.launcher import WHOLE_GPU, Launch, ResourceUsage
+
+INTERVAL_S = 1.0
+FIRST_INTERVAL_S = 0.05
+PAUSE_FACTOR = 100
+"""A look that took long is followed by a pause so many times as long: to look at much memory takes a while."""
+
+KIB = 1024 if sys.platform == "linux" else 1  # the unit of ru_maxrss
+
+
+class ResourceMeter:
+    """What the processes below this one use, from now on.
+
+    `group` is their cgroup (v2), which counts exactly; without one they are looked at now and then, and what was
+    held for a moment between two looks is missed, but for the largest process's peak, which the kernel keeps.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        group: Path | None = None,
+        root: Path = Path("/"),
+        gpu_energy: Callable[..., GpuEnergy] = GpuEnergy,
+    ) -> None:
+        self._launch, self._group, self._root = launch, group, root
+        self._open_gpus = gpu_energy
+        self._gpus: GpuEnergy | None = None
+        self._cpus = CpuEnergy(root)
+        self._busy = CounterDelta(lambda: process_tree.busy_ticks(root))
+        self._reaped_before_s = reaped_cpu_s()
+        self._cpu_s = self._charged_cpu_s = 0.0
+        self._peak_bytes = 0
+        self._cpu_j = self._gpu_j = 0.0
+        self._pause_s = FIRST_INTERVAL_S
+        self._next_at = 0.0
+
+    def sample(self) -> None:
+        """Look, if it is time to; call this as often as you like."""
+        began = time.monotonic()
+        if began < self._next_at:
+            return
+        self._look()
+        took = time.monotonic() - began
+        self._pause_s = min(INTERVAL_S, self._pause_s * 2)
+        self._next_at = began + max(self._pause_s, took * PAUSE_FACTOR)
+
+    def used(self) -> ResourceUsage:
+        """What was used by now; call it once more when all have ended and were waited for, and then `close`."""
+        self._look()
+        return ResourceUsage(
+            cpu_s=round(self._cpu_s, 3),
+            peak_memory_bytes=self._peak_bytes or None,
+            cpu_energy_j=round(self._cpu_j, 3) if self._cpus.is_there else None,
+            gpu_energy_j=self._gpu_energy_j(),
+        )
+
+    def close(self) -> None:
+        if self._gpus is not None:
+            self._gpus.close()
+
+    def _look(self) -> None:
+        if (
+            self._launch.gpus and self._gpus is None
+        ):  # not sooner: it takes a while, and somebody waits for a start
+            self._gpus = self._open_gpus(self._launch.gpus)
+        processes = (
+            {} if self._is_counted_by_group() else process_tree.descendants(os.getpid(), root=self._root)
+        )
+        self._cpu_s = max(self._cpu_s, self._cpu_now_s(processes))
+        self._peak_bytes = max(self._peak_bytes, self._memory_now_bytes(processes))
+        self._charge()
+
+    def _is_counted_by_group(self) -> bool:
+        """A group may lack the controller of the memory."""
+        return self._group is not None and read_number(self._group / "memory.current") is not None
+
+    def _cpu_now_s(self, processes: dict[int, process_tree.ProcessStat]) -> float:
+        """The higher of two counts: a group knows nothing of what ran before it was entered."""
+        seen = reaped_cpu_s() - self._reaped_before_s + process_tree.cpu_s(processes)
+        return max(seen, cgroup_cpu_s(self._group))
+
+    def _memory_now_bytes(self, processes: dict[int, process_tree.ProcessStat]) -> int:
+        if self._group is not None:
+            peak = read_number(self._group / "memory.peak")  # not before Linux 5.19
+            held = read_number(self._group / "memory.current") if peak is None else peak
+            if held is not None:
+                return held
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIB
+        return max(largest, process_tree.memory_bytes(processes, root=self._root))
+
+    def _charge(self) -> None:
+        """The attempt's part of the CPUs' energy is its part of the time that they worked."""
+        busy_s, own_s = self._busy.more() / process_tree.TICKS, self._cpu_s - self._charged_cpu_s
+        self._charged_cpu_s = self._cpu_s
+        spent_j = self._cpus.more_j()
+        if own_s > 0:
+            self._cpu_j += spent_j * (1.0 if own_s >= busy_s else own_s / busy_s)
+        if self._gpus is not None:
+            self._gpu_j += self._gpus.more_j() * self._launch.gpu_milli / WHOLE_GPU
+
+    def _gpu_energy_j(self) -> float | None:
+        if not self._launch.gpus:
+            return 0.0
+        return round(self._gpu_j, 3) if self._gpus is not None and self._gpus.is_there else None
+
+
+def reaped_cpu_s() -> float:
+    """The CPU time of all that this process has started, once they have ended and were waited for."""
+    told = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return told.ru_utime + told.ru_stime
+
+
+def cgroup_cpu_s(group: Path | None) -> float:
+    """What a cgroup and all below it have taken; nothing where nobody counts it."""
+    told = "" if group is None else read_text(group / "cpu.stat")
+    found = re.search(r"^usage_usec (\d+)$", told, re.MULTILINE)
+    return int(found[1]) / 1e6 if found else 0.0

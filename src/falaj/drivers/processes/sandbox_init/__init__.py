@@ -1,0 +1,1 @@
+"""Programs that run inside the sandbox, from their source text: standard library only."""

@@ -1,0 +1,387 @@
+"""The first process inside the sandbox: starts the ranks, passes a stop on to them, and leaves none behind.
+
+Its text is sent to a Python in the sandbox, where nothing of ours is installed: standard library only. It
+speaks with the shim over a socket: "running", the cgroup it wants to be moved to, and how the ranks ended go up;
+"entered", "stacks", "term" and "kill" come down. Where the stream ends, the shim is gone, and everything here ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+COULD_NOT_START = 127
+PR_SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+FREEZE_PASSES = 100
+STACK_SIGNAL_OFFSET = 11  # above SIGRTMIN, as the hook registers it
+DUMP_TIMEOUT_S = 5.0
+STACK_TIMEOUT_S = 1.0
+STACK_LIMIT_BYTES = 64 * 1024
+MAX_STACKS = 64
+RANK_VARIABLES = (
+    b"FALAJ_RANK",
+    b"RANK",
+    b"HOROVOD_RANK",
+    b"OMPI_COMM_WORLD_RANK",
+    b"PMI_RANK",
+    b"JAX_PROCESS_ID",
+)
+
+
+class Gang:
+    """Ranks that live and die together."""
+
+    def __init__(self, plan: dict[str, Any], line: SupervisorChannel) -> None:
+        self._plan = plan
+        self._line = line
+        self._ranks: dict[int, int] = {}  # pid -> rank
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._kill_at: float | None = None
+        self._bearable: int = plan.get("tolerates", 0)
+        self.ended: dict[str, int | None] | None = None
+        """How it ended: rank, exit code, signal; that of the first rank that failed, if one did."""
+
+    @property
+    def is_over(self) -> bool:
+        return not self._ranks
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for the ranks before they are killed."""
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+
+    def start(self) -> None:
+        for rank, each in enumerate(self._plan["ranks"]):
+            self._line.enter(f"rank-{rank}")
+            try:
+                process = subprocess.Popen(
+                    each["command"],
+                    cwd=self._plan["folder"],
+                    env={**os.environ, **each["environment"]},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=self._limit,
+                )
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                print(f"{each['command'][0]}: {error}", file=sys.stderr, flush=True)
+                self._note(rank, COULD_NOT_START, None)
+                if self.ended is not None:
+                    return
+                continue  # it can do without this one
+            self._started.append(process)
+            self._ranks[process.pid] = rank
+        self._line.enter("home")
+
+    def _limit(self) -> None:
+        for name, limit in self._plan["limits"].items():
+            number = getattr(resource, name)
+            hard = resource.getrlimit(number)[1]
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(number, (limit, limit))
+
+    def tell_stacks(self) -> None:
+        """Write down where every process stands, for the log."""
+        known = {} if self._plan["is_launcher"] else self._ranks
+        dump_stacks(os.path.join(self._plan["heartbeat"], "stacks"), known)
+
+    def reap(self) -> None:
+        """Take note of every process that has ended; the first failure stops the others."""
+        ended = [(self._ranks.pop(pid), status) for pid, status in reap_children() if pid in self._ranks]
+        for rank, status in sorted(ended, key=lambda each: not self._decides(each[0])):
+            if os.WIFSIGNALED(status):
+                self._note(rank, None, os.WTERMSIG(status))
+            else:
+                self._note(rank, os.WEXITSTATUS(status), None)
+        if self._ranks and not self._deciding():
+            self.kill()  # such as parameter servers, which would serve for ever
+
+    def _note(self, rank: int, exit_code: int | None, killed_by: int | None) -> None:
+        if not self._decides(rank) and (exit_code == 0 or not self._deciding()):
+            return
+        if exit_code != 0 and self._bearable > 0 and self._deciding():
+            self._bear(rank, f"exit code {exit_code}" if killed_by is None else f"signal {killed_by}")
+            return
+        failed_before = self.ended is not None and self.ended["exit_code"] != 0
+        if not failed_before:
+            self.ended = {"rank": rank, "exit_code": exit_code, "signal": killed_by}
+        if exit_code != 0 and not failed_before:
+            self.terminate()
+            self._kill_at = time.monotonic() + self._plan["grace_s"]
+
+    def _bear(self, rank: int, how: str) -> None:
+        """Go on without a process; what it has left behind would else go on beside the others."""
+        self._bearable -= 1
+        print(
+            f"falaj: {self._plan['ranks'][rank]['name']} was lost ({how}); the others go on", file=sys.stderr
+        )
+        sys.stderr.flush()
+        for orphan in set(children()) - set(self._ranks):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)
+
+    def _decides(self, rank: int) -> bool:
+        """Whether the attempt goes on as long as this one does; the others are there for those that decide."""
+        return bool(self._plan["ranks"][rank].get("decides", True))
+
+    def _deciding(self) -> list[int]:
+        return [pid for pid, rank in self._ranks.items() if self._decides(rank)]
+
+    def terminate(self) -> None:
+        """Ask those that decide to end; they may need the others for it, to save what those hold."""
+        self._bearable = 0
+        self._send(signal.SIGTERM, self._deciding())
+
+    def kill(self) -> None:
+        self._kill_at = None
+        self._send(signal.SIGKILL, list(self._ranks))
+
+    def _send(self, number: int, pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
+
+
+def main(plan: dict[str, Any]) -> int:
+    become_subreaper()
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # not ignored: ranks would inherit that
+    with socket.socket(socket.AF_UNIX) as shim:
+        shim.connect(plan["socket"])
+        line = SupervisorChannel(shim, is_limited=plan["is_limited"])
+        line.say({"running": True})
+        gang = Gang(plan, line)
+        gang.start()
+        wait_for_ranks(gang, line, wake)
+        kill_descendants()
+        ended = gang.ended or {"rank": 0, "exit_code": None, "signal": signal.SIGKILL}
+        line.say(ended)
+    code = ended["exit_code"]
+    return code if code is not None else 128 + (ended["signal"] or 0)
+
+
+class SupervisorChannel:
+    """The conversation with the shim."""
+
+    def __init__(self, shim: socket.socket, *, is_limited: bool) -> None:
+        self._shim = shim
+        self._is_limited = is_limited
+        self.words: list[str] = []
+        """What it has said, and nobody has heeded yet."""
+        self.is_open = True
+
+    def fileno(self) -> int:
+        return self._shim.fileno()
+
+    def say(self, what: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._shim.sendall(json.dumps(what).encode() + b"\n")
+
+    def hear(self) -> None:
+        try:
+            said = self._shim.recv(4096).decode().split()
+        except ConnectionError:
+            said = []
+        self.is_open = bool(said)
+        self.words += said
+
+    def enter(self, leaf: str) -> None:
+        """Have ourselves moved to another cgroup, where there are any: what is started then, is born there."""
+        if not self._is_limited:
+            return
+        self.say({"enter": leaf})
+        while self.is_open and "entered" not in self.words:
+            self.hear()
+        if self.is_open:
+            self.words.remove("entered")
+
+
+def wait_for_ranks(gang: Gang, line: SupervisorChannel, wake: int) -> None:
+    """Until all ranks have ended: reap them, and do what the shim says."""
+    gang.reap()
+    while not gang.is_over:
+        run_commands(gang, line)
+        ready, _, _ = select.select([line.fileno(), wake], [], [], gang.patience_s)
+        if not ready:
+            gang.kill()
+        if wake in ready:
+            os.read(wake, 4096)
+        if line.fileno() in ready:
+            line.hear()
+            if not line.is_open:
+                gang.kill()
+                return
+            run_commands(gang, line)
+        gang.reap()
+
+
+def run_commands(gang: Gang, line: SupervisorChannel) -> None:
+    words, line.words = line.words, []
+    if "stacks" in words:
+        gang.tell_stacks()
+    if "term" in words:
+        gang.terminate()
+    if "kill" in words:
+        gang.kill()
+
+
+def reap_children() -> list[tuple[int, int]]:
+    """The children that have ended since the last call, orphans of the user's among them, and how."""
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            found.append((pid, status))
+    return found
+
+
+def become_subreaper() -> None:
+    """Have orphans among our descendants become our children, so that none gets away (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants() -> None:
+    """Kill all our descendants: whose parent dies becomes our child, until there is none."""
+    pause_s = 0.002
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            for each in stop_descendants():
+                send_signal(each, signal.SIGKILL)
+            time.sleep(pause_s)
+            pause_s = min(0.1, 2 * pause_s)  # one that a device holds may take minutes
+
+
+def stop_descendants() -> set[int]:
+    """Stop all our descendants, so that none starts another while they are killed; the processes found."""
+    frozen = set[int]()
+    for _ in range(FREEZE_PASSES):
+        new = set(descendants()) - frozen
+        for each in new:
+            send_signal(each, signal.SIGSTOP)
+        frozen |= new
+        if not new:
+            break
+    return frozen
+
+
+def send_signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def descendants() -> list[int]:
+    """All processes below us now, dead ones that nobody has reaped included; parents before their children."""
+    below, found, waiting = children_by_parent(), [], [os.getpid()]
+    while waiting:
+        new = sorted(below.pop(waiting.pop(0), []))
+        found += new
+        waiting += new
+    return found
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """The children of every process that has some."""
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                # The name of the program may hold spaces and brackets; the parent is second behind it.
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+                found.setdefault(parent, []).append(int(name))
+    return found
+
+
+def children() -> list[int]:
+    """Our children now, dead ones that nobody has reaped included."""
+    return children_by_parent().get(os.getpid(), [])
+
+
+def dump_stacks(path: str, known: dict[int, int]) -> None:
+    """Print where each of our descendants stands, the ranks by their numbers."""
+    deadline = time.monotonic() + DUMP_TIMEOUT_S
+    for pid in descendants()[:MAX_STACKS]:
+        rank = known.get(pid, rank_of(pid))
+        who = "a process" if rank is None else f"rank {rank}"
+        told = python_stack(pid, path) if time.monotonic() < deadline else b""
+        words = f"[falaj: {who}, process {pid}: {command_line(pid)}]\n".encode()
+        os.write(2, b"\n" + words + (told or kernel_stack(pid)) + b"\n")
+
+
+def rank_of(pid: int) -> int | None:
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/environ", "rb") as file:
+        variables = dict(each.partition(b"=")[::2] for each in file.read().split(b"\0"))
+        return next((int(variables[name]) for name in RANK_VARIABLES if name in variables), None)
+    return None
+
+
+def python_stack(pid: int, path: str) -> bytes:
+    """What a Python process that has the hook says of itself; empty: it has not, or does not answer."""
+    number = signal.SIGRTMIN + STACK_SIGNAL_OFFSET
+    if not has_handler(pid, number):
+        return b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        send_signal(pid, number)
+        deadline, told = time.monotonic() + STACK_TIMEOUT_S, b""
+        while time.monotonic() < deadline and len(told) < STACK_LIMIT_BYTES:
+            new = file.read(STACK_LIMIT_BYTES)
+            told += new
+            if told and not new:
+                break
+            time.sleep(0.03)
+        return told
+    return b""
+
+
+def has_handler(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, which would else kill it."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def kernel_stack(pid: int) -> bytes:
+    """What the kernel tells of a process that tells nothing itself."""
+    told = b""
+    for name in ("wchan", "stack"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+            told += b"  " + name.encode() + b": " + file.read(4096).strip() + b"\n"
+    return told or b"  (nothing is known)\n"
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read(200).replace(b"\0", b" ").decode(errors="replace").strip().replace("\n", " ")
+    return "?"
+
+
+def load_plan(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        plan: dict[str, Any] = json.load(file)
+    os.unlink(path)
+    return plan
+
+
+if __name__ == "__main__":
+    sys.exit(main(load_plan(sys.argv[1])))

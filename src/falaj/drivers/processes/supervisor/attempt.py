@@ -1,0 +1,287 @@
+"""Runs one attempt from its order to its end: starts it in the sandbox, keeps its log, stops it when told."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from falaj.drivers.processes.attempt_folder import (
+    AttemptFolder,
+    boot_identity,
+    create_marker,
+    read_json,
+    write_json,
+)
+from falaj.drivers.processes.attempt_spec import AttemptSpec
+from falaj.drivers.processes.diagnosis import heartbeats
+from falaj.drivers.processes.diagnosis.reasons import AttemptOutcome, explain_failure
+from falaj.drivers.processes.limits.enforcement import AppliedLimits, apply_limits
+from falaj.drivers.processes.limits.watchdog import AttemptWatchdog
+from falaj.drivers.processes.metering.meter import ResourceMeter
+from falaj.drivers.processes.nsys import under_nsys
+from falaj.drivers.processes.sandbox_init import init
+from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
+from falaj.drivers.processes.supervisor.init_channel import InitChannel
+from falaj.drivers.processes.supervisor.init_plan import build_user_code
+from falaj.drivers.processes.supervisor.ranks import plan_ranks
+from falaj.drivers.processes.supervisor.secret_mask import SecretMask
+from falaj.drivers.processes.supervisor.termination import StopAction, Termination
+from falaj.drivers.processes.tree_removal import remove_tree
+from falaj.drivers.sandbox import sandbox_for
+from falaj.ports.launcher import ResourceUsage
+
+TICK_S = 0.1
+SHORT_TICK_S = 0.005
+DRAIN_S = 5.0
+FULL_DISK_RETRIES = 60
+CHUNK_BYTES = 1 << 20
+STACK_DUMP_S = 5.0
+STACKS_LIMIT_BYTES = 1 << 20
+"""Of what is printed after a hang was noticed: the stacks."""
+
+
+def supervise(folder: AttemptFolder, secrets: Mapping[str, str]) -> None:
+    found = AttemptSpec.from_json(read_json(folder.launch) or {})
+    order = replace(found, launch=replace(found.launch, secrets=secrets))
+    mask = SecretMask(secrets.values())
+    output = AttemptLog(folder.log, limit_bytes=order.log_limit_bytes, mask=mask)
+    init.become_subreaper()
+    oom_kills, accepted_at = count_oom_kills(), time.time()
+    create_marker(folder.started, boot_identity())
+    attempt = AttemptSupervisor(folder, order, output)
+    try:
+        ended = attempt.run()
+    except Exception as error:
+        init.kill_descendants()
+        ended = AttemptOutcome(refused=user_message(error))
+    output.close()
+    if ended.signal == signal.SIGKILL and ended.cause is None and attempt.limits.group is None:
+        ended.out_of_memory = count_oom_kills() > oom_kills
+    reason = explain_failure(ended, order.launch, output.tail)
+    started_at = (read_json(folder.running) or {"started_at": accepted_at})["started_at"]
+    result = {
+        "exit_code": ended.exit_code,
+        "signal": ended.signal,
+        "reason": None
+        if reason is None
+        else mask.hide(reason.encode(errors="replace")).decode(errors="replace"),
+        "started_at": started_at,
+        "ended_at": max(started_at, time.time()),  # the clock may have been set back meanwhile
+        "used": asdict(attempt.clear()),
+        "limits": attempt.limits.words,
+        "stopped": ended.cause == "stopped",
+    }
+    write_result(folder.ended, result)
+
+
+def user_message(error: Exception) -> str:
+    """What the user is to read of it; a fault of ours is raised again, and makes the attempt a lost one."""
+    from falaj.errors import FalajError  # not sooner: it loads pydantic, for which every start would wait
+
+    if isinstance(error, (FalajError, OSError)):
+        return str(error)
+    raise error
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Write the result down; the attempt may have filled the disk, so give somebody a minute to make room."""
+    for _ in range(FULL_DISK_RETRIES):
+        try:
+            return write_json(path, result)
+        except OSError:
+            time.sleep(1)
+    write_json(path, result)
+
+
+class AttemptSupervisor:
+    """One attempt while it runs."""
+
+    def __init__(self, folder: AttemptFolder, order: AttemptSpec, output: AttemptLog) -> None:
+        self._folder = folder
+        self._order = order
+        self._launch = order.launch
+        self._output = output
+        self._stop_seen = 0
+        self._last: StopAction | None = None
+        self._tick_s = SHORT_TICK_S
+        self._told = bytearray()
+        self._meter: ResourceMeter | None = None
+        self.limits = AppliedLimits()
+
+    def run(self) -> AttemptOutcome:
+        now, timeout_s = time.monotonic(), self._launch.timeout_s
+        self._stopping = Termination(None if timeout_s is None else now + timeout_s, self._launch.grace_s)
+        self._talk = InitChannel(self._launch.directory)
+        self._guards = AttemptWatchdog(self._folder, self._order, now=now)
+        reading, writing = open_output_pipe()
+        try:
+            process = self._start(writing)
+        finally:
+            os.close(writing)
+        with selectors.DefaultSelector() as selector:
+            selector.register(reading, selectors.EVENT_READ)
+            selector.register(self._talk, selectors.EVENT_READ)
+            while process.poll() is None:
+                for key, _ in selector.select(self._tick_s):
+                    self._take_in(selector, key, reading)
+                self._look()
+                self._enforce(process)
+        init.kill_descendants()  # before the rest of the log is read: strays may hold the pipe
+        self._drain(reading)
+        if self._talk.is_connected:
+            while self._talk.hear():
+                pass
+        return self._outcome(process.returncode)
+
+    def clear(self) -> ResourceUsage:
+        """Remove what was made for it, and tell what it used."""
+        used = ResourceUsage()
+        if self._meter is not None:
+            with contextlib.suppress(OSError, ValueError):
+                used = self._meter.used()
+                self._meter.close()
+        if self.limits.group is not None:
+            self.limits.group.remove()
+        with contextlib.suppress(OSError):
+            remove_tree(self._launch.directory / heartbeats.FOLDER)
+        return used
+
+    def _start(self, writing: int) -> subprocess.Popen[bytes]:
+        sandbox, most_tasks = self._order.sandbox, self._guards.most_tasks
+        ranks = under_nsys(self._order.nsys, plan_ranks(self._launch), self._launch)
+        self.limits = apply_limits(self._folder, self._order, ranks=len(ranks), most_tasks=most_tasks)
+        group = self.limits.group
+        self._meter = ResourceMeter(self._launch, group=group.path if group else None)
+        code = build_user_code(self._order, ranks, self.limits, control=self._folder.path.parent)
+        return sandbox_for(sandbox.mechanism, sandbox.facts).start(code, stdout=writing, stderr=writing)
+
+    def _take_in(self, selector: selectors.BaseSelector, key: selectors.SelectorKey, reading: int) -> None:
+        if key.fileobj == reading:
+            if not self._copy(reading):
+                selector.unregister(reading)
+        elif not self._talk.is_connected:
+            selector.unregister(self._talk)
+            self._talk.accept()
+            selector.register(self._talk, selectors.EVENT_READ)
+            with contextlib.suppress(OSError):  # a full disk is no reason to end it
+                write_json(self._folder.running, {"started_at": time.time(), "limits": self.limits.words})
+            self._tick_s = TICK_S
+        elif not self._talk.hear():
+            selector.unregister(self._talk)
+            self._tick_s = SHORT_TICK_S  # it ends
+        elif (leaf := self._talk.request()) is not None:
+            self._move(leaf)
+
+    def _move(self, leaf: str) -> None:
+        if self.limits.group is not None:
+            self.limits.group.enter(self._talk.caller(), leaf)
+        self._talk.say("entered")
+
+    def _copy(self, reading: int) -> bool:
+        """Move what was printed into the log; False at its end."""
+        try:
+            chunk = os.read(reading, CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        self._output.add(chunk)
+        self._guards.heard(time.monotonic())
+        if self._stopping.cause == "hung" and len(self._told) < STACKS_LIMIT_BYTES:
+            self._told += chunk
+        return bool(chunk)
+
+    def _drain(self, reading: int) -> None:
+        """Copy the rest; not for ever, should somebody have got away with the pipe."""
+        deadline = time.monotonic() + DRAIN_S
+        while self._copy(reading) and time.monotonic() < deadline:
+            select.select([reading], [], [], TICK_S)
+
+    def _look(self) -> None:
+        """See how it does, and have it end if it has to."""
+        if self._meter is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._meter.sample()
+        if self._stopping.cause is not None or not self._talk.is_connected:
+            return
+        now = time.monotonic()
+        alarm = self._guards.look(now)
+        if alarm is None:
+            return
+        grace_s = self._launch.grace_s
+        if alarm.cause == "hung":
+            self._talk.say("stacks")
+            grace_s += STACK_DUMP_S
+        self._stopping.ask(alarm.cause, grace_s=grace_s, now=now, why=alarm.why)
+
+    def _enforce(self, process: subprocess.Popen[bytes]) -> None:
+        self._see_stop()
+        action = self._stopping.due(time.monotonic())
+        if action is None or action == self._last:
+            return
+        if action != "tear down" and self._talk.is_connected:
+            self._talk.say(action)
+        elif action == "term":
+            return  # it is starting; it will be told as soon as it listens
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+            if self.limits.group is not None:
+                self.limits.group.kill()
+        self._last = action
+
+    def _see_stop(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            changed = self._folder.stop.stat().st_mtime_ns
+            if changed != self._stop_seen:
+                self._stop_seen = changed
+                grace_s = (read_json(self._folder.stop) or {})["grace_s"]
+                self._stopping.ask("stopped", grace_s=grace_s, now=time.monotonic())
+
+    def _outcome(self, returncode: int) -> AttemptOutcome:
+        ended = AttemptOutcome(cause=self._stopping.cause, why=self._stopping.why)
+        report = self._talk.report()
+        if report is not None:
+            ended.rank, ended.exit_code, ended.signal = report
+        elif self._talk.is_connected:
+            ended.signal = (
+                signal.SIGKILL
+            )  # the first process inside was killed; whatever the walls make of that
+        elif returncode < 0:
+            ended.signal = -returncode
+        else:
+            ended.exit_code, ended.began = returncode, False
+        if ended.cause in ("timeout", "hung", "fault") and ended.exit_code == 0:
+            ended.exit_code, ended.signal = None, signal.SIGTERM  # it ended well only in taking its leave
+        ended.process_memory_bytes = self.limits.processes.get("RLIMIT_DATA")
+        ended.silent, ended.told = self._guards.silent, self._output.hide(bytes(self._told))
+        if self.limits.group is not None:
+            ended.killed_for_memory = self.limits.group.oom_killed()
+            ended.refused_tasks = self.limits.group.refused_tasks()
+        return ended
+
+
+def open_output_pipe() -> tuple[int, int]:
+    """For what is printed: large enough not to hold up who prints much, and open to another uid by /dev/stderr."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.fchmod(writing, 0o622)
+    with contextlib.suppress(OSError):  # an ordinary user may have used up what all pipes may hold
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
+    return reading, writing
+
+
+def count_oom_kills() -> int:
+    """How often the kernel has killed a process for want of memory, here, since the machine started."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

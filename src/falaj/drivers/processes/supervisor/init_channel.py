@@ -1,0 +1,99 @@
+"""The shim's end of the conversation with the first process inside the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SOCKET = ".falaj"
+REPORT_LIMIT_BYTES = 4096
+LARGEST_NUMBER = 100_000
+CREDENTIALS = struct.Struct("3i")  # ucred: pid, uid, gid
+
+
+class InitReport(NamedTuple):
+    """How the ranks ended: the first one that failed, if one did."""
+
+    rank: int | None
+    exit_code: int | None
+    signal: int | None
+
+
+class InitChannel:
+    """A socket in the attempt's directory, for one caller: it calls before any user code runs."""
+
+    def __init__(self, directory: Path) -> None:
+        os.chdir(directory)  # a socket's path may have 108 bytes only: both ends call it by its bare name
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(SOCKET)
+        os.chmod(SOCKET, 0o666)  # noqa: S103 - the caller may have another uid; the directory keeps others out
+        self._socket.listen(1)
+        self._heard = b""
+        self.is_connected = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> None:
+        with self._socket as door:
+            self._socket, _ = door.accept()
+        self.is_connected = True
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET)
+
+    def caller(self) -> int:
+        """The process that called, by the number that it has here."""
+        pid, _uid, _gid = CREDENTIALS.unpack(
+            self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        )
+        return int(pid)
+
+    def hear(self) -> bool:
+        """Take in what was said; False once the other end is gone."""
+        try:
+            said = self._socket.recv(REPORT_LIMIT_BYTES)
+        except ConnectionError:
+            return False
+        self._heard = (self._heard + said)[-REPORT_LIMIT_BYTES:]
+        return bool(said)
+
+    def say(self, word: str) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            self._socket.sendall(word.encode() + b"\n")
+
+    def request(self) -> str | None:
+        """The cgroup that the caller wants to be moved to, if it has asked."""
+        *lines, unfinished = self._heard.split(b"\n")
+        for at, line in enumerate(lines):
+            leaf = (parse_message(line) or {}).get("enter")
+            if isinstance(leaf, str):
+                self._heard = b"\n".join([*lines[at + 1 :], unfinished])
+                return leaf
+        return None
+
+    def report(self) -> InitReport | None:
+        """How the ranks ended; none if nobody lived to say it."""
+        for line in reversed(self._heard.splitlines()):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found = parse_message(line) or {}
+                return InitReport(**{name: checked_number(found[name]) for name in InitReport._fields})
+        return None
+
+
+def parse_message(line: bytes) -> dict[str, Any] | None:
+    """One thing that was said; none if it makes no sense: user code may have got hold of the socket."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def checked_number(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and 0 <= value < LARGEST_NUMBER):
+        return value
+    raise TypeError

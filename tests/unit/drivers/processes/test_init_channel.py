@@ -1,0 +1,60 @@
+"""What the shim hears of the first process inside."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from falaj.drivers.processes.supervisor.init_channel import SOCKET, InitChannel, InitReport
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[tuple[InitChannel, socket.socket]]:
+    before = Path.cwd()
+    talk = InitChannel(tmp_path)
+    try:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(SOCKET)
+            talk.accept()
+            yield talk, caller
+    finally:
+        os.chdir(before)
+        talk._socket.close()
+
+
+def test_a_wish_for_a_cgroup_is_heard_behind_what_was_said_before(
+    ends: tuple[InitChannel, socket.socket],
+) -> None:
+    talk, caller = ends
+
+    caller.sendall(b'{"running": true}\n{"enter": "rank-0"}\n')
+    talk.hear()
+
+    assert talk.request() == "rank-0"
+    assert talk.request() is None
+
+
+def test_half_a_wish_waits_for_its_other_half(ends: tuple[InitChannel, socket.socket]) -> None:
+    talk, caller = ends
+    caller.sendall(b'{"running": true}\n{"enter": ')
+    talk.hear()
+    assert talk.request() is None
+
+    caller.sendall(b'"home"}\n')
+    talk.hear()
+
+    assert talk.request() == "home"
+
+
+def test_the_report_is_found_behind_wishes(ends: tuple[InitChannel, socket.socket]) -> None:
+    talk, caller = ends
+
+    caller.sendall(b'{"enter": "home"}\n{"rank": 1, "exit_code": 3, "signal": null}\n')
+    talk.hear()
+
+    assert talk.request() == "home"
+    assert talk.report() == InitReport(rank=1, exit_code=3, signal=None)

@@ -1,0 +1,178 @@
+"""The parts of the launcher that need no process: ranks, stopping, the log's limit, the order as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from falaj.drivers.processes.attempt_folder import AttemptFolder, boot_identity, create_marker, write_json
+from falaj.drivers.processes.attempt_spec import AttemptSpec, SandboxSpec
+from falaj.drivers.processes.launcher import ProcessLauncher
+from falaj.drivers.processes.sandbox_init.init import Gang
+from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
+from falaj.drivers.processes.supervisor.ranks import plan_ranks, shared_environment
+from falaj.drivers.processes.supervisor.termination import TEARDOWN_DELAY_S, Termination
+from falaj.drivers.sandbox.bubblewrap import view
+from falaj.ports.launcher import Launch, ResourceUsage
+from falaj.ports.sandbox import MachineFacts, UserCode
+
+LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "script.py", "--rows", "3"])
+
+
+@pytest.mark.parametrize(
+    ("command", "start", "end"),
+    [
+        (["py", "s.py", "-m", "x"], ["py"], ["s.py", "-m", "x"]),
+        (["py", "-u", "-X", "dev", "s.py"], ["py", "-u", "-X", "dev"], ["s.py"]),
+        (["py", "-P", "-m", "pkg.train", "--lr", "1"], ["py", "-P"], ["--module", "pkg.train", "--lr", "1"]),
+    ],
+)
+def test_torchrun_keeps_pythons_options_and_the_scripts(
+    command: list[str], start: list[str], end: list[str]
+) -> None:
+    wrapped = plan_ranks(replace(LAUNCH, command=command, framework="torch", processes=4))[0]["command"]
+
+    assert wrapped[: len(start) + 2] == [*start, "-m", "torch.distributed.run"]
+    assert wrapped[-len(end) :] == end
+    assert "--nproc-per-node=4" in wrapped
+
+
+def test_only_plain_copies_get_a_rank_from_us() -> None:
+    assert [each["environment"] for each in plan_ranks(LAUNCH)] == [{}]
+    assert [each["environment"] for each in plan_ranks(replace(LAUNCH, processes=2))] == [
+        {"FALAJ_RANK": "0", "FALAJ_WORLD_SIZE": "2"},
+        {"FALAJ_RANK": "1", "FALAJ_WORLD_SIZE": "2"},
+    ]
+    assert len(plan_ranks(replace(LAUNCH, processes=2, framework="torch"))) == 1
+
+
+def test_cpus_are_shared_among_the_processes_and_the_user_may_decide_otherwise() -> None:
+    assert shared_environment(replace(LAUNCH, cpus=8, processes=2))["OMP_NUM_THREADS"] == "4"
+    assert shared_environment(replace(LAUNCH, cpus=1, processes=2))["OMP_NUM_THREADS"] == "1"
+    given = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert shared_environment(replace(LAUNCH, environment=given))["OMP_NUM_THREADS"] == "3"
+    assert (
+        shared_environment(replace(LAUNCH, environment=given, gpus=("GPU-2",)))["CUDA_VISIBLE_DEVICES"]
+        == "GPU-2"
+    )
+
+
+def test_a_gang_that_can_do_without_one_has_all_the_others_started(tmp_path: Path) -> None:
+    waits, missing = [sys.executable, "-c", "input()"], ["/nonexistent"]
+    ranks = [
+        {"command": command, "environment": {}, "name": f"agent {number}"}
+        for number, command in enumerate([waits, missing, waits, waits])
+    ]
+    plan = {"ranks": ranks, "folder": str(tmp_path), "limits": {}, "tolerates": 2, "grace_s": 1}
+    gang = Gang(plan, SimpleNamespace(enter=lambda _: None))  # type: ignore[arg-type]
+
+    gang.start()
+
+    assert sorted(gang._ranks.values()) == [0, 2, 3]
+    assert gang.ended is None
+    gang.kill()
+    for process in gang._started:
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("run", "went_down"), [(boot_identity(), False), ("another boot", True), ("", False)]
+)
+def test_what_ran_before_the_machine_was_started_anew_went_down_with_it(
+    tmp_path: Path, run: str, node_restarted: bool
+) -> None:
+    folder = AttemptFolder(tmp_path / "job_1%2F1")
+    folder.path.mkdir()
+    create_marker(folder.started, run)
+
+    state = ProcessLauncher(tmp_path, sandbox=lambda: pytest.fail("nothing starts")).state("job_1/1")
+
+    assert (state.phase, state.node_restarted) == ("lost", node_restarted)
+
+
+def test_stopping_asks_then_kills_then_tears_down() -> None:
+    stopping = Termination(timeout_at=None, grace_s=10)
+    assert stopping.due(99) is None
+
+    stopping.ask("stopped", grace_s=5, now=100)
+
+    assert [stopping.due(now) for now in (100, 104.9, 105, 105 + TEARDOWN_DELAY_S)] == [
+        "term",
+        "term",
+        "kill",
+        "tear down",
+    ]
+
+
+def test_later_request_only_brings_the_end_nearer() -> None:
+    stopping = Termination(timeout_at=50, grace_s=10)
+
+    assert stopping.due(49) is None
+    assert stopping.due(50) == "term"
+    stopping.ask("stopped", grace_s=100, now=51)
+    assert stopping.kill_at == 60
+    stopping.ask("stopped", grace_s=0, now=52)
+
+    assert (stopping.due(52), stopping.cause) == ("kill", "timeout")
+
+
+def test_log_beyond_the_limit_keeps_start_and_end(tmp_path: Path) -> None:
+    output = AttemptLog(tmp_path / "log", limit_bytes=10)
+
+    for chunk in (b"0123", b"456789ab", b"c" * 300_000, b"the end\n"):
+        output.add(chunk)
+    output.close()
+
+    log = (tmp_path / "log").read_bytes()
+    assert log.startswith(b"0123456789\n[falaj: the log is full at 10 bytes")
+    assert log.count(b"[falaj: ") == 2
+    assert log.endswith(b"the end\n")
+    assert len(log) < 70_000
+
+
+def test_log_just_over_the_limit_loses_nothing(tmp_path: Path) -> None:
+    output = AttemptLog(tmp_path / "log", limit_bytes=4)
+
+    output.add(b"012345")
+    output.close()
+
+    assert (tmp_path / "log").read_bytes().endswith(b"[falaj: 0 bytes were dropped here]\n45")
+
+
+def test_order_comes_back_as_it_was() -> None:
+    facts = MachineFacts(
+        is_root=True, python="/usr/bin/python3", spare_uids=range(7, 9), unshare="/bin/unshare"
+    )
+    launch = replace(
+        LAUNCH, readable=[Path("/data")], hidden=[Path("/home")], gpus=("GPU-1",), environment={"A": "b"}
+    )
+    order = AttemptSpec(launch, SandboxSpec("uid", facts), 5)
+
+    assert AttemptSpec.from_json(json.loads(json.dumps(order.to_json()))) == order
+
+
+def test_devices_are_shown_over_the_sandboxs_own_dev() -> None:
+    code = UserCode(command=["true"], directory=Path("/jobs/1"), devices=[Path("/dev/full")])
+
+    words = " ".join(view(code))
+
+    assert words.index("--dev /dev ") < words.index("--dev-bind /dev/full /dev/full")
+
+
+def test_end_that_an_earlier_version_wrote_down_is_understood(tmp_path: Path) -> None:
+    launcher = ProcessLauncher(
+        tmp_path, sandbox=lambda: SandboxSpec("same-uid", MachineFacts(False, "python"))
+    )
+    folder = AttemptFolder(tmp_path / "job_1%2F1")
+    folder.path.mkdir()
+    ended = {"exit_code": 0, "signal": None, "reason": None, "started_at": 1.0, "ended_at": 2.0}
+    write_json(folder.ended, ended)
+
+    state = launcher.state("job_1/1")
+
+    assert (state.phase, state.exit_code, state.used) == ("ended", 0, ResourceUsage())
