@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from falaj.monitoring.sketches import WindowSketcher, sketch_reference
-from falaj.monitoring.verdicts import judge
+from falaj.monitoring.drift.verdicts import detect_drift
+from falaj.monitoring.sketches.sketchers import WindowSketcher, sketch_reference
 from falaj.records.monitoring.sketches import ColumnKind, WindowSketch
 from harness import Result, Rule, environment, peer_venv, report, say
 
@@ -87,7 +87,7 @@ def falaj(data: dict[str, Floats]) -> Looks:
         found, times = 0, []
         for rows in data["windows"]:
             began = time.perf_counter()
-            found += len(judge(pinned, sketched(rows)).drifted)
+            found += len(detect_drift(pinned, sketched(rows)).drifted)
             times.append(time.perf_counter() - began)
         looks[size] = {"ms": float(np.median(times)) * 1e3, "alarms": found}
     return looks
@@ -120,7 +120,7 @@ def ingestion_ns(*, batch: int, values: int = 2_000_000) -> tuple[float, float]:
     """CPU time of one value through the sketcher, and into a bare KLL sketch."""
     from datasketches import kll_doubles_sketch
 
-    from falaj.monitoring.sketches import NumericSketcher
+    from falaj.monitoring.sketches.sketchers import NumericSketcher
 
     rows = np.random.default_rng(1).normal(size=batch)
     timed = []

@@ -115,7 +115,7 @@ def join_with_falaj(folder: Path) -> None:
     """Falaj's side, in a process of its own."""
     from falaj.drivers.deltalake.tables import DeltaTables
     from falaj.drivers.duckdb.queries import DuckDbQueryEngine
-    from falaj.features.frames import held
+    from falaj.features.arrow_tables import in_memory_if_small
     from falaj.features.joining import join
     from falaj.features.joins import ROW, JoinedView
     from falaj.ports.tables import TableKey
@@ -136,7 +136,7 @@ def join_with_falaj(folder: Path) -> None:
     def work() -> pa.Table:
         spine = pq.read_table(folder / "spine.parquet")
         numbered = spine.append_column(ROW, pa.array(np.arange(spine.num_rows)))
-        stored = {name: held(tables.read(TableKey(name), version=0)) for name in VIEWS}
+        stored = {name: in_memory_if_small(tables.read(TableKey(name), version=0)) for name in VIEWS}
         inputs = {"spine": numbered, **stored}
         return join(queries, inputs, spine.column_names, event_time="event_timestamp", views=views)
 

@@ -49,7 +49,7 @@ QUICK = True
 ROUNDS = 5
 SECONDS = 1.5
 WARM_UP_S = 0.5
-PARTS = HERE / "serving"
+PARTS = HERE / "peers"
 LOGGED = ", every prediction logged"
 Seen = list[list[dict[str, float]]]
 WIDTHS = (32, 64, 32, 1)
@@ -67,7 +67,7 @@ def main() -> None:
         with (
             falaj_serving(Path(folder) / "plain", model, predictions="forget") as ours,
             falaj_serving(Path(folder) / "logged", model, predictions="log") as logged,
-            serving([python, PARTS / "peer.py", model, str(theirs)], theirs) as their_pid,
+            serving([python, PARTS / "fastapi_server.py", model, str(theirs)], theirs) as their_pid,
         ):
             servers = (ours, logged, (theirs, their_pid, "none"))
             many, one = alternate(64, *servers), alternate(1, *servers)
@@ -181,7 +181,7 @@ def alternate(connections: int, *servers: tuple[int, int, str]) -> Seen:
 
 def load(port: int, pid: int, token: str, connections: int) -> dict[str, float]:
     figures = (port, connections, SECONDS, WARM_UP_S)
-    command = [sys.executable, PARTS / "load.py", *map(str, figures), token]
+    command = [sys.executable, PARTS / "http_load.py", *map(str, figures), token]
     before = cpu_seconds(pid)
     answer = subprocess.run(command, check=True, capture_output=True, env=environment(), text=True)
     told: dict[str, float] = json.loads(answer.stdout)

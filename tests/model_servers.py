@@ -182,7 +182,7 @@ def serving(wanted: Deployment, **options: Any) -> Iterator[RunningServer]:
     async def main() -> None:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         ended.append(lambda: loop.call_soon_threadsafe(over.set))
-        server = ModelServer(options.pop("admits", None) or KnownTokens(), **options)
+        server = ModelServer(options.pop("admission", None) or KnownTokens(), **options)
         listener = listen("127.0.0.1", 0)
         await server.start(listener)
         await server.apply(wanted)

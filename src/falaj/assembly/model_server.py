@@ -20,7 +20,7 @@ from falaj.governance.operations.gate import Gate
 from falaj.records.features import OnlineRows
 from falaj.records.governance.identity import Role
 from falaj.records.names import ROOT, PrincipalId
-from falaj.serving.neighbours import OpenVersion
+from falaj.serving.dependencies import LoadVersion
 
 LONGEST_SOCKET_PATH = 100
 """Bytes; the system takes little more."""
@@ -101,7 +101,7 @@ def service_caller(gate: Gate, name: str, role: Role) -> Caller:
     return Caller(PrincipalId(account.id), account.name, "service", "local")
 
 
-def version_opener(services: Services) -> OpenVersion:
+def version_opener(services: Services) -> LoadVersion:
     """Opens registered versions, inside a transaction of the caller's."""
     return services.models._opened
 

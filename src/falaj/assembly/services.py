@@ -20,7 +20,7 @@ from falaj.control.services import Services, all_operations
 from falaj.control.workflows.service import IntentQueue, WorkService
 from falaj.features import store as feature_store
 from falaj.features import training_sets
-from falaj.features.room import Features
+from falaj.features.service import Features
 from falaj.governance.audit.service import Audit
 from falaj.governance.blobs.contents import BlobContents
 from falaj.governance.blobs.service import Blobs
@@ -36,15 +36,15 @@ from falaj.governance.lineage.service import Lineage
 from falaj.governance.operations.gate import Gate
 from falaj.governance.policy.service import Policies
 from falaj.governance.secrets.service import Secrets
-from falaj.monitoring.room import Monitoring
-from falaj.optimization.room import Optimizations
+from falaj.monitoring.service import Monitoring
+from falaj.optimization.service import Optimizations
 from falaj.ports.keys import KeyService
 from falaj.records.config import Config
-from falaj.registry.models import Models
+from falaj.registry.service import Models
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.queues import Queues
 from falaj.scheduling.usage import Usage
-from falaj.serving.room import Endpoints
+from falaj.serving.service import Endpoints
 from falaj.tracking.job_runs import JobRuns
 from falaj.tracking.service import Runs
 from falaj.training import job_counts
@@ -98,14 +98,14 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
         endpoints=_endpoints(context, models, stores),
         monitoring=Monitoring(
             gate,
-            training_set=partial(training_sets.stream, features._backing),
+            training_set=partial(training_sets.stream, features.backends),
             sealed=SealedValues(context.keyring, "monitoring"),
         ),
         optimization=Optimizations(
             gate,
             context.intents,
-            version=models._opened,
-            columns=lambda tx, found: feature_store.training_set(tx, found).columns,
+            version=models.open_version,
+            columns=lambda tx, found: feature_store.load_training_set(tx, found).columns,
         ),
         pipelines=Pipelines(gate, BlobContents(gate.database, stores), context.intents),
     )
@@ -123,8 +123,8 @@ def _endpoints(context: ServiceContext, models: Models, stores: dict[str, Encryp
     return Endpoints(
         context.gate,
         stores=stores,
-        versions=models._opened,
-        views=feature_store.view,
+        versions=models.open_version,
+        views=feature_store.find_view,
         server=LocalModelServer(context.home),
     )
 

@@ -10,7 +10,7 @@ from falaj.control.nodes import Nodes
 from falaj.control.pipelines.service import Pipelines
 from falaj.control.service import PlatformService
 from falaj.control.workflows.service import WorkService
-from falaj.features.room import Features
+from falaj.features.service import Features
 from falaj.governance.audit.service import Audit
 from falaj.governance.blobs.service import Blobs
 from falaj.governance.catalog.service import Objects, Zones
@@ -22,12 +22,12 @@ from falaj.governance.lineage.service import Lineage
 from falaj.governance.operations.operation import Operation, operations_of
 from falaj.governance.policy.service import Policies
 from falaj.governance.secrets.service import Secrets
-from falaj.monitoring.room import Monitoring
-from falaj.optimization.room import Optimizations
-from falaj.registry.models import Models
+from falaj.monitoring.service import Monitoring
+from falaj.optimization.service import Optimizations
+from falaj.registry.service import Models
 from falaj.scheduling.queues import Queues
 from falaj.scheduling.usage import Usage
-from falaj.serving.room import Endpoints
+from falaj.serving.service import Endpoints
 from falaj.tracking.service import Runs
 from falaj.training.service import Jobs
 

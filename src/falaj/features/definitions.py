@@ -49,7 +49,7 @@ def apply(call: Call, entities: Sequence[Entity], views: Sequence[FeatureView], 
 
 def _planned_entity(tx: Transaction, workspace: StoredObject, given: Entity) -> PlannedChange:
     found = objects.by_name(tx, workspace=workspace.id, kind="entity", name=given.name)
-    if found is not None and store.entity(tx, found) != given:
+    if found is not None and store.load_entity(tx, found) != given:
         raise Conflict(f"entity {given.name} is there with another key; give the new one another name")
     return PlannedChange(
         kind="entity", name=given.name, change=ChangeKind.NEW if found is None else ChangeKind.UNCHANGED
@@ -60,7 +60,7 @@ def _planned_view(
     tx: Transaction, workspace: StoredObject, given: FeatureView, keys: tuple[Feature, ...]
 ) -> PlannedChange:
     found = objects.by_name(tx, workspace=workspace.id, kind="view", name=given.name)
-    before = None if found is None else store.view(tx, found)
+    before = None if found is None else store.find_view(tx, found)
     if before is None:
         return PlannedChange(kind="view", name=given.name, change=ChangeKind.NEW, version=1)
     if before.definition.own_label != given.own_label:
@@ -92,8 +92,8 @@ def _applied(call: Call, given: FeatureView, change: ChangeKind, zone: Zone) -> 
         found = call.create("view", given.name, workspace=call.target, zone=zone.name, own=given.own_label)
         store.add_view(call, found.id, 1, given, keys)
     elif change is ChangeKind.CHANGED:
-        store.add_view(call, found.id, store.newest(call.tx, found).version + 1, given, keys)
-    return store.newest(call.tx, found)
+        store.add_view(call, found.id, store.load_view(call.tx, found).version + 1, given, keys)
+    return store.load_view(call.tx, found)
 
 
 def _keys(
@@ -104,7 +104,7 @@ def _keys(
     for name in given.entities:
         entity = known.get(name)
         if entity is None:
-            entity = store.entity(tx, objects.resolve(tx, name, kind="entity", workspace=workspace.name))
+            entity = store.load_entity(tx, objects.resolve(tx, name, kind="entity", workspace=workspace.name))
         keys.append(Feature(name=entity.key, type=entity.type))
     taken = [each.name for each in (*given.columns, *given.features)] + [given.event_time, given.created_time]
     names = [key.name for key in keys]

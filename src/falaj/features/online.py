@@ -10,8 +10,8 @@ from datetime import datetime
 from falaj.errors import Conflict
 from falaj.features import store
 from falaj.features.joins import EVENT, newest_rows, quoted
-from falaj.features.layout import Layout
-from falaj.features.views import Backing, joined, newest_feature_rows
+from falaj.features.row_codec import RowCodec
+from falaj.features.views import FeatureBackends, join_input, newest_feature_rows
 from falaj.governance import objects
 from falaj.governance.encryption.values import SealedValues
 from falaj.governance.operations.call import Call
@@ -29,26 +29,28 @@ class _Plan:
 
     view: StoredView
     name: ViewName
-    layout: Layout
+    layout: RowCodec
     features: tuple[str, ...]
     missing: tuple[Value, ...]
     until: float
 
 
-class Online:
+class OnlineFeatures:
     """Writes and reads online features; `stores` are by zone."""
 
-    def __init__(self, backing: Backing, stores: Mapping[str, OnlineStore], sealed: SealedValues) -> None:
-        self._backing = backing
+    def __init__(
+        self, backends: FeatureBackends, stores: Mapping[str, OnlineStore], sealed: SealedValues
+    ) -> None:
+        self.backends = backends
         self._stores = stores
         self._sealed = sealed
         self._plans: dict[str, _Plan] = {}
 
     def fill(self, call: Call) -> MaterializeResult:
         """Bring the newest row of every key of the call's view online."""
-        with self._backing.gate.database.read() as tx:
-            view = store.newest(tx, call.target)
-        rows = self._backing.queries.select(_keyed(view), {"rows": newest_feature_rows(self._backing, view)})
+        with self.backends.gate.database.read() as tx:
+            view = store.load_view(tx, call.target)
+        rows = self.backends.queries.select(_keyed(view), {"rows": newest_feature_rows(self.backends, view)})
         plan = _plan(view)
         written = sum(self._write(plan, batch) for batch in rows.to_batches(max_chunksize=BATCH_ROWS))
 
@@ -62,7 +64,7 @@ class Online:
                 written=written,
             )
 
-        return self._backing.gate.commit(call, publish)
+        return self.backends.gate.commit(call, publish)
 
     def read(self, ident: str, keys: Sequence[str], *, clock: Callable[[], datetime]) -> OnlineRows:
         """The newest features of every key, in their order."""
@@ -75,9 +77,9 @@ class Online:
         return OnlineRows(version=plan.view.version, features=plan.features, rows=rows)
 
     def _find(self, ident: str) -> _Plan:
-        with self._backing.gate.database.read() as tx:
+        with self.backends.gate.database.read() as tx:
             found = objects.by_id(tx, ident)
-            view = None if found is None else store.online_view(tx, found)
+            view = None if found is None else store.find_online_view(tx, found)
         if found is None:
             raise objects.unknown(ident, "view")
         if view is None:
@@ -85,7 +87,7 @@ class Online:
         return _plan(view)
 
     def _write(self, plan: _Plan, batch: ArrowBatch) -> int:
-        from falaj.features import frames
+        from falaj.features import arrow_tables
 
         keys = [key.encode() for key in batch.column("__key").to_pylist()]
         events = batch.column(EVENT).to_pylist()
@@ -95,7 +97,7 @@ class Online:
             self._sealed.seal(workspace, value, context=_context(plan, key))
             for key, value in zip(keys, plan.layout.encode(events, columns), strict=True)
         ]
-        return self._stores[plan.view.zone].write(plan.name, frames.online_batch(keys, events, values))
+        return self._stores[plan.view.zone].write(plan.name, arrow_tables.online_batch(keys, events, values))
 
     def _row(self, plan: _Plan, key: str, stored: bytes | None, oldest: datetime | None) -> OnlineRow:
         if stored is None:
@@ -112,7 +114,7 @@ def _plan(view: StoredView) -> _Plan:
     return _Plan(
         view=view,
         name=ViewName(f"{view.id}/{view.version}"),
-        layout=Layout(features),
+        layout=RowCodec(features),
         features=tuple(feature.name for feature in features),
         missing=(None,) * len(features),
         until=time.monotonic() + FRESH_S,
@@ -124,7 +126,7 @@ def _keyed(view: StoredView) -> str:
     parts = [f"CAST({quoted(key.name)} AS VARCHAR)" for key in view.keys]
     if len(parts) > 1:
         parts = [f"replace(replace({part}, '\\', '\\\\'), '|', '\\|')" for part in parts]
-    return f"SELECT concat_ws('|', {', '.join(parts)}) AS __key, * FROM ({newest_rows(joined(view, 'rows'))})"  # noqa: S608
+    return f"SELECT concat_ws('|', {', '.join(parts)}) AS __key, * FROM ({newest_rows(join_input(view, 'rows'))})"  # noqa: S608
 
 
 def _context(plan: _Plan, key: bytes) -> bytes:

@@ -28,18 +28,18 @@ def uploaded_rows(
     texts: frozenset[str] = frozenset(),
 ) -> ArrowTable:
     """The rows in a blob that the caller may read. In CSV, the columns in `texts` are not taken for numbers."""
-    from falaj.features import frames
+    from falaj.features import arrow_tables
 
     with gate.database.read() as tx:
-        require(gate, tx, call, "blobs.read", blob)
+        require_permission(gate, tx, call, "blobs.read", blob)
         row = tx.execute(select(blobs.c.key, blobs.c.size_bytes).where(blobs.c.id == blob.id)).one()
     if row.size_bytes > LARGEST_BYTES:
         raise TooLarge(f"blob {blob.name} has {row.size_bytes} bytes; a source may have {LARGEST_BYTES}")
     store = stores[blob.zone or gate.zones.default.name]
-    return frames.parse(b"".join(store.read(blob.workspace, row.key)), name=blob.name, texts=texts)
+    return arrow_tables.parse(b"".join(store.read(blob.workspace, row.key)), name=blob.name, texts=texts)
 
 
-def require(gate: Gate, tx: Transaction, call: Call, action: str, found: StoredObject) -> None:
+def require_permission(gate: Gate, tx: Transaction, call: Call, action: str, found: StoredObject) -> None:
     """Whoever uses an object as a source must be allowed to read it, not only to see it."""
     decision = gate.authorizer.decide(tx, call.caller, action, found)
     if not decision.allowed:

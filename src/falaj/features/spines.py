@@ -8,7 +8,7 @@ from datetime import datetime
 from falaj.errors import Fault, InvalidInput
 from falaj.features.joins import ARRIVAL, quoted
 from falaj.features.sources import uploaded_rows
-from falaj.features.views import Backing, require_scan, stored_rows
+from falaj.features.views import FeatureBackends, require_scan, stored_rows
 from falaj.governance.blobs.contents import BlobContents
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import from_micros, to_micros
@@ -32,44 +32,44 @@ class Spine:
     until: datetime | None = None
 
 
-def spine_of(backing: Backing, call: Call, views: list[StoredView]) -> Spine:
+def load_spine(backends: FeatureBackends, call: Call, views: list[StoredView]) -> Spine:
     """The spine that the call asks for, with keys and time in their types."""
     given, wanted = call.object("spine"), getattr(call.given, "event_time", None)
     if given.kind == "blob":
         event_time, pin = wanted or DEFAULT_TIME, None
         texts = frozenset(key.name for view in views for key in view.keys if key.type is ColumnType.TEXT)
-        rows = uploaded_rows(backing.gate, backing.blobs, call, given, texts=texts)
+        rows = uploaded_rows(backends.gate, backends.blobs, call, given, texts=texts)
     elif given.kind == "view":
-        (stored,) = require_scan(backing.gate, call, [given])
+        (stored,) = require_scan(backends.gate, call, [given])
         event_time, pin = wanted or stored.definition.event_time, pin_of(stored)
-        rows = _view_rows(backing, stored)
+        rows = _view_rows(backends, stored)
     else:
         raise InvalidInput.at("spine", given=given.address, allowed="a blob with rows, or a view")
     checked = _checked(rows, views, event_time)
-    since, until = _span(backing, call, checked, event_time)
-    return Spine(_within(backing, checked, event_time, since, until), event_time, pin, since, until)
+    since, until = _span(backends, call, checked, event_time)
+    return Spine(_within(backends, checked, event_time, since, until), event_time, pin, since, until)
 
 
-def keep_spine(backing: Backing, call: Call) -> None:
+def keep_spine(backends: FeatureBackends, call: Call) -> None:
     """An upload that a training set was made of stays, although nobody named it."""
     given = call.object("spine")
     if given.kind == "blob":
-        blobs = BlobContents(backing.gate.database, backing.blobs)
+        blobs = BlobContents(backends.gate.database, backends.blobs)
         blobs.keep(call.tx, blobs.facts(call.tx, given.id), now=call.now)
 
 
-def _view_rows(backing: Backing, view: StoredView) -> ArrowTable:
+def _view_rows(backends: FeatureBackends, view: StoredView) -> ArrowTable:
     """The columns of a view, labels among them, by event and then by arrival."""
     moments = [view.definition.event_time, view.definition.created_time]
     names = [key.name for key in view.keys] + [name for name in moments if name]
     shown = ", ".join(quoted(name) for name in [*names, *(each.name for each in view.definition.columns)])
     order = f"{quoted(view.definition.event_time)}, {ARRIVAL}"
     sql = f"SELECT {shown} FROM rows ORDER BY {order}"  # noqa: S608 - names are quoted
-    return backing.queries.select(sql, {"rows": stored_rows(backing, view)})
+    return backends.queries.select(sql, {"rows": stored_rows(backends, view)})
 
 
 def _span(
-    backing: Backing, call: Call, rows: ArrowTable, event_time: str
+    backends: FeatureBackends, call: Call, rows: ArrowTable, event_time: str
 ) -> tuple[datetime | None, datetime | None]:
     """From when on, and before when: as the call says, or the last while before the newest row."""
     since, until, last = (getattr(call.given, name, None) for name in ("since", "until", "last"))
@@ -77,7 +77,7 @@ def _span(
         if since is not None or until is not None:
             raise InvalidInput.at("last", given=last, allowed="last alone, or since and until")
         sql = f"SELECT max(epoch_us({quoted(event_time)})) AS newest FROM rows"  # noqa: S608 - names are quoted
-        (newest,) = backing.queries.select(sql, {"rows": rows})["newest"].to_pylist()
+        (newest,) = backends.queries.select(sql, {"rows": rows})["newest"].to_pylist()
         return (None if newest is None else from_micros(newest) - last), None
     if since is not None and until is not None and since >= until:
         allowed = f"later than since ({since.isoformat()})"
@@ -86,7 +86,11 @@ def _span(
 
 
 def _within(
-    backing: Backing, rows: ArrowTable, event_time: str, since: datetime | None, until: datetime | None
+    backends: FeatureBackends,
+    rows: ArrowTable,
+    event_time: str,
+    since: datetime | None,
+    until: datetime | None,
 ) -> ArrowTable:
     bounds = [(">=", since), ("<", until)]
     tests = [
@@ -95,12 +99,12 @@ def _within(
     if not tests:
         return rows
     sql = f"SELECT * FROM rows WHERE {' AND '.join(tests)}"  # noqa: S608 - names are quoted
-    return backing.queries.select(sql, {"rows": rows})
+    return backends.queries.select(sql, {"rows": rows})
 
 
 def _checked(spine: ArrowTable, views: list[StoredView], event_time: str) -> ArrowTable:
     """The spine with keys and time in their types. Rows without them are kept: they find nothing."""
-    from falaj.features import frames
+    from falaj.features import arrow_tables
 
     made = {
         f"{view.definition.name}__{feature.name}" for view in views for feature in view.definition.features
@@ -114,7 +118,7 @@ def _checked(spine: ArrowTable, views: list[StoredView], event_time: str) -> Arr
         )
     typed = {key.name: key for view in views for key in view.keys}
     typed[event_time] = Feature(name=event_time, type=ColumnType.MOMENT)
-    fitting = frames.conform(spine, tuple(typed.values()), required=frozenset(), where="spine")
+    fitting = arrow_tables.conform(spine, tuple(typed.values()), required=frozenset(), where="spine")
     for name in fitting.column_names:
         spine = spine.set_column(spine.column_names.index(name), name, fitting[name])
     return spine

@@ -15,7 +15,7 @@ from falaj.records.features import Entity, Feature, FeatureView, PinnedView, Sto
 from falaj.records.governance.objects import StoredObject
 
 
-def entity(tx: Transaction, found: StoredObject) -> Entity:
+def load_entity(tx: Transaction, found: StoredObject) -> Entity:
     row = tx.execute(select(entities.c.definition).where(entities.c.id == found.id)).scalar_one()
     return Entity.model_validate(row)
 
@@ -24,7 +24,7 @@ def add_entity(call: Call, new: StoredObject, definition: Entity) -> None:
     call.tx.execute(insert(entities), {"id": new.id, "definition": definition.model_dump(mode="json")})
 
 
-def view(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView | None:
+def find_view(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView | None:
     """A version of a view, or the newest."""
     query = select(views).where(views.c.id == found.id).order_by(views.c.version.desc())
     if version is not None:
@@ -33,15 +33,15 @@ def view(tx: Transaction, found: StoredObject, *, version: int | None = None) ->
     return None if row is None else _stored_view(found, row)
 
 
-def newest(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView:
+def load_view(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView:
     """A version of a view, or the newest; NotFound if there is none."""
-    stored = view(tx, found, version=version)
+    stored = find_view(tx, found, version=version)
     if stored is None:
         raise NotFound(f"view {found.name} has no version {version}")
     return stored
 
 
-def online_view(tx: Transaction, found: StoredObject) -> StoredView | None:
+def find_online_view(tx: Transaction, found: StoredObject) -> StoredView | None:
     """The newest version of a view that is online."""
     query = select(views).where(views.c.id == found.id, views.c.online_version.is_not(None))
     row = tx.execute(query.order_by(views.c.version.desc()).limit(1)).mappings().first()
@@ -84,10 +84,10 @@ def publish_online(call: Call, found: StoredView) -> None:
 
 def add_training_set(call: Call, new: StoredObject, facts: dict[str, Any]) -> TrainingSet:
     call.tx.execute(insert(training_sets), {"id": new.id, **facts})
-    return training_set(call.tx, new)
+    return load_training_set(call.tx, new)
 
 
-def training_set(tx: Transaction, found: StoredObject) -> TrainingSet:
+def load_training_set(tx: Transaction, found: StoredObject) -> TrainingSet:
     row = dict(tx.execute(select(training_sets).where(training_sets.c.id == found.id)).mappings().one())
     return TrainingSet(
         workspace=found.workspace,

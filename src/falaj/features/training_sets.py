@@ -8,8 +8,8 @@ from falaj.errors import FalajError
 from falaj.features import store
 from falaj.features.joining import join
 from falaj.features.joins import ROW
-from falaj.features.spines import Spine, keep_spine, spine_of
-from falaj.features.views import Backing, feature_rows, joined, require_scan
+from falaj.features.spines import Spine, keep_spine, load_spine
+from falaj.features.views import FeatureBackends, feature_rows, join_input, require_scan
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.operation import ArrowStream
 from falaj.ports.queries import ArrowTable
@@ -18,51 +18,52 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.names import new_id
 
 
-def build(backing: Backing, call: Call, *, name: str) -> TrainingSet:
+def build(backends: FeatureBackends, call: Call, *, name: str) -> TrainingSet:
     """Join, store and publish what the call asks for."""
-    zone = backing.gate.zones.named(call.zone).name
-    views = require_scan(backing.gate, call, call.referred["views"])
-    spine = spine_of(backing, call, views)
-    found = _joined(backing, spine, views)
+    zone = backends.gate.zones.named(call.zone).name
+    views = require_scan(backends.gate, call, call.referred["views"])
+    spine = load_spine(backends, call, views)
+    found = _joined(backends, spine, views)
     ident = new_id("dataset")
     table = store.training_table(call.target.id, ident)
-    version = backing.tables[zone].overwrite(table, found)
+    version = backends.tables[zone].overwrite(table, found)
 
     def publish() -> TrainingSet:
         new = call.create("dataset", name, workspace=call.target, zone=zone, ident=ident)
         result = {"columns": found.column_names, "table_version": version, "rows": found.num_rows}
-        keep_spine(backing, call)
+        keep_spine(backends, call)
         return store.add_training_set(call, new, _facts(call, spine, views) | result)
 
     try:
-        made = backing.gate.commit(call, publish)
+        made = backends.gate.commit(call, publish)
     except FalajError:
-        backing.tables[zone].delete(table)
+        backends.tables[zone].delete(table)
         raise
     if made.id != ident:  # the same call was made before, under the same idempotency key
-        backing.tables[zone].delete(table)
+        backends.tables[zone].delete(table)
     return made
 
 
-def stream(backing: Backing, found: StoredObject) -> ArrowStream:
+def stream(backends: FeatureBackends, found: StoredObject) -> ArrowStream:
     """The rows of a training set, in the order of its spine."""
-    from falaj.features import frames
+    from falaj.features import arrow_tables
 
-    with backing.gate.database.read() as tx:
-        made = store.training_set(tx, found)
+    with backends.gate.database.read() as tx:
+        made = store.load_training_set(tx, found)
     table = store.training_table(made.workspace, made.id)
-    return frames.streamed(backing.tables[made.zone].read(table, version=made.table_version))
+    return arrow_tables.stream_batches(backends.tables[made.zone].read(table, version=made.table_version))
 
 
-def _joined(backing: Backing, spine: Spine, views: list[StoredView]) -> ArrowTable:
-    from falaj.features import frames
+def _joined(backends: FeatureBackends, spine: Spine, views: list[StoredView]) -> ArrowTable:
+    from falaj.features import arrow_tables
 
     parts = [
-        joined(view, f"view{number}", prefix=f"{view.definition.name}__") for number, view in enumerate(views)
+        join_input(view, f"view{number}", prefix=f"{view.definition.name}__")
+        for number, view in enumerate(views)
     ]
-    inputs = {f"view{number}": feature_rows(backing, view) for number, view in enumerate(views)}
-    inputs["spine"] = frames.numbered(spine.rows, ROW)
-    return join(backing.queries, inputs, spine.rows.column_names, event_time=spine.event_time, views=parts)
+    inputs = {f"view{number}": feature_rows(backends, view) for number, view in enumerate(views)}
+    inputs["spine"] = arrow_tables.with_row_numbers(spine.rows, ROW)
+    return join(backends.queries, inputs, spine.rows.column_names, event_time=spine.event_time, views=parts)
 
 
 def _facts(call: Call, spine: Spine, views: list[StoredView]) -> dict[str, Any]:

@@ -49,13 +49,13 @@ def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dic
     return new.id
 
 
-def go_on(tx: Transaction, ident: str, drift: ModelDrift) -> None:
+def extend_alert(tx: Transaction, ident: str, drift: ModelDrift) -> None:
     """The drift of an open alert goes on in another window of its version."""
     mine = alerts.c.id == ident, alerts.c.version == drift.model
     tx.execute(update(alerts).where(*mine).values(windows=alerts.c.windows + 1, last_until=drift.until))
 
 
-def end_if_over(tx: Transaction, ident: str, drift: ModelDrift) -> bool:
+def end_if_resolved(tx: Transaction, ident: str, drift: ModelDrift) -> bool:
     """End an open alert if its version was clean in this window, or answers nothing any more while another is clean."""
     row = _row(tx, ident)
     if drift.verdict is not DriftVerdict.NONE:
@@ -80,7 +80,7 @@ def acknowledge(call: Call) -> Alert:
     return alert_record(call.tx, call.target)
 
 
-def end_open(call: Call, monitor: str) -> None:
+def end_open_alert(call: Call, monitor: str) -> None:
     """End the open alert of a monitor, if it has one: there is nothing more to compare."""
     ident = store.open_alert(call.tx, monitor)
     if ident is not None:

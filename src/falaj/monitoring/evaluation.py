@@ -13,9 +13,14 @@ from falaj.governance.encryption.values import SealedValues
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.monitoring import alerts, store
-from falaj.monitoring.looks import Background, learn, look_at, merged
-from falaj.monitoring.vault import Vault
-from falaj.monitoring.windows import Slot, complete_windows
+from falaj.monitoring.drift.baselines import (
+    DriftBaseline,
+    compare_with_baseline,
+    extend_own_reference,
+    merge_compatible,
+)
+from falaj.monitoring.sketches.sketch_store import SketchStore
+from falaj.monitoring.windows.slots import WindowSlot, complete_windows
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import EvaluationSummary, MonitorWindow
@@ -29,7 +34,7 @@ UNREADABLE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedWindow:
     """A complete window: its last slot, its rows, and what was found."""
 
     last_seq: int
@@ -38,11 +43,11 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PositionProgress:
     """What a due position came to; `own` is the version's own reference from now on."""
 
     row: dict[str, Any]
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedWindow, ...]
     own: ReferenceSketch | None
     sealed_own: bytes | None
 
@@ -68,14 +73,14 @@ def evaluate(gate: Gate, call: Call, sealed: SealedValues, due: list[dict[str, A
     return gate.commit(call, publish)
 
 
-def background_of(
-    vault: Vault, monitor: dict[str, Any], *, ident: str, version: str, own: bytes | None
-) -> Background:
+def load_baseline(
+    sketches: SketchStore, monitor: dict[str, Any], *, ident: str, version: str, own: bytes | None
+) -> DriftBaseline:
     """What windows of `version` are compared with."""
-    pinned = vault.open_reference(monitor["reference"], monitor=ident)
-    return Background(
+    pinned = sketches.open_reference(monitor["reference"], monitor=ident)
+    return DriftBaseline(
         pinned=pinned,
-        own=vault.open_reference(own, monitor=ident, version=version)
+        own=sketches.open_reference(own, monitor=ident, version=version)
         if own
         else ReferenceSketch(training_set=pinned.training_set, features=()),
         chosen=None if monitor["all_columns"] else frozenset(monitor["columns"]),
@@ -83,55 +88,60 @@ def background_of(
     )
 
 
-def window_of(vault: Vault, slots: list[Slot], *, endpoint: str, version: str) -> WindowSketch:
+def load_window(
+    sketches: SketchStore, slots: list[WindowSlot], *, endpoint: str, version: str
+) -> WindowSketch:
     """The sketches of `slots` as one window."""
-    return merged(
-        [vault.open_window(slot.sealed, endpoint=endpoint, version=version, seq=slot.seq) for slot in slots]
+    return merge_compatible(
+        [
+            sketches.open_window(slot.sealed, endpoint=endpoint, version=version, seq=slot.seq)
+            for slot in slots
+        ]
     )
 
 
-def _judge(gate: Gate, call: Call, sealed: SealedValues, row: dict[str, Any]) -> Progress:
+def _judge(gate: Gate, call: Call, sealed: SealedValues, row: dict[str, Any]) -> PositionProgress:
     monitor, version, endpoint = row["monitor"], row["version"], row["endpoint"]
     with gate.database.read() as tx:
         found = objects.ever(tx, endpoint)
         slots = store.slots_after(tx, endpoint, version, seq=row["judged_seq"])
-    vault = Vault(sealed, found.workspace if found else "")
+    sketches = SketchStore(sealed, found.workspace if found else "")
     try:
-        background = background_of(vault, row, ident=monitor, version=version, own=row["own_reference"])
+        baseline = load_baseline(sketches, row, ident=monitor, version=version, own=row["own_reference"])
         judged = []
         for part in complete_windows(slots, MonitorWindow.model_validate(row["window"]), now=call.now):
-            window = window_of(vault, part, endpoint=endpoint, version=version)
+            window = load_window(sketches, part, endpoint=endpoint, version=version)
             rows = sum(slot.rows for slot in part)
-            judged.append(Judged(part[-1].seq, rows, look_at(window, background)))
-            background = Background(
-                background.pinned, learn(window, background), background.chosen, background.budget
+            judged.append(JudgedWindow(part[-1].seq, rows, compare_with_baseline(window, baseline)))
+            baseline = DriftBaseline(
+                baseline.pinned, extend_own_reference(window, baseline), baseline.chosen, baseline.budget
             )
-        own = background.own if background.own.features else None
-        kept = None if own is None else vault.seal_reference(own, monitor=monitor, version=version)
-        return Progress(row, tuple(judged), own, kept)
+        own = baseline.own if baseline.own.features else None
+        kept = None if own is None else sketches.seal_reference(own, monitor=monitor, version=version)
+        return PositionProgress(row, tuple(judged), own, kept)
     except (KeyUnavailable, Damaged) as problem:
         log.warning("windows cannot be judged", extra={"monitor": monitor, "reason": problem.message})
-        return Progress(row, (), None, None)
+        return PositionProgress(row, (), None, None)
 
 
-def _still_holds(tx: Transaction, each: Progress) -> bool:
+def _still_holds(tx: Transaction, each: PositionProgress) -> bool:
     """Whether nobody else judged these windows meanwhile, nor merged them with later ones, nor removed the monitor."""
     row, version = each.row, each.row["version"]
-    store.hold_endpoint(tx, row["endpoint"])
-    if store.judged_number(tx, row["monitor"], version) != row["judged_seq"]:
+    store.lock_endpoint(tx, row["endpoint"])
+    if store.judged_seq_of(tx, row["monitor"], version) != row["judged_seq"]:
         return False
     return store.has_slots(tx, row["endpoint"], version, [judged.last_seq for judged in each.judged])
 
 
-def _follow(call: Call, each: Progress, judged: Judged) -> EvaluationSummary:
+def _follow(call: Call, each: PositionProgress, judged: JudgedWindow) -> EvaluationSummary:
     """Raise, continue or end the alert of the monitor."""
     monitor = _monitor(call.tx, each.row["monitor"])
     is_open, drift = store.open_alert(call.tx, monitor.id), judged.drift
     if is_open is not None:
-        if alerts.end_if_over(call.tx, is_open, drift):
+        if alerts.end_if_resolved(call.tx, is_open, drift):
             return EvaluationSummary(ended=(ObjectId(is_open),))
         if drift.drifted:
-            alerts.go_on(call.tx, is_open, drift)
+            alerts.extend_alert(call.tx, is_open, drift)
         return EvaluationSummary()
     if not drift.drifted:
         return EvaluationSummary()
@@ -144,7 +154,7 @@ def _follow(call: Call, each: Progress, judged: Judged) -> EvaluationSummary:
     return EvaluationSummary(raised=(alerts.raise_alert(call, monitor, drift, facts),))
 
 
-def _write_down(call: Call, each: Progress) -> None:
+def _write_down(call: Call, each: PositionProgress) -> None:
     row = each.row
     place = row["monitor"], row["version"]
     if not each.judged:

@@ -10,7 +10,7 @@ from sqlalchemy import delete, func, insert, select, update
 
 from falaj.governance import objects
 from falaj.monitoring.tables import alerts, monitors, positions, slots
-from falaj.monitoring.windows import Slot, due_at
+from falaj.monitoring.windows.slots import WindowSlot, due_at
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import Monitor, MonitorWindow, VersionProgress
@@ -45,7 +45,7 @@ def begin_endpoint(tx: Transaction, endpoint: str) -> None:
     tx.execute_sql(_BEGIN + " RETURNING seq", (endpoint,))
 
 
-def hold_endpoint(tx: Transaction, endpoint: str, *, take: int = 0) -> int | None:
+def lock_endpoint(tx: Transaction, endpoint: str, *, take: int = 0) -> int | None:
     """Let nobody else change the slots of an endpoint; the last number given, after taking `take` more."""
     rows = tx.execute_sql(_HOLD, (take, endpoint))
     return int(rows[0][0]) if rows else None
@@ -87,7 +87,7 @@ def monitor_record(tx: Transaction, found: StoredObject) -> Monitor:
 def remove_monitor(tx: Transaction, ident: ObjectId, *, at: datetime) -> None:
     """Forget a monitor and, with the last one of an endpoint, its windows. Alerts stay."""
     endpoint = monitor_row(tx, ident)["endpoint"]
-    hold_endpoint(tx, endpoint)
+    lock_endpoint(tx, endpoint)
     tx.execute(delete(positions).where(positions.c.monitor == ident))
     tx.execute(delete(monitors).where(monitors.c.id == ident))
     if not monitors_of(tx, endpoint):
@@ -95,9 +95,9 @@ def remove_monitor(tx: Transaction, ident: ObjectId, *, at: datetime) -> None:
     objects.delete(tx, ident, at=at)
 
 
-def pin_again(tx: Transaction, ident: ObjectId, row: dict[str, Any]) -> None:
+def replace_reference(tx: Transaction, ident: ObjectId, row: dict[str, Any]) -> None:
     """Give a monitor another reference; it begins anew with every version."""
-    hold_endpoint(tx, row["endpoint"])
+    lock_endpoint(tx, row["endpoint"])
     tx.execute(delete(positions).where(positions.c.monitor == ident))
     tx.execute(update(monitors).where(monitors.c.id == ident).values(**row))
 
@@ -111,7 +111,7 @@ def open_alert(tx: Transaction, monitor: str) -> str | None:
     return found
 
 
-def open_since(tx: Transaction, endpoint: str) -> list[datetime]:
+def open_alert_times(tx: Transaction, endpoint: str) -> list[datetime]:
     """When the open alerts of an endpoint were raised."""
     query = select(alerts.c.raised_at).join(monitors, monitors.c.alert == alerts.c.id)
     return list(tx.execute(query.where(monitors.c.endpoint == endpoint)).scalars())
@@ -120,7 +120,7 @@ def open_since(tx: Transaction, endpoint: str) -> list[datetime]:
 # ------------------------------------------------------------------------------------------------ slots
 
 
-def add_slot(tx: Transaction, endpoint: str, version: str, slot: Slot) -> None:
+def add_slot(tx: Transaction, endpoint: str, version: str, slot: WindowSlot) -> None:
     row = {
         "seq": slot.seq,
         "since": slot.since,
@@ -131,7 +131,7 @@ def add_slot(tx: Transaction, endpoint: str, version: str, slot: Slot) -> None:
     tx.execute(insert(slots), {"endpoint": endpoint, "version": version, **row})
 
 
-def slots_after(tx: Transaction, endpoint: str, version: str, *, seq: int = 0) -> list[Slot]:
+def slots_after(tx: Transaction, endpoint: str, version: str, *, seq: int = 0) -> list[WindowSlot]:
     """The slots of a version with their sketches, in the order of arrival."""
     query = select(slots).where(*_of(endpoint, version), slots.c.seq > seq).order_by(slots.c.seq)
     return [_slot(row) for row in tx.execute(query).mappings()]
@@ -139,22 +139,22 @@ def slots_after(tx: Transaction, endpoint: str, version: str, *, seq: int = 0) -
 
 def slots_between(
     tx: Transaction, endpoint: str, *, since: datetime | None, until: datetime | None
-) -> dict[str, list[Slot]]:
+) -> dict[str, list[WindowSlot]]:
     """The slots of every version that have a part between two moments."""
     query = select(slots).where(slots.c.endpoint == endpoint).order_by(slots.c.seq)
     query = query if since is None else query.where(slots.c.until > since)
     query = query if until is None else query.where(slots.c.since < until)
-    found: dict[str, list[Slot]] = {}
+    found: dict[str, list[WindowSlot]] = {}
     for row in tx.execute(query).mappings():
         found.setdefault(row["version"], []).append(_slot(row))
     return found
 
 
-def slot_facts(tx: Transaction, endpoint: str, version: str) -> list[Slot]:
+def slot_facts(tx: Transaction, endpoint: str, version: str) -> list[WindowSlot]:
     """The slots of a version without their sketches."""
     columns = slots.c.seq, slots.c.since, slots.c.until, slots.c.rows
     query = select(*columns).where(*_of(endpoint, version)).order_by(slots.c.seq)
-    return [Slot(*row) for row in tx.execute(query)]
+    return [WindowSlot(*row) for row in tx.execute(query)]
 
 
 def sealed_slot(tx: Transaction, endpoint: str, version: str, seq: int) -> bytes:
@@ -174,7 +174,9 @@ def is_silent(tx: Transaction, endpoint: str, version: str, *, since: datetime) 
     return tx.execute(query).first() is None
 
 
-def replace_pair(tx: Transaction, endpoint: str, version: str, pair: tuple[Slot, Slot], new: Slot) -> None:
+def replace_pair(
+    tx: Transaction, endpoint: str, version: str, pair: tuple[WindowSlot, WindowSlot], new: WindowSlot
+) -> None:
     """Put one slot in the place of two neighbours."""
     numbers = [slot.seq for slot in pair]
     tx.execute(delete(slots).where(*_of(endpoint, version), slots.c.seq.in_(numbers)))
@@ -194,7 +196,7 @@ def positions_of(tx: Transaction, monitor: str) -> list[dict[str, Any]]:
     return [dict(row) for row in tx.execute(query).mappings()]
 
 
-def judged_numbers(tx: Transaction, monitor_ids: Iterable[str], version: str) -> list[int]:
+def judged_seqs(tx: Transaction, monitor_ids: Iterable[str], version: str) -> list[int]:
     """How far monitors are with a version."""
     query = select(positions.c.judged_seq).where(
         positions.c.monitor.in_(list(monitor_ids)), positions.c.version == version
@@ -202,13 +204,13 @@ def judged_numbers(tx: Transaction, monitor_ids: Iterable[str], version: str) ->
     return list(tx.execute(query).scalars())
 
 
-def judged_number(tx: Transaction, monitor: str, version: str) -> int | None:
-    return next(iter(judged_numbers(tx, [monitor], version)), None)
+def judged_seq_of(tx: Transaction, monitor: str, version: str) -> int | None:
+    return next(iter(judged_seqs(tx, [monitor], version)), None)
 
 
 def begin_position(tx: Transaction, monitor: str, version: str, *, before: int) -> None:
     """Let a monitor begin with a version behind slot `before`, unless it has begun."""
-    if judged_number(tx, monitor, version) is not None:
+    if judged_seq_of(tx, monitor, version) is not None:
         return
     row = {"monitor": monitor, "version": version, "judged_seq": before, "windows": 0, "rows": 0}
     tx.execute(insert(positions), row | {"waiting_rows": 0, "own_columns": []})
@@ -226,7 +228,7 @@ def refresh_waiting(
     tx: Transaction, monitor: str, version: str, *, endpoint: str, window: MonitorWindow
 ) -> None:
     """Write down what waits for a monitor's next window of a version, and when that is due."""
-    judged = judged_number(tx, monitor, version) or 0
+    judged = judged_seq_of(tx, monitor, version) or 0
     query = select(func.sum(slots.c.rows), func.min(slots.c.since)).where(
         *_of(endpoint, version), slots.c.seq > judged
     )
@@ -239,8 +241,8 @@ def _of(endpoint: str, version: str) -> tuple[Any, ...]:
     return slots.c.endpoint == endpoint, slots.c.version == version
 
 
-def _slot(row: Any) -> Slot:
-    return Slot(row["seq"], row["since"], row["until"], row["rows"], bytes(row["sealed"]))
+def _slot(row: Any) -> WindowSlot:
+    return WindowSlot(row["seq"], row["since"], row["until"], row["rows"], bytes(row["sealed"]))
 
 
 def _progress(row: dict[str, Any]) -> VersionProgress:

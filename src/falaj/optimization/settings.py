@@ -13,7 +13,7 @@ from falaj.records.optimization import AcceptanceBudget, FeatureColumns, Recipe
 from falaj.records.record import Record
 
 
-class Settings(Record):
+class OptimizationSettings(Record):
     """The first argument is all but the features, as JSON; each further argument is a feature."""
 
     target: Column
@@ -26,11 +26,11 @@ class Settings(Record):
         return (self.model_dump_json(exclude={"features"}), *self.features)
 
 
-def read_settings(arguments: Sequence[str]) -> Settings:
-    """The settings that `Settings.arguments` wrote."""
+def parse_settings(arguments: Sequence[str]) -> OptimizationSettings:
+    """The settings that `OptimizationSettings.arguments` wrote."""
     try:
-        first = Settings.model_validate_json(arguments[0] if arguments else "{}")
-        return Settings.model_validate({**first.model_dump(), "features": tuple(arguments[1:])})
+        first = OptimizationSettings.model_validate_json(arguments[0] if arguments else "{}")
+        return OptimizationSettings.model_validate({**first.model_dump(), "features": tuple(arguments[1:])})
     except ValidationError as error:
         faults = [
             Fault(where=".".join(map(str, fault["loc"])) or "settings", allowed=fault["msg"])

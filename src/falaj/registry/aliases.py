@@ -20,7 +20,7 @@ from falaj.registry import store
 
 def promote(call: Call, version: ModelVersion, alias: str) -> Promotion:
     """Point `alias` at `version`."""
-    protected = store.hold_alias(call.tx, version.model, alias)
+    protected = store.lock_alias(call.tx, version.model, alias)
     if store.version_at(call.tx, version.model, alias, at=None) == version.id:
         raise Conflict(f"{version.reference} is {alias} already")
     approved = store.approvals_of(call.tx, version.id, alias)
@@ -38,7 +38,7 @@ def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> A
             f"{call.caller.name} made {version.reference}: someone else approves it",
             details={"rule": "registry.four_eyes", "needs": "an approver who is not its author"},
         )
-    store.hold_alias(call.tx, version.model, alias)
+    store.lock_alias(call.tx, version.model, alias)
     if store.has_approved(call.tx, version.id, alias, by=call.caller.id):
         raise Conflict(f"you have approved {version.reference} for {alias} already")
     return store.add_approval(
@@ -52,9 +52,9 @@ def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> A
     )
 
 
-def earlier_target(tx: Transaction, model: StoredObject, alias: str) -> ObjectId:
+def rollback_target(tx: Transaction, model: StoredObject, alias: str) -> ObjectId:
     """Where a rollback of `alias`, which is held from now on, leads."""
-    store.hold_alias(tx, model.id, alias)
+    store.lock_alias(tx, model.id, alias)
     standing = targets(store.moves(tx, model.id, alias))
     if len(standing) < 2:
         raise Conflict(f"{alias} of {model.name} has no earlier target to go back to")
@@ -81,7 +81,7 @@ def roll_back(call: Call, model: StoredObject, alias: str, *, to: ObjectId) -> P
 
 
 def protect(call: Call, model: ObjectId, alias: str) -> Alias:
-    store.hold_alias(call.tx, model, alias)
+    store.lock_alias(call.tx, model, alias)
     store.protect_alias(call.tx, model, alias)
     return next(each for each in aliases_of(call.tx, model) if each.alias == alias)
 

@@ -11,7 +11,7 @@ from falaj.errors import shorten
 from falaj.records.registry import FileFormat
 from falaj.registry.numpy_arrays import holds_objects, is_array
 from falaj.registry.pickles import is_pickle
-from falaj.registry.windows import Window
+from falaj.registry.range_reader import RangeReader
 
 MEMBERS_LIMIT = 10_000
 MEMBER_HEAD_BYTES = 4096
@@ -26,45 +26,45 @@ USE_INSTEAD = "export it: torch.onnx.export, torch.export.save, or safetensors f
 WITHOUT_EXAMPLES = "set exported._example_inputs = None before torch.export.save: it pickles them"
 
 
-def archive_format(window: Window) -> FileFormat:
+def archive_format(reader: RangeReader) -> FileFormat:
     """What a zip archive is; InvalidInput, with the member, if it may hold code."""
-    if not window.at(window.size_bytes - END_BYTES, END_BYTES).startswith(END):
-        raise window.refused("a zip archive that is cut off, or has something behind its end")
+    if not reader.at(reader.size_bytes - END_BYTES, END_BYTES).startswith(END):
+        raise reader.rejection("a zip archive that is cut off, or has something behind its end")
     try:
-        with zipfile.ZipFile(window) as archive:
-            members = _checked_members(window, archive)
-            heads = dict(_heads(window, archive, members))
+        with zipfile.ZipFile(reader) as archive:
+            members = _checked_members(reader, archive)
+            heads = dict(_heads(reader, archive, members))
     except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, EOFError, ValueError) as error:
-        raise window.refused(f"a zip archive that is damaged: {shorten(error)}") from None
+        raise reader.rejection(f"a zip archive that is damaged: {shorten(error)}") from None
     for name, head in heads.items():
-        _refuse_code(window, name, head, complete=archive.getinfo(name).file_size <= len(head))
+        _refuse_code(reader, name, head, complete=archive.getinfo(name).file_size <= len(head))
     if any(name.endswith("/archive_format") and head == b"pt2" for name, head in heads.items()):
-        _refuse_pickled_weights(window, heads)
+        _refuse_pickled_weights(reader, heads)
         return FileFormat.TORCH_EXPORT
     if heads and all(is_array(head) for head in heads.values()):
         return FileFormat.NUMPY
-    raise window.refused("a zip archive that is neither a torch export nor made of NumPy arrays")
+    raise reader.rejection("a zip archive that is neither a torch export nor made of NumPy arrays")
 
 
-def _checked_members(window: Window, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+def _checked_members(reader: RangeReader, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     """The members, if every reader would find the same ones."""
     members = sorted(archive.infolist(), key=lambda member: member.header_offset)
     if not members or len(members) > MEMBERS_LIMIT:
-        raise window.refused(f"a zip archive of {len(members)} members", fix=f"1 to {MEMBERS_LIMIT}")
+        raise reader.rejection(f"a zip archive of {len(members)} members", fix=f"1 to {MEMBERS_LIMIT}")
     if members[0].header_offset != 0 or archive.comment:
-        raise window.refused("a zip archive with something before, between or behind its members")
+        raise reader.rejection("a zip archive with something before, between or behind its members")
     if len({member.filename for member in members}) != len(members):
-        raise window.refused("a zip archive with two members of one name")
+        raise reader.rejection("a zip archive with two members of one name")
     for member in members:
         if member.flag_bits & ENCRYPTED:
-            raise window.refused(f"a zip archive with an encrypted member, {shorten(member.filename)}")
+            raise reader.rejection(f"a zip archive with an encrypted member, {shorten(member.filename)}")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise window.refused(f"a zip archive with an unusual compression of {shorten(member.filename)}")
+            raise reader.rejection(f"a zip archive with an unusual compression of {shorten(member.filename)}")
     return members
 
 
 def _heads(
-    window: Window, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]
+    reader: RangeReader, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]
 ) -> Iterator[tuple[str, bytes]]:
     """The beginning of each member: enough to tell a pickle, never the whole of a bomb. Lists of weights are whole."""
     for member in members:
@@ -73,25 +73,25 @@ def _heads(
             yield member.filename, content.read(CONFIG_LIMIT if whole else MEMBER_HEAD_BYTES)
 
 
-def _refuse_code(window: Window, name: str, head: bytes, *, complete: bool) -> None:
+def _refuse_code(reader: RangeReader, name: str, head: bytes, *, complete: bool) -> None:
     examples = "/sample_inputs/" in name
     if head.startswith(MAGIC):
         why = f"a zip archive that holds another one, {shorten(name)}; inside could be a pickle"
-        raise window.refused(why, fix=WITHOUT_EXAMPLES if examples else USE_INSTEAD)
+        raise reader.rejection(why, fix=WITHOUT_EXAMPLES if examples else USE_INSTEAD)
     if name.endswith((".pkl", ".pickle")) or is_pickle(head, complete=complete):
-        raise window.refused(
+        raise reader.rejection(
             f"a zip archive that holds a pickle, {shorten(name)}; loading it runs code", fix=USE_INSTEAD
         )
     if "/aotinductor/" in name or head.startswith(b"\x7fELF"):
-        raise window.refused(f"a zip archive that holds machine code, {shorten(name)}", fix=USE_INSTEAD)
+        raise reader.rejection(f"a zip archive that holds machine code, {shorten(name)}", fix=USE_INSTEAD)
     if is_array(head) and holds_objects(head):
-        raise window.refused(
+        raise reader.rejection(
             f"a NumPy array that can hold Python objects, {shorten(name)}, is read as a pickle",
             fix=USE_INSTEAD,
         )
 
 
-def _refuse_pickled_weights(window: Window, heads: dict[str, bytes]) -> None:
+def _refuse_pickled_weights(reader: RangeReader, heads: dict[str, bytes]) -> None:
     """Weights that a torch export lists as pickled are loaded as such, whatever their bytes look like."""
     for name, text in heads.items():
         if not name.endswith("_config.json"):
@@ -100,10 +100,10 @@ def _refuse_pickled_weights(window: Window, heads: dict[str, bytes]) -> None:
             listed = json.loads(text)["config"].values()
             pickled = [entry["path_name"] for entry in listed if entry["use_pickle"] is not False]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise window.refused(
+            raise reader.rejection(
                 f"a torch export whose list of weights, {shorten(name)}, cannot be read"
             ) from None
         if pickled:
-            raise window.refused(
+            raise reader.rejection(
                 f"a torch export with pickled weights, {shorten(pickled[0])}", fix=USE_INSTEAD
             )

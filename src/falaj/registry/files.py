@@ -14,10 +14,10 @@ from falaj.records.governance.blobs import Blob
 from falaj.records.names import ObjectId
 from falaj.records.registry import ModelFile
 from falaj.registry.formats import recognize
-from falaj.registry.windows import Window
+from falaj.registry.range_reader import RangeReader
 
 
-class BlobSource(Protocol):
+class ModelBlobSource(Protocol):
     """Where the bytes of blobs come from. `facts` raises NotFound for a blob that was deleted.
 
     `read` opens a transaction of its own, and gives the bytes from `offset`, at most `length` of them; `keep` makes a
@@ -31,11 +31,11 @@ class BlobSource(Protocol):
     def keep(self, tx: Transaction, blob: Blob, *, now: datetime) -> None: ...
 
 
-def inspect(path: str, blob: Blob, source: BlobSource) -> ModelFile:
+def inspect(path: str, blob: Blob, source: ModelBlobSource) -> ModelFile:
     """The file that a blob is under `path`; InvalidInput if it is not one that a version may have."""
-    window = Window(path, blob.size_bytes, partial(_range, source, blob))
+    reader = RangeReader(path, blob.size_bytes, partial(_range, source, blob))
     return ModelFile(
-        path=path, format=recognize(window), blob=blob.id, size_bytes=blob.size_bytes, sha256=blob.sha256
+        path=path, format=recognize(reader), blob=blob.id, size_bytes=blob.size_bytes, sha256=blob.sha256
     )
 
 
@@ -60,5 +60,5 @@ def verified(file: ModelFile, chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield held
 
 
-def _range(source: BlobSource, blob: Blob, offset: int, length: int) -> bytes:
+def _range(source: ModelBlobSource, blob: Blob, offset: int, length: int) -> bytes:
     return b"".join(source.read(blob, offset=offset, length=length))

@@ -10,7 +10,7 @@ from falaj.records.registry import FileFormat
 from falaj.registry import archives, numpy_arrays
 from falaj.registry.archives import USE_INSTEAD, archive_format
 from falaj.registry.pickles import HEAD_BYTES, has_pickle_header, is_pickle
-from falaj.registry.windows import Window
+from falaj.registry.range_reader import RangeReader
 
 LOOK_BYTES = 512
 SAFETENSORS_HEADER_LIMIT = 100_000_000
@@ -40,27 +40,27 @@ COMPRESSED = {
 }
 
 
-def recognize(window: Window) -> FileFormat:
+def recognize(reader: RangeReader) -> FileFormat:
     """The format of a file; InvalidInput that says what it is instead, and what to use."""
-    head = window.at(0, LOOK_BYTES)
+    head = reader.at(0, LOOK_BYTES)
     if has_pickle_header(head):
-        raise window.refused("a pickle; loading it runs code", fix=USE_INSTEAD)
+        raise reader.rejection("a pickle; loading it runs code", fix=USE_INSTEAD)
     if head.startswith(archives.MAGIC):
-        return archive_format(window)
+        return archive_format(reader)
     if numpy_arrays.is_array(head):
-        return _array(window)
+        return _array(reader)
     if head[4:8] == b"TFL3":
         return FileFormat.LITERT
     for magic, found in MAGIC.items():
         if head.startswith(magic):
             return found
-    if _is_safetensors(window, head):
+    if _is_safetensors(reader, head):
         return FileFormat.SAFETENSORS
-    if _is_onnx(window):
+    if _is_onnx(reader):
         return FileFormat.ONNX
     if head[:1] == b"{" and b"learner" in head[:64]:
         return FileFormat.XGBOOST
-    return _text(window, head)
+    return _text(reader, head)
 
 
 def model_format(found: Sequence[FileFormat]) -> FileFormat:
@@ -72,84 +72,86 @@ def model_format(found: Sequence[FileFormat]) -> FileFormat:
     raise InvalidInput.at("files", given=given, allowed="files of exactly one model format")
 
 
-def _array(window: Window) -> FileFormat:
-    if numpy_arrays.holds_objects(window.at(0, numpy_arrays.HEADER_LIMIT + 12)):
-        raise window.refused("a NumPy array that can hold Python objects, which are pickled", fix=USE_INSTEAD)
+def _array(reader: RangeReader) -> FileFormat:
+    if numpy_arrays.holds_objects(reader.at(0, numpy_arrays.HEADER_LIMIT + 12)):
+        raise reader.rejection(
+            "a NumPy array that can hold Python objects, which are pickled", fix=USE_INSTEAD
+        )
     return FileFormat.NUMPY
 
 
-def _is_safetensors(window: Window, head: bytes) -> bool:
+def _is_safetensors(reader: RangeReader, head: bytes) -> bool:
     length = int.from_bytes(head[:8], "little")
     if len(head) < 10 or head[8:9] != b"{" or length >= 2**56:
         return False
     if length > SAFETENSORS_HEADER_LIMIT:
-        raise window.refused(f"safetensors with a header of {length} bytes")
-    if 8 + length > window.size_bytes:
-        raise window.refused(
-            f"safetensors that is cut off: its header has {length} bytes, the file {window.size_bytes}"
+        raise reader.rejection(f"safetensors with a header of {length} bytes")
+    if 8 + length > reader.size_bytes:
+        raise reader.rejection(
+            f"safetensors that is cut off: its header has {length} bytes, the file {reader.size_bytes}"
         )
-    end = window.at(max(8, 8 + length - LOOK_BYTES), min(length, LOOK_BYTES))
+    end = reader.at(max(8, 8 + length - LOOK_BYTES), min(length, LOOK_BYTES))
     return end.rstrip(b" ").endswith(b"}")
 
 
 IR_VERSION, GRAPH, OPSET_IMPORT = 1, 7, 8
 
 
-def _is_onnx(window: Window) -> bool:
+def _is_onnx(reader: RangeReader) -> bool:
     """Whether the file is one protobuf message from end to end, with the fields of an ONNX model."""
-    if window.at(0, 1) not in (b"\x08", b"\x12", b"\x3a", b"\x42"):
+    if reader.at(0, 1) not in (b"\x08", b"\x12", b"\x3a", b"\x42"):
         return False
     try:
-        fields = set(_protobuf_fields(window))
+        fields = set(_protobuf_fields(reader))
     except EOFError:
         return False
     return {IR_VERSION, GRAPH, OPSET_IMPORT} <= fields
 
 
-def _protobuf_fields(window: Window) -> Iterator[int]:
+def _protobuf_fields(reader: RangeReader) -> Iterator[int]:
     """The numbers of the top-level fields; their content is skipped. EOFError if they do not end with the file."""
     offset = 0
     for _ in range(PROTOBUF_FIELDS_LIMIT):
-        if offset == window.size_bytes:
+        if offset == reader.size_bytes:
             return
-        tag, offset = _varint(window, offset)
+        tag, offset = _varint(reader, offset)
         kind = tag & 7
         if kind == 0:
-            _, offset = _varint(window, offset)
+            _, offset = _varint(reader, offset)
         elif kind == 2:
-            length, offset = _varint(window, offset)
+            length, offset = _varint(reader, offset)
             offset += length
         elif kind in (1, 5):
             offset += 8 if kind == 1 else 4
         else:
             raise EOFError
-        if offset > window.size_bytes:
+        if offset > reader.size_bytes:
             raise EOFError
         yield tag >> 3
     raise EOFError
 
 
-def _varint(window: Window, offset: int) -> tuple[int, int]:
+def _varint(reader: RangeReader, offset: int) -> tuple[int, int]:
     value = 0
-    for place, byte in enumerate(window.at(offset, 10)):
+    for place, byte in enumerate(reader.at(offset, 10)):
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return value, offset + place + 1
     raise EOFError
 
 
-def _text(window: Window, head: bytes) -> FileFormat:
+def _text(reader: RangeReader, head: bytes) -> FileFormat:
     """JSON or text; the last chance of a file."""
-    walked = window.at(0, HEAD_BYTES)
-    if is_pickle(walked, complete=len(walked) == window.size_bytes):
-        raise window.refused("a pickle; loading it runs code", fix=USE_INSTEAD)
+    walked = reader.at(0, HEAD_BYTES)
+    if is_pickle(walked, complete=len(walked) == reader.size_bytes):
+        raise reader.rejection("a pickle; loading it runs code", fix=USE_INSTEAD)
     if _is_utf8(head):
         return FileFormat.JSON if head.lstrip()[:1] in (b"{", b"[") else FileFormat.TEXT
     packed = next((name for magic, name in COMPRESSED.items() if head.startswith(magic)), None)
     if packed is None:
-        raise window.refused("of a kind that is not known")
+        raise reader.rejection("of a kind that is not known")
     why = f"compressed ({packed}), so that nobody can tell what is inside; joblib writes pickles so"
-    raise window.refused(why, fix=USE_INSTEAD)
+    raise reader.rejection(why, fix=USE_INSTEAD)
 
 
 def _is_utf8(head: bytes) -> bool:

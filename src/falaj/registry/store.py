@@ -76,7 +76,7 @@ def version_count(tx: Transaction, model: ObjectId) -> int:
     return int(tx.execute(select(models.c.versions).where(models.c.id == model)).scalar_one())
 
 
-def hold_alias(tx: Transaction, model: ObjectId, alias: str) -> bool:
+def lock_alias(tx: Transaction, model: ObjectId, alias: str) -> bool:
     """Lock an alias, made on first use, until the transaction ends; whether it is protected."""
     tx.execute_sql(_ENSURE_ALIAS, (model, alias))
     query = select(aliases.c.protected).where(aliases.c.model == model, aliases.c.alias == alias)

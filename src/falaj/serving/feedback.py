@@ -13,13 +13,13 @@ from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.records.serving import FeedbackResult, GroundTruth, ScoringRule
 from falaj.serving import store
-from falaj.serving.batches import Decoded, split_id
-from falaj.serving.logbook import Logbook
-from falaj.serving.scores import score, suits
+from falaj.serving.prediction_batches import DecodedBatch, split_id
+from falaj.serving.prediction_log import PredictionLog
+from falaj.serving.scores import fits_log_loss, score
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LabelledPrediction:
     """A label and the prediction that it is for."""
 
     name: str
@@ -29,10 +29,12 @@ class Found:
     predicted: Sequence[float]
 
 
-def score_labels(gate: Gate, call: Call, logbook: Logbook, given: Sequence[GroundTruth]) -> FeedbackResult:
+def score_labels(
+    gate: Gate, call: Call, prediction_log: PredictionLog, given: Sequence[GroundTruth]
+) -> FeedbackResult:
     """Find what was predicted, score it and store the labels; a later label takes the place of an earlier one."""
     wanted = {outcome.id: outcome for outcome in given}
-    known, unknown = _found(gate, call, logbook, wanted)
+    known, unknown = _found(gate, call, prediction_log, wanted)
     with gate.database.read() as tx:
         scoring = store.endpoint_record(tx, call.target).scoring
     decided = scoring or _scoring(known)
@@ -49,10 +51,10 @@ def score_labels(gate: Gate, call: Call, logbook: Logbook, given: Sequence[Groun
 
 
 def _found(
-    gate: Gate, call: Call, logbook: Logbook, wanted: Mapping[str, GroundTruth]
-) -> tuple[list[Found], list[str]]:
+    gate: Gate, call: Call, prediction_log: PredictionLog, wanted: Mapping[str, GroundTruth]
+) -> tuple[list[LabelledPrediction], list[str]]:
     """The predictions that are logged, and the ids of those that are not (yet)."""
-    known: list[Found] = []
+    known: list[LabelledPrediction] = []
     unknown: list[str] = []
     by_batch: dict[str, list[str]] = {}
     for ident in wanted:
@@ -67,7 +69,7 @@ def _found(
         if found is None or row is None or row["endpoint"] != call.target.id:
             unknown += idents
             continue
-        decoded = logbook.open(found)
+        decoded = prediction_log.open(found)
         for ident in idents:
             prediction = _in_batch(decoded, row["version"], wanted[ident])
             if prediction is None:
@@ -77,7 +79,7 @@ def _found(
     return known, unknown
 
 
-def _in_batch(decoded: Decoded, version: str, outcome: GroundTruth) -> Found | None:
+def _in_batch(decoded: DecodedBatch, version: str, outcome: GroundTruth) -> LabelledPrediction | None:
     _, number, row = split_id(outcome.id)
     place = decoded.place(number, row)
     if place is None:
@@ -85,18 +87,18 @@ def _in_batch(decoded: Decoded, version: str, outcome: GroundTruth) -> Found | N
     predicted = decoded.predicted(place)
     if not predicted:
         raise InvalidInput(f"{outcome.id}: the model answers no numbers, so there is nothing to score")
-    return Found(decoded.named(outcome.id), outcome, version, decoded.at(place), predicted)
+    return LabelledPrediction(decoded.named(outcome.id), outcome, version, decoded.at(place), predicted)
 
 
-def _scoring(known: Sequence[Found]) -> ScoringRule | None:
+def _scoring(known: Sequence[LabelledPrediction]) -> ScoringRule | None:
     """What the first labels of an endpoint say: log loss if all could be classes, else squared error."""
     if not known:
         return None
-    fits = all(suits(each.predicted, each.outcome.value) for each in known)
+    fits = all(fits_log_loss(each.predicted, each.outcome.value) for each in known)
     return ScoringRule.LOG_LOSS if fits else ScoringRule.SQUARED_ERROR
 
 
-def _row(call: Call, found: Found, scoring: ScoringRule) -> dict[str, Any]:
+def _row(call: Call, found: LabelledPrediction, scoring: ScoringRule) -> dict[str, Any]:
     return {
         "prediction": found.name,
         "endpoint": call.target.id,

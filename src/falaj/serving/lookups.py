@@ -11,7 +11,7 @@ from falaj.records.serving import Lookup
 
 
 @dataclass(frozen=True, slots=True)
-class FromView:
+class ViewColumns:
     """Columns that are read from one view; `keys` are the request's inputs that its key is made of."""
 
     view: str
@@ -22,11 +22,11 @@ class FromView:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class FeatureJoin:
     """How a row of the model's input is put together; `passed` are the request's inputs and their columns."""
 
     width: int
-    views: tuple[FromView, ...]
+    views: tuple[ViewColumns, ...]
     passed: tuple[tuple[str, int], ...]
     missing: float
 
@@ -37,7 +37,7 @@ class Join:
         return tuple(dict.fromkeys([*keys, *(name for name, _ in self.passed)]))
 
 
-def joined(lookup: Lookup, features: Sequence[str]) -> Join:
+def build_join(lookup: Lookup, features: Sequence[str]) -> FeatureJoin:
     """The join for a model whose columns are `features`, unless `lookup` says otherwise. Its views are resolved."""
     names = lookup.features or tuple(features)
     taken: dict[int, dict[int, str]] = {number: {} for number in range(len(lookup.views))}
@@ -50,7 +50,7 @@ def joined(lookup: Lookup, features: Sequence[str]) -> Join:
             number, feature = source
             taken[number][column] = feature
     parts = tuple(
-        FromView(
+        ViewColumns(
             view=view.view,
             name=view.name or view.view,
             keys=view.keys,
@@ -60,7 +60,7 @@ def joined(lookup: Lookup, features: Sequence[str]) -> Join:
         for number, view in enumerate(lookup.views)
     )
     missing = float("nan") if lookup.missing is None else lookup.missing
-    return Join(len(names), parts, tuple(passed), missing)
+    return FeatureJoin(len(names), parts, tuple(passed), missing)
 
 
 def _source(lookup: Lookup, name: str) -> tuple[int, str] | None:
@@ -83,7 +83,7 @@ def feature_names(version: ModelVersion) -> tuple[str, ...]:
     return tuple(spec.name for spec in version.inputs) if len(version.inputs) > 1 else ()
 
 
-def require_fit(lookup: Lookup, version: ModelVersion) -> None:
+def require_lookup_fits_version(lookup: Lookup, version: ModelVersion) -> None:
     """InvalidInput if the input of `version` cannot be put together by `lookup`; all faults at once."""
     features = lookup.features or feature_names(version)
     where = f"lookup for {version.reference}"
@@ -96,7 +96,7 @@ def require_fit(lookup: Lookup, version: ModelVersion) -> None:
         )
     faults = [
         Fault(where=f"{where}: view {part.name}", given="none of its features", allowed=", ".join(features))
-        for part in joined(lookup, features).views
+        for part in build_join(lookup, features).views
         if not part.columns
     ]
     width = _width(version)

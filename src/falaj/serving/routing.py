@@ -10,23 +10,23 @@ from zlib import crc32
 from falaj.records.serving import Route
 
 
-class Spread:
+class WeightedRouter:
     """Chooses among routes. A request id decides for itself; requests without one take turns."""
 
-    def __init__(self, routes: Sequence[Route], *, turns: count[int] | None = None) -> None:
-        self.turns = turns or count()
-        self._pattern = interleaved(routes)
+    def __init__(self, routes: Sequence[Route], *, counter: count[int] | None = None) -> None:
+        self.counter = counter or count()
+        self._pattern = weighted_round_robin(routes)
         self._only = self._pattern[0] if len(set(self._pattern)) == 1 else None
 
     def choose(self, request: str) -> str:
         """The version that answers the request with this id, which may be empty."""
         if self._only is not None:
             return self._only
-        number = crc32(request.encode()) if request else next(self.turns)
+        number = crc32(request.encode()) if request else next(self.counter)
         return self._pattern[number % len(self._pattern)]
 
 
-def interleaved(routes: Sequence[Route]) -> tuple[str, ...]:
+def weighted_round_robin(routes: Sequence[Route]) -> tuple[str, ...]:
     """Versions in their proportions, each spread as evenly as can be (smooth weighted round robin)."""
     weighted = [route for route in routes if route.weight]
     divisor = gcd(*(route.weight for route in weighted))

@@ -37,7 +37,7 @@ def probability(predicted: Sequence[float], label: float) -> float:
     return predicted[number]
 
 
-def suits(predicted: Sequence[float], label: float) -> bool:
+def fits_log_loss(predicted: Sequence[float], label: float) -> bool:
     """Whether a row can be one of a classifier that gives probabilities."""
     is_class = label == int(label) and 0 <= label < max(2, len(predicted))
     return is_class and all(-SMALLEST <= chance <= 1 + SMALLEST for chance in predicted)

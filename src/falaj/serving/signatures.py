@@ -14,7 +14,7 @@ from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
 Array = npt.NDArray[Any]
 
 
-class Given(Protocol):
+class RequestTensor(Protocol):
     """A tensor of a request, before its data is read."""
 
     @property
@@ -25,7 +25,7 @@ class Given(Protocol):
     def shape(self) -> list[int]: ...
 
 
-G = TypeVar("G", bound=Given)
+G = TypeVar("G", bound=RequestTensor)
 Reader = Callable[[G, Datatype, int], Array]
 """Reads the data of a tensor: its datatype, and how many values its shape needs. ValueError if it is not that."""
 
@@ -52,7 +52,7 @@ class Signature:
             shape = tensor.shape
             if tensor.datatype != wanted.datatype or not (
                 (shape[1:] == tail and wanted.shape[:1] == (DYNAMIC,) and shape and shape[0] > 0)
-                or fits(shape, wanted.shape)
+                or shape_fits(shape, wanted.shape)
             ):
                 break
             try:
@@ -76,7 +76,7 @@ class Signature:
             for name, (_, tensor, _) in self._slots.items()
             if name not in names
         ]
-        return refused(faults)
+        return invalid_request(faults)
 
     def _fault(self, tensor: G, read: Reader[G]) -> Fault | None:
         if tensor.name not in self._slots:
@@ -85,7 +85,7 @@ class Signature:
         _, wanted, _ = self._slots[tensor.name]
         if tensor.datatype != wanted.datatype:
             return _fault(tensor.name, f"datatype {shorten(tensor.datatype)}", str(wanted.datatype))
-        if not fits(tensor.shape, wanted.shape):
+        if not shape_fits(tensor.shape, wanted.shape):
             words = "; -1 is any number from 1" if DYNAMIC in wanted.shape else ""
             return _fault(tensor.name, f"shape {shorten(tensor.shape)}", f"{list(wanted.shape)}{words}")
         return _data_fault(tensor, wanted, read)
@@ -100,14 +100,14 @@ def _data_fault(tensor: G, wanted: Tensor, read: Reader[G]) -> Fault | None:
     return None
 
 
-def fits(shape: Sequence[int], allowed: Sequence[int]) -> bool:
+def shape_fits(shape: Sequence[int], allowed: Sequence[int]) -> bool:
     """Whether a request may bring `shape`; nothing may be empty."""
     return len(shape) == len(allowed) and all(
         size > 0 and wanted in (DYNAMIC, size) for size, wanted in zip(shape, allowed, strict=True)
     )
 
 
-def refused(faults: Sequence[Fault]) -> InvalidInput:
+def invalid_request(faults: Sequence[Fault]) -> InvalidInput:
     """One error for all the faults of a request, readable on one line."""
     words = "; ".join(f"{fault.where}: given {fault.given}, allowed {fault.allowed}" for fault in faults)
     return InvalidInput(words, faults=faults)

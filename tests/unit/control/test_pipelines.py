@@ -53,7 +53,7 @@ def ready(platform: OwnPlatform) -> OwnPlatform:
 def alarmed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """When the open alerts of the endpoint were raised, as the test says."""
     raised: list[Any] = []
-    monkeypatch.setattr(monitoring, "open_since", lambda _tx, _endpoint: raised)
+    monkeypatch.setattr(monitoring, "open_alert_times", lambda _tx, _endpoint: raised)
     return raised
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from falaj.features.room import Features
+from falaj.features.service import Features
 from platforms import OwnPlatform
 
 

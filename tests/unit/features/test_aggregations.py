@@ -13,7 +13,7 @@ from falaj.drivers.duckdb.queries import DuckDbQueryEngine
 from falaj.features.aggregations import aggregated_rows, newest_windows
 from falaj.features.joining import join
 from falaj.features.joins import ARRIVAL, ROW, newest_rows
-from falaj.features.views import joined
+from falaj.features.views import join_input
 from falaj.records.features import (
     AggregateFunction,
     Aggregation,
@@ -110,7 +110,7 @@ def found(rows: list[Flight], spine: list[tuple[str, int]]) -> list[tuple[float 
         }
     )
     inputs = {"spine": asked, "rows": summed(table_of(rows))}
-    table = join(QUERIES, inputs, ["carrier"], event_time="event_time", views=[joined(DELAYS, "rows")])
+    table = join(QUERIES, inputs, ["carrier"], event_time="event_time", views=[join_input(DELAYS, "rows")])
     return list(zip(*(table[f"sum_{window}"].to_pylist() for window in WINDOWS), strict=True))
 
 
@@ -153,7 +153,7 @@ def test_the_newest_windows_alone_say_what_all_rows_say(rows: list[Flight]) -> N
     recent = QUERIES.select(newest_windows(DELAYS, "source"), {"source": table_of(rows)})
 
     alone, among_all = (
-        QUERIES.select(newest_rows(joined(DELAYS, "rows")), {"rows": summed(source)}).sort_by("carrier")
+        QUERIES.select(newest_rows(join_input(DELAYS, "rows")), {"rows": summed(source)}).sort_by("carrier")
         for source in (recent, table_of(rows))
     )
 

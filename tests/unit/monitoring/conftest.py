@@ -15,8 +15,8 @@ import pytest
 from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import operation
-from falaj.monitoring.collector import Collector
-from falaj.monitoring.room import Monitoring
+from falaj.monitoring.service import Monitoring
+from falaj.monitoring.windows.collector import Collector
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import Monitor, WindowRecord
 from falaj.records.monitoring.sketches import ColumnRole
@@ -70,9 +70,9 @@ class Ground:
     def serve(self, rows: Rows, *, version: str = "3", answers: Rows | None = None) -> WindowRecord:
         """What a server that saw `rows` hands in ten seconds later."""
         collector = Collector(clock=self.platform.clock)
-        collector.note("delay", version, rows)
+        collector.add("delay", version, rows)
         if answers is not None:
-            collector.note("delay", version, answers, role=ColumnRole.PREDICTION)
+            collector.add("delay", version, answers, role=ColumnRole.PREDICTION)
         self.platform.clock.advance(SLOT)
         (served,) = collector.flush()
         return served.window

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from command_line import CommandLine, command_line
-from falaj.monitoring.collector import Collector
+from falaj.monitoring.windows.collector import Collector
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from platforms import OwnPlatform, make_platform
 
@@ -55,7 +55,7 @@ def put(platform: OwnPlatform, name: str, rows: pa.Table) -> str:
 def serve(folder: Path, rows: np.ndarray) -> None:
     with make_platform(folder) as platform:
         collector = Collector(clock=platform.clock)
-        collector.note("delay", "flights@1", {"trips__km": rows})
+        collector.add("delay", "flights@1", {"trips__km": rows})
         platform.clock.advance(timedelta(seconds=10))
         for endpoint, window in collector.flush():
             platform.monitoring.record(endpoint, windows=(window,))

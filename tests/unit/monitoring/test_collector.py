@@ -11,11 +11,11 @@ import pytest
 from falaj.errors import NotFound, Unavailable
 from falaj.governance.operations.caller import current_terms
 from falaj.governance.operations.operation import operations_of
-from falaj.monitoring.collector import COLUMNS_LIMIT, Collector, ServedWindow
-from falaj.monitoring.delivery import Delivery, split
-from falaj.monitoring.points import read_points
-from falaj.monitoring.room import Monitoring
+from falaj.monitoring.service import Monitoring
+from falaj.monitoring.sketches.kll import read_points
 from falaj.monitoring.tables import slots
+from falaj.monitoring.windows.collector import COLUMNS_LIMIT, Collector, ServedWindow
+from falaj.monitoring.windows.delivery import Delivery, split_window
 from falaj.records.monitoring.monitors import MonitorWindow, WindowRecord
 from falaj.records.monitoring.sketches import ColumnKind, ColumnRole
 from platforms import Clock
@@ -63,8 +63,8 @@ def test_batches_become_one_window_with_exact_counts() -> None:
     batches = [rng.normal(size=7) for _ in range(100)]
     for batch in batches:
         batch[0] = np.nan
-        collector.note("delay", "3", {"km": batch, "late": np.array([b"yes", b"no"] * 3 + [b"no"], object)})
-        collector.note("delay", "3", {"score": batch[:, None].astype(np.float32)}, role=ColumnRole.PREDICTION)
+        collector.add("delay", "3", {"km": batch, "late": np.array([b"yes", b"no"] * 3 + [b"no"], object)})
+        collector.add("delay", "3", {"score": batch[:, None].astype(np.float32)}, role=ColumnRole.PREDICTION)
 
     window = only(collector.flush())
 
@@ -80,8 +80,8 @@ def test_batches_become_one_window_with_exact_counts() -> None:
 def test_a_matrix_is_its_columns() -> None:
     collector = Collector()
     for number in range(5):
-        collector.note("delay", "3", {"x": np.array([[number, 10.0, -number]], np.float32)})
-    collector.note("delay", "3", {"image": np.zeros((2, 4, 4))})
+        collector.add("delay", "3", {"x": np.array([[number, 10.0, -number]], np.float32)})
+    collector.add("delay", "3", {"image": np.zeros((2, 4, 4))})
 
     found = columns_of(only(collector.flush()))
 
@@ -94,12 +94,12 @@ def test_a_matrix_is_its_columns() -> None:
 
 def test_what_cannot_be_sketched_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     collector = Collector()
-    collector.note("delay", "3", {"km": np.ones(3), "odd": np.array([{}, [], 3], object)})
-    collector.note("delay", "3", {"km": np.array(["a", "b", "c"])})
-    collector.note("delay", "3", {})
+    collector.add("delay", "3", {"km": np.ones(3), "odd": np.array([{}, [], 3], object)})
+    collector.add("delay", "3", {"km": np.array(["a", "b", "c"])})
+    collector.add("delay", "3", {})
     for _ in range(2):
-        collector.note("delay", "3", {"scalar": np.float64(1)})  # type: ignore[dict-item]
-    collector.note("wide", "1", {"x": np.zeros((2, COLUMNS_LIMIT + 50))})
+        collector.add("delay", "3", {"scalar": np.float64(1)})  # type: ignore[dict-item]
+    collector.add("wide", "1", {"x": np.zeros((2, COLUMNS_LIMIT + 50))})
 
     delay, wide = (served.window for served in collector.flush())
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_sketched_is_passed_over(caplog: pytest.LogCaptureFixture
 def test_what_is_put_aside_is_bounded() -> None:
     collector = Collector(values_aside=1000)
     for _ in range(1000):
-        collector.note("delay", "3", {"a": np.ones(10), "b": np.ones(10)})
+        collector.add("delay", "3", {"a": np.ones(10), "b": np.ones(10)})
         assert collector._versions["delay", "3"].values < 1000
 
     assert only(collector.flush()).rows == 10_000
@@ -122,7 +122,7 @@ def test_threads_lose_no_row() -> None:
 
     def serve() -> None:
         for _ in range(500):
-            collector.note("delay", "3", {"x": np.arange(4.0)})
+            collector.add("delay", "3", {"x": np.arange(4.0)})
 
     def cut() -> None:
         nonlocal total
@@ -148,9 +148,9 @@ def test_windows_arrive_and_the_last_one_when_it_stops() -> None:
     collector, platform = Collector(), Platform()
     delivery = Delivery(collector, platform, every_s=0.05, sketch_every_s=0.01)
     delivery.start()
-    collector.note("delay", "3", {"x": np.ones(5)})
+    collector.add("delay", "3", {"x": np.ones(5)})
     eventually(lambda: platform.rows == 5, within=5)
-    collector.note("delay", "3", {"x": np.ones(6)})
+    collector.add("delay", "3", {"x": np.ones(6)})
 
     delivery.stop()
 
@@ -163,7 +163,7 @@ def test_while_nobody_answers_windows_are_merged_and_none_is_lost() -> None:
     platform.answers = False
     for number in range(50):
         for version in ("3", "4"):
-            collector.note("delay", version, {"x": np.full(10, float(number))})
+            collector.add("delay", version, {"x": np.full(10, float(number))})
         delivery.deliver()
         assert delivery.waiting <= 6
 
@@ -183,7 +183,7 @@ def test_a_window_whose_answer_was_lost_counts_once() -> None:
     delivery = Delivery(collector, platform, waiting_limit=2)
     platform.breaks_after_taking = True
     for _ in range(5):
-        collector.note("delay", "3", {"x": np.ones(10)})
+        collector.add("delay", "3", {"x": np.ones(10)})
         delivery.deliver()
     assert (delivery.waiting, platform.rows) == (2, 10)
 
@@ -201,8 +201,8 @@ def test_a_window_of_an_endpoint_that_is_gone_does_not_stop_the_others() -> None
             raise NotFound("there is no endpoint 'gone'")
         taken.append(endpoint)
 
-    collector.note("gone", "1", {"x": np.ones(10)})
-    collector.note("delay", "1", {"x": np.ones(10)})
+    collector.add("gone", "1", {"x": np.ones(10)})
+    collector.add("delay", "1", {"x": np.ones(10)})
 
     delivery = Delivery(collector, hand_in)
     delivery.deliver()
@@ -218,7 +218,7 @@ def test_a_wide_window_travels_in_parts_that_fit(light_ground: Ground) -> None:
         {name: values[:500] for name, values in rows.items()}, window=MonitorWindow(rows=5000)
     )
 
-    parts = list(split(light_ground.serve(rows)))
+    parts = list(split_window(light_ground.serve(rows)))
     for part in parts:
         body = (
             record.input.model_validate({"endpoint": "delay", "windows": (part,)}).model_dump_json().encode()
@@ -248,7 +248,7 @@ def test_deliveries_to_the_room_count_once_through_the_gate(ground: Ground) -> N
 
     delivery = Delivery(collector, hand_in)
     for _ in range(3):
-        collector.note("delay", "3", {"x": ground.rng.normal(size=100)})
+        collector.add("delay", "3", {"x": ground.rng.normal(size=100)})
         delivery.deliver()
     breaks = False
     delivery.deliver()

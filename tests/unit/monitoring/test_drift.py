@@ -12,11 +12,11 @@ import pytest
 from scipy import stats
 
 from falaj.errors import InvalidInput
-from falaj.monitoring.drift import MINIMUM_ROWS, compare
-from falaj.monitoring.points import RANK_ERROR
-from falaj.monitoring.sketches import WindowSketcher, sketch_column, sketch_reference
-from falaj.monitoring.tails import chi_square_critical, chi_square_tail
-from falaj.monitoring.verdicts import folklore_class, judge
+from falaj.monitoring.drift.chi_square import chi_square_critical, chi_square_tail
+from falaj.monitoring.drift.comparison import MINIMUM_ROWS, compare
+from falaj.monitoring.drift.verdicts import conventional_psi_class, detect_drift
+from falaj.monitoring.sketches.kll import RANK_ERROR
+from falaj.monitoring.sketches.sketchers import WindowSketcher, sketch_column, sketch_reference
 from falaj.records.monitoring.sketches import (
     ColumnKind,
     DriftVerdict,
@@ -51,7 +51,7 @@ def window(columns: Mapping[str, Any]) -> WindowSketch:
 
 
 def judged(before: Mapping[str, Any], now: Mapping[str, Any], **options: Any) -> ModelDrift:
-    return judge(sketch_reference("flights@1", [before]), window(now), **options)
+    return detect_drift(sketch_reference("flights@1", [before]), window(now), **options)
 
 
 def flights(rng: np.random.Generator, rows: int, *, shift: float = 0.0) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_without_drift_false_alarms_stay_within_the_budget(reference_rows: int, 
     alarms, before_the_floor = 0, 0
     for number in range(WINDOWS):
         reference, now = references[number % 20], window(flights(rng, window_rows))
-        alarms += judge(reference, now, budget=ONE_LOOK).verdict is DriftVerdict.DRIFT
+        alarms += detect_drift(reference, now, budget=ONE_LOOK).verdict is DriftVerdict.DRIFT
         smallest = min(compare(*pair).p_value for pair in zip(reference.features, now.features, strict=True))
         before_the_floor += smallest * len(now.features) <= ONE_LOOK.alpha
 
@@ -150,7 +150,7 @@ def test_a_shift_of_three_tenths_of_a_deviation_is_found(reference_rows: int) ->
 
     references = [sketch_reference("flights@1", [flights(rng, reference_rows)]) for _ in range(10)]
 
-    looks = [judge(references[n % 10], window(flights(rng, 2_000, shift=0.3))) for n in range(100)]
+    looks = [detect_drift(references[n % 10], window(flights(rng, 2_000, shift=0.3))) for n in range(100)]
 
     found = sum("distance" in [report.name for report in look.drifted] for look in looks)
     wrong = sum(len([report for report in look.drifted if report.name != "distance"]) for look in looks)
@@ -263,7 +263,7 @@ def test_no_drift_is_said_in_words() -> None:
 
 
 def test_the_customary_classes_are_words_only() -> None:
-    assert [folklore_class(psi) for psi in (0.05, 0.2, 0.3)] == ["stable", "moderate", "large"]
+    assert [conventional_psi_class(psi) for psi in (0.05, 0.2, 0.3)] == ["stable", "moderate", "large"]
 
 
 def test_a_longer_budget_of_looks_raises_the_threshold() -> None:

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.errors import Damaged, InvalidInput
-from falaj.monitoring.columns import Values, kind_of
-from falaj.monitoring.points import RANK_ERROR, SHARE_ERROR, K, read_points
-from falaj.monitoring.sketches import (
+from falaj.monitoring.sketches.columns import Values, kind_of
+from falaj.monitoring.sketches.kll import RANK_ERROR, SHARE_ERROR, K, read_points
+from falaj.monitoring.sketches.sketchers import (
     WindowSketcher,
     decode,
     encode,

@@ -17,8 +17,9 @@ from falaj.errors import Conflict
 from falaj.governance import objects
 from falaj.governance.lineage.graph import walk as relatives
 from falaj.governance.operations.caller import on_terms
-from falaj.optimization.runtime import program, timing
-from falaj.optimization.settings import read_settings
+from falaj.optimization.runtime import job as optimization_job
+from falaj.optimization.runtime import latency
+from falaj.optimization.settings import parse_settings
 from falaj.records.control.workflows import WorkflowState
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import new_id
@@ -128,7 +129,9 @@ class Jobs:
         pq.write_table(
             self._platform.features.load(job.spec.inputs["data"]).read_all(), inputs / "data.parquet"
         )
-        program.optimize(read_settings(job.spec.args), inputs=inputs, outputs=outputs, say=lambda _: None)
+        optimization_job.optimize(
+            parse_settings(job.spec.args), inputs=inputs, outputs=outputs, say=lambda _: None
+        )
         found = [
             JobOutput(path=path.relative_to(outputs).as_posix(), blob=self._put(path, job))
             for path in sorted(outputs.rglob("*"))
@@ -159,7 +162,7 @@ class Stage:
 
 @pytest.fixture
 def stage(light_ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setattr(timing, "BLOCK_S", 0.001)
+    monkeypatch.setattr(latency, "BLOCK_S", 0.001)
     return Stage(light_ground, tmp_path / "job")
 
 
@@ -239,14 +242,14 @@ def test_a_job_that_fails_is_the_end_of_it(stage: Stage) -> None:
 
 
 def test_a_report_that_cannot_be_read_is_the_end_of_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = program.optimize
+    real = optimization_job.optimize
 
     def spoiled(*given: Any, outputs: Path, **more: Any) -> Any:
         made = real(*given, outputs=outputs, **more)
         (outputs / "report.json").write_text('{"rows": "many"}')
         return made
 
-    monkeypatch.setattr(program, "optimize", spoiled)
+    monkeypatch.setattr(optimization_job, "optimize", spoiled)
 
     with pytest.raises(Conflict, match=r"report\.json of the job job_\w+ cannot be read"):
         optimize(stage.services, Walk(), stage.given)

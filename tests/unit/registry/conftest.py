@@ -10,7 +10,7 @@ import pytest
 from falaj.governance.operations.caller import Caller
 from falaj.records.governance.identity import Role
 from falaj.records.registry import ModelVersion
-from falaj.registry.models import Models
+from falaj.registry.service import Models
 from model_files import onnx
 from platforms import OwnPlatform
 

@@ -12,7 +12,7 @@ from falaj.errors import Conflict, Denied, FalajError, InvalidInput, NotFound
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.records.governance.identity import Role
 from falaj.records.registry import AliasMove
-from falaj.registry.models import Models
+from falaj.registry.service import Models
 from platforms import OwnPlatform
 
 if TYPE_CHECKING:

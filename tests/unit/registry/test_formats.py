@@ -17,7 +17,7 @@ from falaj.errors import InvalidInput
 from falaj.records.registry import FileFormat
 from falaj.registry.formats import model_format, recognize
 from falaj.registry.pickles import is_pickle
-from falaj.registry.windows import Window
+from falaj.registry.range_reader import RangeReader
 
 
 class Bomb:
@@ -25,13 +25,13 @@ class Bomb:
         return os.system, ("true",)
 
 
-def window(data: bytes) -> Window:
-    return Window("model.bin", len(data), lambda offset, length: data[offset : offset + length])
+def reader(data: bytes) -> RangeReader:
+    return RangeReader("model.bin", len(data), lambda offset, length: data[offset : offset + length])
 
 
 def refusal(data: bytes) -> str:
     with pytest.raises(InvalidInput) as refused:
-        recognize(window(data))
+        recognize(reader(data))
     (fault,) = refused.value.faults
     assert fault.where == "model.bin"
     return f"{fault.given} / {fault.fix}"
@@ -67,13 +67,13 @@ def refusal(data: bytes) -> str:
     ids=lambda value: value.value if isinstance(value, FileFormat) else "",
 )
 def test_a_file_is_recognized_by_its_content(data: bytes, found: FileFormat) -> None:
-    assert recognize(window(data)) is found
+    assert recognize(reader(data)) is found
 
 
 def test_weights_that_begin_like_a_pickle_by_chance_are_weights() -> None:
     chance = b"\x80\x04\xff\xff" + bytes(60)
 
-    assert recognize(window(files.torch_export(data__weights__weight_1=chance))) is FileFormat.TORCH_EXPORT
+    assert recognize(reader(files.torch_export(data__weights__weight_1=chance))) is FileFormat.TORCH_EXPORT
 
 
 def test_little_of_a_large_file_is_read() -> None:
@@ -84,7 +84,7 @@ def test_little_of_a_large_file_is_read() -> None:
         read.append(length)
         return data[offset : offset + length]
 
-    assert recognize(Window("m", len(data), read_range)) is FileFormat.ONNX
+    assert recognize(RangeReader("m", len(data), read_range)) is FileFormat.ONNX
     assert sum(read) < 256 << 10
 
 
@@ -160,7 +160,7 @@ def test_a_pickle_in_disguise_is_refused_with_its_place_and_a_way_out(data: byte
 def test_any_bytes_give_a_format_or_a_typed_refusal(data: bytes) -> None:
     for disguised in (data, files.archive({"a": b""})[:30] + data, b"\x08" + data, b"\x93NUMPY" + data):
         try:
-            recognize(window(disguised))
+            recognize(reader(disguised))
         except InvalidInput:
             continue
 

@@ -19,7 +19,7 @@ from falaj.records.governance.identity import Role
 from falaj.records.governance.lineage import Direction
 from falaj.records.governance.residency import Label
 from falaj.records.registry import FileFormat, TensorSpec
-from falaj.registry.models import Models
+from falaj.registry.service import Models
 from falaj.registry.tables import versions
 from platforms import OwnPlatform
 
@@ -285,7 +285,7 @@ def test_a_deleted_blob_is_found(light_platform: OwnPlatform, models: Models, re
 def test_verify_tells_how_far_it_is(
     light_platform: OwnPlatform, models: Models, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("falaj.registry.checking.REPORT_BYTES", 1)
+    monkeypatch.setattr("falaj.registry.verification.REPORT_BYTES", 1)
     made = register(data=model_files.safetensors() + bytes(3 << 20))
 
     checks = list(models.verify("churn@1"))

@@ -33,7 +33,7 @@ from falaj.records.serving import (
     VersionCounts,
     ViewLookup,
 )
-from falaj.serving.room import MODEL_SERVER
+from falaj.serving.service import MODEL_SERVER
 from model_files import safetensors
 from model_servers import constant, serving_platform
 from platforms import TWO_ZONES, OwnPlatform, make_platform

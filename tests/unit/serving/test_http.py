@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from falaj.apps.model_server.settings import Limits
+from falaj.apps.model_server.limits import ServerLimits
 from model_servers import RawClient, RunningServer, constant, deployment, mlp, request, serving
 from polling import eventually
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
 INFER = request(body=BODY)
-LIMITS = Limits(
+LIMITS = ServerLimits(
     head_bytes=4096,
     body_bytes=100_000,
     held_bytes=300_000,
@@ -57,7 +57,7 @@ def nothing_is_left(server: RunningServer) -> Iterator[None]:
     """After each test the server holds no connection and no byte, and still answers."""
     yield
     eventually(lambda: not server.server.connections)
-    assert server.server.meters.held_bytes == 0
+    assert server.server.metrics.held_bytes == 0
     with RawClient(server.port) as client:
         assert client.ask(INFER)[0] == 200
     eventually(lambda: not server.server.connections)
@@ -243,10 +243,10 @@ def test_bytes_held_for_all_are_limited(server: RunningServer) -> None:
 
 
 def test_more_work_than_can_be_done_is_refused_not_queued(models: Path) -> None:
-    limits = Limits(waiting=2, threads=1)
+    limits = ServerLimits(waiting=2, threads=1)
     with serving(deployment(("m", "1", models / "heavy.onnx")), limits=limits) as busy:
-        lane = busy.server._catalogue.served["m"].lanes["1"]
-        assert not lane.engine.cost.inline
+        queue = busy.server._deployment_state.served["m"].queues["1"]
+        assert not queue.engine.cost.inline
         with RawClient(busy.port) as client:
             client.send(INFER * 12 + request("GET", "/v2/health/live"))
             answers = [client.answer() for _ in range(13)]
@@ -267,7 +267,7 @@ def test_a_server_that_stops_answers_what_was_asked(models: Path) -> None:
                 % str([0] * 1000).encode()
             )
             client.send(request(body=rows) * 5)
-            eventually(lambda: stopping.server.meters.held_bytes >= 3 * len(rows), every=0.001)
+            eventually(lambda: stopping.server.metrics.held_bytes >= 3 * len(rows), every=0.001)
 
             stopping.stop()
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from falaj.apps.model_server import recorder
-from falaj.apps.model_server.recorder import Key, PredictionLog, Source
+from falaj.apps.model_server.platform import recorder
+from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
 from falaj.errors import FalajError, NotFound, Unavailable
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.serving import Datatype, ScoringRule, ServedModel, Tensor
-from falaj.serving.batches import decode, split_id
-from falaj.serving.neighbours import Asked, Predicted
+from falaj.serving.dependencies import PredictedBatch, PredictedRequest
+from falaj.serving.prediction_batches import decode_batch, split_id
 from falaj.serving.scores import percentile_ms, score
 
 MODEL = ServedModel(
@@ -29,7 +29,7 @@ MODEL = ServedModel(
         Tensor(name="p", datatype=Datatype.FP32, shape=(-1, 2)),
     ),
 )
-KEY: Key = ("endpoint", "1")
+KEY: VersionKey = ("endpoint", "1")
 
 
 class Store:
@@ -39,7 +39,9 @@ class Store:
         self.kept: dict[str, bytes] = {}
         self.error: FalajError | None = None
 
-    def __call__(self, key: Key, batch: str, content: bytes, rows: int, source: Source) -> None:
+    def __call__(
+        self, key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource
+    ) -> None:
         if self.error is not None:
             raise self.error
         self.kept[batch] = content
@@ -49,33 +51,33 @@ class Sketches:
     def __init__(self) -> None:
         self.seen: list[tuple[ColumnRole, dict[str, list[float]]]] = []
 
-    def note(
+    def add(
         self, endpoint: str, version: str, columns: Any, *, role: ColumnRole = ColumnRole.FEATURE
     ) -> None:
         self.seen.append((role, {name: np.asarray(column).tolist() for name, column in columns.items()}))
 
 
-def made_log(store: Store, collector: Sketches | None = None) -> PredictionLog:
-    log = PredictionLog(store, every_s=60, collector=collector)
-    log.sources = {KEY: Source("version", (), ("a", "b"))}
+def made_log(store: Store, collector: Sketches | None = None) -> PredictionRecorder:
+    log = PredictionRecorder(store, every_s=60, collector=collector)
+    log.sources = {KEY: PredictionSource("version", (), ("a", "b"))}
     return log
 
 
-def answered(log: PredictionLog, *sizes: int) -> list[str]:
+def answered(log: PredictionRecorder, *sizes: int) -> list[str]:
     """The ids of requests with so many rows each, answered as one batch."""
-    asked, at = [], 0
+    requests, at = [], 0
     for size in sizes:
-        asked.append(Asked("endpoint", log.name(*KEY), "", "vera", slice(at, at + size)))
+        requests.append(PredictedRequest("endpoint", log.name(*KEY), "", "vera", slice(at, at + size)))
         at += size
     rows = np.arange(2 * at, dtype=np.float32).reshape(at, 2)
     texts = np.array(["yes"] * at, np.object_)
-    log.note(Predicted(MODEL, datetime.now(UTC), asked, [rows], [texts, rows / 100]))
-    return [each.prediction for each in asked]
+    log.add(PredictedBatch(MODEL, datetime.now(UTC), requests, [rows], [texts, rows / 100]))
+    return [each.prediction for each in requests]
 
 
 def values(store: Store, ident: str) -> dict[str, Any]:
     batch, number, row = split_id(ident)
-    decoded = decode(store.kept[batch])
+    decoded = decode_batch(store.kept[batch])
     place = decoded.place(number, row)
     assert place is not None
     return decoded.fields(place) | {"predicted": decoded.predicted(place)}
@@ -120,12 +122,12 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.Mo
     store = Store()
     store.error = Unavailable("the disk is full")
     log = made_log(store)
-    monkeypatch.setattr(recorder, "MOST_ROWS", 10)
+    monkeypatch.setattr(recorder, "MAX_PENDING_ROWS", 10)
 
     for _ in range(5):
         answered(log, 4)
     assert log.lost[KEY] == 12
-    monkeypatch.setattr(recorder, "MOST_BYTES", 0)
+    monkeypatch.setattr(recorder, "MAX_PENDING_BYTES", 0)
     log.flush()
 
     assert log.lost[KEY] == 20
@@ -150,28 +152,28 @@ def test_an_endpoint_that_is_gone_does_not_hold_up_the_others() -> None:
 def test_a_batch_waits_for_the_answers_that_have_their_ids() -> None:
     store = Store()
     log = made_log(store)
-    asked = [Asked("endpoint", log.name(*KEY), "", "vera", slice(0, 1))]
+    requests = [PredictedRequest("endpoint", log.name(*KEY), "", "vera", slice(0, 1))]
     row = np.zeros((1, 2), np.float32)
-    answer = Predicted(MODEL, datetime.now(UTC), asked, [row], [np.array(["no"], np.object_), row])
-    late = threading.Timer(0.3, log.note, [answer])
+    answer = PredictedBatch(MODEL, datetime.now(UTC), requests, [row], [np.array(["no"], np.object_), row])
+    late = threading.Timer(0.3, log.add, [answer])
     late.start()
 
     log.flush()
 
     late.join()
-    assert values(store, asked[0].prediction)["caller"] == "vera"
+    assert values(store, requests[0].prediction)["caller"] == "vera"
 
 
 def test_an_answer_that_comes_after_its_batch_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(recorder, "MAX_RESPONSE_WAIT_S", 0.05)
     store = Store()
     log = made_log(store)
     name = log.name(*KEY)
     log.flush()
 
-    asked = [Asked("endpoint", name, "", "vera", slice(0, 1))]
+    requests = [PredictedRequest("endpoint", name, "", "vera", slice(0, 1))]
     row = np.zeros((1, 2), np.float32)
-    log.note(Predicted(MODEL, datetime.now(UTC), asked, [row], [np.array(["no"], np.object_), row]))
+    log.add(PredictedBatch(MODEL, datetime.now(UTC), requests, [row], [np.array(["no"], np.object_), row]))
     log.flush()
 
     assert (store.kept, log.lost[KEY]) == ({}, 1)

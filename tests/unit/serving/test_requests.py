@@ -12,7 +12,7 @@ import pytest
 from falaj.errors import Conflict
 from falaj.records.features import OnlineRow, OnlineRows
 from falaj.records.serving import Deployment, Lookup, ViewLookup
-from falaj.serving.neighbours import Predicted
+from falaj.serving.dependencies import PredictedBatch
 from model_servers import RawClient, RunningServer, constant, deployment, request, serving, tabular
 
 
@@ -31,13 +31,13 @@ class Kept:
     """A log that keeps batches, or fails if told to."""
 
     def __init__(self) -> None:
-        self.batches: list[Predicted] = []
+        self.batches: list[PredictedBatch] = []
         self.fails = False
 
     def name(self, endpoint: str, version: str) -> str:
         return f"{endpoint}-{len(self.batches)}"
 
-    def note(self, batch: Predicted) -> None:
+    def add(self, batch: PredictedBatch) -> None:
         if self.fails:
             raise OSError("the disk is full")
         self.batches.append(batch)
@@ -66,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, log: Kept) -> Iterator[Runn
     }
     endpoints = [e.model_copy(update={"lookup": lookups.get(e.name)}) for e in wanted.endpoints]
     with serving(
-        Deployment(models=wanted.models, endpoints=tuple(endpoints)), features=Passengers(), logs=log
+        Deployment(models=wanted.models, endpoints=tuple(endpoints)), features=Passengers(), sink=log
     ) as running:
         yield running
 
@@ -301,8 +301,13 @@ def test_predictions_are_logged_with_their_caller(client: RawClient, log: Kept) 
     client.ask(request(body=body))
 
     batch = log.batches[-1]
-    asked = batch.asked[0]
-    assert (asked.endpoint, asked.request, asked.caller, asked.rows) == ("m", "r-1", "tester", slice(0, 1))
+    requests = batch.requests[0]
+    assert (requests.endpoint, requests.request, requests.caller, requests.rows) == (
+        "m",
+        "r-1",
+        "tester",
+        slice(0, 1),
+    )
     assert (batch.model.version, batch.outputs[0].tolist()) == ("1", [[1.0]])
 
 
@@ -314,7 +319,7 @@ def test_a_log_that_fails_costs_no_answer(server: RunningServer, client: RawClie
     finally:
         log.fails = False
 
-    assert server.server.meters.unlogged >= 1
+    assert server.server.metrics.unlogged >= 1
 
 
 def scores(amounts: list[float], categories: list[int]) -> bytes:

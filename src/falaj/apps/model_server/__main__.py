@@ -6,7 +6,7 @@ import os
 import sys
 
 from falaj.apps.logs import log_to
-from falaj.apps.model_server.process import announce, favour_requests, run, serve, told_to_stop
+from falaj.apps.model_server.process import announce, run, serve, tune_interpreter, wait_for_stop
 from falaj.apps.model_server.server import listen
 from falaj.assembly.home import open_home
 from falaj.assembly.model_server import publish_local_socket
@@ -28,14 +28,14 @@ def main() -> None:
                 f"error: the model server cannot listen on {bind}:{port} ({error.strerror}); set serving.port"
             )
         with publish_local_socket(home) as inner:
-            run(lambda: serve(platform, listener, inner, ready=_begin, until=told_to_stop))
+            run(lambda: serve(platform, listener, inner, ready=_begin, until=wait_for_stop))
     finally:
         platform.close()
     os._exit(0)  # all is written; datasketches would complain at length about what Python frees last
 
 
 def _begin(url: str) -> None:
-    favour_requests()
+    tune_interpreter()
     announce(url)
 
 

@@ -13,17 +13,17 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from falaj.apps.lifeline import stop_with_parent
-from falaj.apps.model_server.admission import GateAdmits
-from falaj.apps.model_server.following import Follower
-from falaj.apps.model_server.platform import Counters, Hands
-from falaj.apps.model_server.recorder import PredictionLog
+from falaj.apps.model_server.platform.admission import GateAdmission
+from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
+from falaj.apps.model_server.platform.recorder import PredictionRecorder
+from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.server import ModelServer
 from falaj.assembly.model_server import service_caller, version_opener
 from falaj.assembly.platform import LocalPlatform
 from falaj.records.governance.identity import Role
-from falaj.serving.checks import require_still_servable
-from falaj.serving.neighbours import NoLogs
-from falaj.serving.room import MODEL_SERVER
+from falaj.serving.dependencies import NoPredictionSink
+from falaj.serving.service import MODEL_SERVER
+from falaj.serving.validation import require_still_servable
 
 SWITCH_S = 0.001
 """After so long a thread that runs Python code lets another one go on; 5 ms, as usual, would be felt."""
@@ -39,21 +39,23 @@ async def serve(
 ) -> None:
     """Serve what the platform says, until `until` returns; then write down what is left."""
     account = service_caller(platform.gate, MODEL_SERVER, Role.OPERATOR)
-    hands = Hands(platform, account)
-    admits = GateAdmits(platform.gate, platform.authenticator, platform.gate.clock)
+    client = PlatformClient(platform, account)
+    admission = GateAdmission(platform.gate, platform.authenticator, platform.gate.clock)
     every_s = platform.config.serving.log_every.total_seconds()
-    log = PredictionLog(hands.keep, every_s=every_s, collector=hands.collector)
-    logs = log if platform.config.serving.predictions == "log" else NoLogs()
-    server = ModelServer(admits, features=hands, logs=logs, load=hands.load)
-    counters = Counters(hands, server.meters, log, lambda: admits.endpoints)
-    log.after = (counters.report, hands.hand_in_windows)
+    log = PredictionRecorder(client.keep, every_s=every_s, collector=client.collector)
+    sink = log if platform.config.serving.predictions == "log" else NoPredictionSink()
+    server = ModelServer(admission, features=client, sink=sink, load=client.load)
+    counters = CountReporter(client, server.metrics, log, lambda: admission.endpoints)
+    log.after = (counters.report, client.hand_in_windows)
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)
-    follower = Follower(platform.database, server, admits, log, opened, hands.tell, servable)
+    follower = DeploymentReloader(
+        platform.database, server, admission, log, opened, client.report_problems, servable
+    )
     log.start()
     tls = platform.config.tls_of_serving
     await server.start(listener, tls=tls)
-    await server.start_inside(inner)
+    await server.start_internal(inner)
     watching = asyncio.create_task(follower.watch_epoch())
     following = asyncio.create_task(follower.follow())
     ready(url_of(listener, secure=tls is not None))
@@ -64,7 +66,7 @@ async def serve(
     await asyncio.to_thread(log.stop)
 
 
-def favour_requests() -> None:
+def tune_interpreter() -> None:
     """Let the event loop wait little for other threads, and for the collector of cycles: requests make none.
 
     For a process that does nothing else: it changes the interpreter as a whole.
@@ -80,7 +82,7 @@ def url_of(listener: socket.socket, *, secure: bool) -> str:
     return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-async def told_to_stop() -> None:
+async def wait_for_stop() -> None:
     """Returns when the parent is gone or a signal comes."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,19 +12,25 @@ from typing import Any, cast
 
 import numpy.typing as npt
 
-from falaj.apps.model_server.connection import Connection
-from falaj.apps.model_server.dispatch import Dispatcher
-from falaj.apps.model_server.meters import Meters
-from falaj.apps.model_server.prediction import Prediction, logged
-from falaj.apps.model_server.settings import Limits
+from falaj.apps.model_server.http.connection import Connection
+from falaj.apps.model_server.inference.dispatch import Dispatcher
+from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
+from falaj.apps.model_server.limits import ServerLimits
+from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
 from falaj.records.serving import Deployment, Endpoint, ServedFile
-from falaj.serving.catalogue import Catalogue
-from falaj.serving.neighbours import Admits, Features, Logs, NoFeatures, NoLogs
-from falaj.serving.runtime.engine import Engine
+from falaj.serving.dependencies import (
+    Admission,
+    FeatureReader,
+    NoFeatureReader,
+    NoPredictionSink,
+    PredictionSink,
+)
+from falaj.serving.deployment_state import DeploymentState
+from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
+from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.engine import load as load_file
-from falaj.serving.runtime.lanes import Lane, Work
 
 Array = npt.NDArray[Any]
 
@@ -38,23 +44,25 @@ class ModelServer:
 
     def __init__(
         self,
-        admits: Admits,
+        admission: Admission,
         *,
-        features: Features | None = None,
-        logs: Logs | None = None,
-        limits: Limits | None = None,
-        load: Callable[[ServedFile], Engine] = load_file,
+        features: FeatureReader | None = None,
+        sink: PredictionSink | None = None,
+        limits: ServerLimits | None = None,
+        load: Callable[[ServedFile], ModelEngine] = load_file,
     ) -> None:
-        self.limits = limits or Limits()
-        self.meters = Meters()
+        self.limits = limits or ServerLimits()
+        self.metrics = ServerMetrics()
         self.connections: set[Connection] = set()
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()
-        self._logs: Logs = logs or NoLogs()
+        self._sink: PredictionSink = sink or NoPredictionSink()
         self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
-        self._catalogue = Catalogue(self._lane, load)
-        self._dispatcher = Dispatcher(admits, features or NoFeatures(), self._logs, self.meters, self._pool)
+        self._deployment_state = DeploymentState(self._make_queue, load)
+        self._dispatcher = Dispatcher(
+            admission, features or NoFeatureReader(), self._sink, self.metrics, self._pool
+        )
         self.dispatch = self._dispatcher.dispatch
         self._listening: list[asyncio.Server] = []
         self._sweeping: asyncio.TimerHandle | None = None
@@ -69,25 +77,25 @@ class ModelServer:
         )
         self._sweep()
 
-    async def start_inside(self, listener: socket.socket) -> None:
+    async def start_internal(self, listener: socket.socket) -> None:
         """Answer other processes of the platform on `listener`, which nobody else can reach: they name the caller."""
         self._listening.append(
-            await self._loop.create_unix_server(lambda: Connection(self, inside=True), sock=listener)
+            await self._loop.create_unix_server(lambda: Connection(self, internal=True), sock=listener)
         )
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
         """Load a model ahead of the deployment that serves it for `endpoint`; the error says why it cannot be."""
-        await self._catalogue.prepare(file, endpoint)
+        await self._deployment_state.prepare(file, endpoint)
 
     async def apply(self, deployment: Deployment) -> None:
         """Serve `deployment` from now on. If it cannot be loaded, all stays as it was, and the error says why."""
         try:
-            await self._catalogue.apply(deployment)
+            await self._deployment_state.apply(deployment)
         except FalajError:
-            self.meters.reloads["refused"] += 1
+            self.metrics.reloads["refused"] += 1
             raise
-        self.meters.reloads["done"] += 1
-        self._dispatcher.show(self._catalogue.served)
+        self.metrics.reloads["done"] += 1
+        self._dispatcher.show(self._deployment_state.served)
 
     async def stop(self) -> None:
         """Take no more connections, answer what was asked, and close; after a while cut off what is left."""
@@ -118,9 +126,9 @@ class ModelServer:
             connection.expire()
         self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
-    def _lane(self, engine: Engine) -> Lane:
-        answered = None if isinstance(self._logs, NoLogs) else self._note
-        return Lane(
+    def _make_queue(self, engine: ModelEngine) -> BatchQueue:
+        answered = None if isinstance(self._sink, NoPredictionSink) else self._note
+        return BatchQueue(
             engine,
             pool=self._pool,
             threads=self.limits.threads,
@@ -129,14 +137,18 @@ class ModelServer:
         )
 
     def _note(
-        self, lane: Lane, works: Sequence[Work], inputs: Sequence[Array], outputs: Sequence[Array]
+        self,
+        queue: BatchQueue,
+        requests: Sequence[QueuedRequest],
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
     ) -> None:
         """Hand a batch to the log. A log that fails costs no answer."""
         try:
-            self._logs.note(logged(lane, cast(Sequence[Prediction], works), inputs, outputs))
+            self._sink.add(predicted_batch(queue, cast(Sequence[Prediction], requests), inputs, outputs))
         except Exception:
-            self.meters.unlogged += 1
-            if self.meters.unlogged == 1:
+            self.metrics.unlogged += 1
+            if self.metrics.unlogged == 1:
                 _log.exception("the prediction log does not take batches")
 
 

@@ -16,7 +16,7 @@ from falaj.control.workflows.context import WorkflowContext
 from falaj.control.workflows.job_wait import wait_for_job
 from falaj.errors import Conflict
 from falaj.governance.operations.caller import acting_as
-from falaj.optimization.settings import Settings
+from falaj.optimization.settings import OptimizationSettings
 from falaj.ports.workflows import JsonObject
 from falaj.records.optimization import AcceptanceBudget, OptimizationReport, OptimizationVerdict, Variant
 from falaj.records.registry import FileFormat, ModelVersion
@@ -50,7 +50,7 @@ def optimize(services: Services, context: WorkflowContext, given: JsonObject) ->
 
 
 def _submit(services: Services, given: JsonObject) -> JsonObject:
-    settings = Settings(
+    settings = OptimizationSettings(
         target=given["target"],
         features=tuple(given["features"]),
         recipes=tuple(given["recipes"]),

@@ -74,7 +74,7 @@ def _has_drifted(tx: Transaction, pipeline: StoredPipeline, since: datetime | No
     )
     if endpoint is None:
         return False
-    return any(since is None or raised > since for raised in monitoring.open_since(tx, endpoint.id))
+    return any(since is None or raised > since for raised in monitoring.open_alert_times(tx, endpoint.id))
 
 
 def _start(

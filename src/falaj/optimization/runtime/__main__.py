@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from falaj.errors import FalajError
-from falaj.optimization.runtime.program import optimize
-from falaj.optimization.settings import read_settings
+from falaj.optimization.runtime.job import optimize
+from falaj.optimization.settings import parse_settings
 
 
 def main(arguments: list[str]) -> int:
@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     inputs = Path(os.environ.get("FALAJ_INPUTS") or "inputs")
     outputs = Path(os.environ.get("FALAJ_OUTPUTS") or "outputs")
     try:
-        optimize(read_settings(arguments), inputs=inputs, outputs=outputs, say=_say)
+        optimize(parse_settings(arguments), inputs=inputs, outputs=outputs, say=_say)
     except FalajError as error:
         print(f"error[{error.code}] {error}", file=sys.stderr, flush=True)
         return 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from falaj.errors import Fault, InvalidInput, Unavailable
 from falaj.optimization.runtime import samples
-from falaj.optimization.runtime.conversion import Array, Converted, kind_of
+from falaj.optimization.runtime.conversion.converted import Array, ConvertedModel, framework_of
 from falaj.records.registry import TensorSpec
 
 TOLERANCE = 1e-4
@@ -20,7 +20,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """The file, what it takes and gives, and how far it was from the model on the sample at most."""
 
     path: Path
@@ -37,14 +37,14 @@ def export_onnx(
     sample: Any,
     names: Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
-) -> Exported:
+) -> ExportedModel:
     """Write `model` to `path` as ONNX: a torch module or exported program, a scikit-learn estimator, or XGBoost.
 
     The file has one input, `features`, of as many rows as are sent. A classifier of two classes answers the probability
     of the second as one column; of more, a column each. `sample` is rows that the model takes; the file must agree with
     the model on them. `names` are the columns of the sample, unless it or the model knows them.
     """
-    kind = kind_of(model)
+    kind = framework_of(model)
     rows = samples.rows_of(sample, any_shape=kind == "torch")
     columns = samples.column_names(names, sample, model, rows)
     try:
@@ -57,25 +57,25 @@ def export_onnx(
     target = Path(path)
     _write(target, converted.content)
     inputs = tuple(spec.model_copy(update={"features": columns}) for spec in converted.inputs)
-    return Exported(target, inputs, converted.outputs, difference, len(rows))
+    return ExportedModel(target, inputs, converted.outputs, difference, len(rows))
 
 
-def _convert(kind: str, model: Any, rows: Array, columns: tuple[str, ...]) -> Converted:
+def _convert(kind: str, model: Any, rows: Array, columns: tuple[str, ...]) -> ConvertedModel:
     """Each framework is imported only for its own models."""
     if kind == "torch":
-        from falaj.optimization.runtime import from_torch
+        from falaj.optimization.runtime.conversion import from_torch
 
         return from_torch.convert(model, rows, columns)
     if kind == "xgboost":
-        from falaj.optimization.runtime import from_xgboost
+        from falaj.optimization.runtime.conversion import from_xgboost
 
         return from_xgboost.convert(model, rows, columns)
-    from falaj.optimization.runtime import from_sklearn
+    from falaj.optimization.runtime.conversion import from_sklearn
 
     return from_sklearn.convert(model, rows, columns)
 
 
-def _agreement(converted: Converted, rows: Array, *, tolerance: float) -> float:
+def _agreement(converted: ConvertedModel, rows: Array, *, tolerance: float) -> float:
     """The largest difference on the sample, all rows at once and the first one alone; refused beyond `tolerance`."""
     from falaj.optimization.runtime.sessions import open_session
 

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from falaj.errors import InvalidInput
-from falaj.optimization.runtime.conversion import Array
-from falaj.optimization.runtime.subjects import Predict
+from falaj.optimization.runtime.candidates import Predict
+from falaj.optimization.runtime.conversion.converted import Array
 from falaj.records.optimization import Interval
 
 BATCH = 1024
@@ -22,7 +22,7 @@ Metric = Literal["log_loss", "rmse"]
 
 
 @dataclass(frozen=True)
-class Judge:
+class QualityEvaluator:
     """Judges predictions of `target`: log loss where it is classes and the original gives probabilities, else RMSE."""
 
     target: Array
@@ -39,7 +39,7 @@ class Judge:
         )
         return np.asarray(-np.log(np.clip(chosen, CLIP, 1 - CLIP)))
 
-    def summed_up(self, losses: Array) -> float:
+    def metric_value(self, losses: Array) -> float:
         """The metric over all rows."""
         mean = float(losses.mean())
         return mean**0.5 if self.metric == "rmse" else mean
@@ -51,7 +51,7 @@ class Judge:
         return _area(_positive(predicted), self.target == 1)
 
 
-def choose_judge(target: Array, predicted: Array) -> Judge:
+def choose_evaluator(target: Array, predicted: Array) -> QualityEvaluator:
     """The judge for what the original predicts of `target`."""
     columns = 1 if predicted.ndim == 1 else int(np.prod(predicted.shape[1:]))
     if columns > 1:
@@ -61,9 +61,9 @@ def choose_judge(target: Array, predicted: Array) -> Judge:
                 given=f"values such as {target[0]:g}",
                 allowed=f"the class as 0 to {columns - 1}, as the model has {columns} outputs a row",
             )
-        return Judge(target, "log_loss")
+        return QualityEvaluator(target, "log_loss")
     within = bool((predicted >= 0).all() and (predicted <= 1).all())
-    return Judge(target, "log_loss" if within and np.isin(target, (0, 1)).all() else "rmse")
+    return QualityEvaluator(target, "log_loss" if within and np.isin(target, (0, 1)).all() else "rmse")
 
 
 def predict_all(predict: Predict, features: Array) -> Array:
@@ -77,20 +77,22 @@ def finite_rows(predicted: Array) -> Array:
     return np.asarray(np.isfinite(predicted).reshape(len(predicted), -1).all(axis=1))
 
 
-def share_worse(judge: Judge, original: Array, variant: Array, *, seed: int) -> Interval:
+def relative_loss_increase(
+    evaluator: QualityEvaluator, original: Array, variant: Array, *, seed: int
+) -> Interval:
     """By which share the variant's loss is above the original's; both are losses by row, resampled together."""
     random = np.random.default_rng(seed)
     count = len(original)
     shares = np.empty(RESAMPLES)
     for number in range(RESAMPLES):
         rows = random.integers(0, count, count)
-        shares[number] = _share(judge, original[rows], variant[rows])
+        shares[number] = _share(evaluator, original[rows], variant[rows])
     low, high = np.quantile(shares, (0.025, 0.975))
-    return Interval(low=float(low), middle=_share(judge, original, variant), high=float(high))
+    return Interval(low=float(low), middle=_share(evaluator, original, variant), high=float(high))
 
 
-def _share(judge: Judge, original: Array, variant: Array) -> float:
-    before, after = judge.summed_up(original), judge.summed_up(variant)
+def _share(evaluator: QualityEvaluator, original: Array, variant: Array) -> float:
+    before, after = evaluator.metric_value(original), evaluator.metric_value(variant)
     return (after - before) / max(before, TINY)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import onnx
 
 from falaj.errors import FalajError
-from falaj.optimization.runtime.conversion import Array
+from falaj.optimization.runtime.candidates import Candidate
+from falaj.optimization.runtime.conversion.converted import Array
+from falaj.optimization.runtime.conversion.onnx_graphs import operators
 from falaj.optimization.runtime.export import export_onnx
-from falaj.optimization.runtime.graphs import operators
 from falaj.optimization.runtime.sessions import open_session
-from falaj.optimization.runtime.subjects import Subject
 from falaj.records.optimization import Recipe
 
 MULTIPLIES = ("MatMul", "Gemm", "Attention", "LSTM")
@@ -21,26 +21,28 @@ MULTIPLIES = ("MatMul", "Gemm", "Attention", "LSTM")
 TREES = "TreeEnsemble"
 
 
-class CannotMake(Exception):
+class RecipeNotApplicable(Exception):
     """There is no such variant of this model; the reason in words."""
 
 
-def make_variant(recipe: Recipe, original: Subject, *, sample: Array, names: tuple[str, ...]) -> bytes:
+def make_variant(recipe: Recipe, original: Candidate, *, sample: Array, names: tuple[str, ...]) -> bytes:
     """The ONNX file of the variant."""
     if recipe == "fp16":
-        raise CannotMake(
+        raise RecipeNotApplicable(
             "half precision has no arithmetic of its own on a CPU: it would be slower; use a GPU"
         )
     try:
         plain = original.content or _exported(original, sample, names)
     except FalajError as error:
-        raise CannotMake(f"it does not export to ONNX: {'; '.join(str(error).splitlines())}") from error
+        raise RecipeNotApplicable(
+            f"it does not export to ONNX: {'; '.join(str(error).splitlines())}"
+        ) from error
     if recipe == "int8":
         return _int8(plain)
     return _fused(plain) if original.content is not None else plain
 
 
-def _exported(original: Subject, sample: Array, names: tuple[str, ...]) -> bytes:
+def _exported(original: Candidate, sample: Array, names: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         return export_onnx(
             original.source, Path(folder) / "model.onnx", sample=sample, names=names
@@ -75,7 +77,7 @@ def _int8(content: bytes) -> bytes:
                 weight_type=QuantType.QInt8,
             )
         except Exception as error:  # the quantizer raises what it likes
-            raise CannotMake(f"the quantizer failed: {type(error).__name__}: {error}") from error
+            raise RecipeNotApplicable(f"the quantizer failed: {type(error).__name__}: {error}") from error
         finally:
             logging.disable(logging.NOTSET)
         return path.read_bytes()
@@ -88,10 +90,12 @@ def _require_weights(model: onnx.ModelProto) -> None:
     if any(n.op_type in MULTIPLIES and constants & set(n.input) for n in model.graph.node):
         return
     if any(name.startswith(TREES) for name in found):
-        raise CannotMake(
+        raise RecipeNotApplicable(
             "trees only compare and add: there are no weights to multiply by, so nothing to quantize"
         )
-    raise CannotMake(f"nothing in it multiplies by a matrix of weights; it has {', '.join(sorted(found))}")
+    raise RecipeNotApplicable(
+        f"nothing in it multiplies by a matrix of weights; it has {', '.join(sorted(found))}"
+    )
 
 
 def _has_vnni() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from falaj.errors import InvalidInput
-from falaj.optimization.runtime.conversion import Array
+from falaj.optimization.runtime.conversion.converted import Array
 
 WHOLE = ("int64", "int32", "bool")
 

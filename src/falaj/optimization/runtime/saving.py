@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from falaj.errors import InvalidInput
-from falaj.optimization.runtime.export import Exported, export_onnx
+from falaj.optimization.runtime.export import ExportedModel, export_onnx
 
 MODEL = "model/model.onnx"
 DESCRIPTION = "model.json"
@@ -22,7 +22,7 @@ def save_model(
     names: Sequence[str] | None = None,
     metrics: Mapping[str, float] | None = None,
     card: str = "",
-) -> Exported:
+) -> ExportedModel:
     """Export `model` to the job's outputs as ONNX, and describe it in model.json; outside a job, below ./outputs.
 
     What registers the model reads its inputs, outputs, `metrics` and `card` from there.

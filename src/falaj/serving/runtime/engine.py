@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from falaj.errors import Damaged, InvalidInput, NotFound
 from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
-from falaj.serving.runtime.probe import Cost, measure
+from falaj.serving.runtime.probe import RunCost, measure
 from falaj.serving.runtime.watchdog import Watchdog
 
 Array = npt.NDArray[Any]
@@ -51,13 +51,13 @@ all others."""
 _log = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
+class ModelEngine(Protocol):
     """A loaded model version; `run` may be called from several threads at once."""
 
     @property
     def model(self) -> ServedModel: ...
     @property
-    def cost(self) -> Cost: ...
+    def cost(self) -> RunCost: ...
     def run(self, inputs: Sequence[Array]) -> list[Array]: ...
 
 
@@ -66,7 +66,7 @@ class OnnxEngine:
     """An ONNX model in a session of its own."""
 
     model: ServedModel
-    cost: Cost
+    cost: RunCost
     session: ort.InferenceSession
     names: tuple[str, ...]
 

@@ -29,7 +29,7 @@ LONGEST_TRIAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RunCost:
     """Seconds of one run, how many rows a run takes at most (1: never shared), and whether it fits in the loop."""
 
     seconds: float
@@ -37,19 +37,19 @@ class Cost:
     inline: bool
 
 
-def measure(model: ServedModel, run: Run) -> Cost:
+def measure(model: ServedModel, run: Run) -> RunCost:
     """The cost of `model`. One that cannot be tried on made-up values is run alone and in a thread."""
     try:
         single = _seconds(run, _sample(model, rows=1))
         shares = _has_rows(model) and _rows_are_independent(model, run)
         if not shares:
-            return Cost(single, rows=1, inline=single <= INLINE_S)
+            return RunCost(single, rows=1, inline=single <= INLINE_S)
         full = _seconds(run, _sample(model, rows=MOST_ROWS))
     except Exception:  # whatever the engine raises: made-up values need not suit the model
-        return Cost(INLINE_S, rows=1, inline=False)
+        return RunCost(INLINE_S, rows=1, inline=False)
     if full <= INLINE_S:
-        return Cost(single, rows=MOST_ROWS, inline=True)
-    return Cost(single, rows=MOST_ROWS if full <= PAYS * MOST_ROWS * single else 1, inline=False)
+        return RunCost(single, rows=MOST_ROWS, inline=True)
+    return RunCost(single, rows=MOST_ROWS if full <= PAYS * MOST_ROWS * single else 1, inline=False)
 
 
 def _has_rows(model: ServedModel) -> bool:

@@ -1,0 +1,81 @@
+"""Answers of the model server as bytes: heads made in advance, errors as the protocol words them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from falaj import errors
+from falaj.errors import FalajError
+
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+STATUS: dict[type[FalajError], int] = {
+    errors.TooLarge: 413,
+    errors.InvalidInput: 400,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.Unauthenticated: 401,
+    errors.Denied: 403,
+    errors.Unavailable: 503,
+    FalajError: 500,
+}
+"""A subclass has the status of the nearest class above it. Clients of the protocol expect 400 for bad input."""
+
+JSON, BYTES, METRICS = "application/json", "application/octet-stream", "text/plain; version=0.0.4"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_COMMON = "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
+_EXTRA = {401: "WWW-Authenticate: Bearer\r\n", 503: "Retry-After: 1\r\n"}
+_heads: dict[tuple[int, str], bytes] = {}
+
+
+class HttpResponse(NamedTuple):
+    """A status, a body, how many of its bytes are JSON if binary tensors follow, and which prediction it is."""
+
+    status: int
+    body: bytes
+    kind: str = JSON
+    json_bytes: int | None = None
+    prediction: str = ""
+
+    def to_bytes(self, *, closes: bool, without_body: bool = False) -> bytes:
+        status, body, kind, json_bytes, prediction = self
+        head = _heads.get((status, kind)) or _head(status, kind)
+        end = b"\r\nConnection: close\r\n\r\n" if closes else b"\r\n\r\n"
+        if json_bytes is not None:
+            end = b"\r\nInference-Header-Content-Length: %d%b" % (json_bytes, end)
+        if prediction:
+            end = b"\r\nFalaj-Prediction: %b%b" % (prediction.encode(), end)
+        return b"%b%d%b%b" % (head, len(body), end, b"" if without_body else body)
+
+
+def _head(status: int, kind: str) -> bytes:
+    start = f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\n"
+    head = f"{start}{_COMMON}{_EXTRA.get(status, '')}Content-Length: ".encode()
+    return _heads.setdefault((status, kind), head)
+
+
+def json_response(content: object) -> HttpResponse:
+    return HttpResponse(200, msgspec.json.encode(content))
+
+
+def error_response(error: FalajError, *, status: int | None = None) -> HttpResponse:
+    """`error` as the protocol words it; `status` where the error alone does not tell it."""
+    found = status or next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    return HttpResponse(found, msgspec.json.encode({"error": error.message, "code": error.code}))

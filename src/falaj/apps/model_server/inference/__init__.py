@@ -1,0 +1,1 @@
+"""Inference requests: paths, the Open Inference Protocol, feature lookup and predictions."""

@@ -1,0 +1,114 @@
+"""The paths of a model server, all in one table that is made anew whenever what is served changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import quote
+
+from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.responses import HttpResponse
+from falaj.apps.model_server.inference.protocol import ResponseEncoder
+from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
+from falaj.records.serving import ServedModel, Tensor
+from falaj.serving.dependencies import METRICS, PredictionSink
+from falaj.serving.deployment_state import ServedEndpoint
+from falaj.version import VERSION
+
+
+class PathKind(Enum):
+    LIVE = auto()
+    READY = auto()
+    FIXED = auto()
+    METRICS = auto()
+    INFER = auto()
+    UNKNOWN = auto()
+
+
+class VersionResponder(NamedTuple):
+    """How a version answers for an endpoint, where its answers are counted, and what the next one is called."""
+
+    writer: ResponseEncoder
+    metrics: VersionMetrics
+    name: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class PathTarget:
+    """What stands at a path. An inference has its endpoint, and one version if the path names it."""
+
+    kind: PathKind
+    method: bytes = b"GET"
+    endpoint: str | None = None
+    served: ServedEndpoint | None = None
+    version: str | None = None
+    response: HttpResponse | None = None
+    responders: Mapping[str, VersionResponder] = field(default_factory=dict)
+
+    @property
+    def admission_target(self) -> str | None:
+        """What a caller needs to be admitted to."""
+        return METRICS if self.kind is PathKind.METRICS else self.endpoint
+
+
+UNKNOWN = PathTarget(PathKind.UNKNOWN)
+SERVER = {"name": "falaj", "version": VERSION, "extensions": ["binary_tensor_data"]}
+
+
+def build_path_table(
+    served: Mapping[str, ServedEndpoint], metrics: ServerMetrics, sink: PredictionSink
+) -> dict[bytes, PathTarget]:
+    paths = {
+        b"/v2": PathTarget(PathKind.FIXED, response=responses.json_response(SERVER)),
+        b"/v2/health/live": PathTarget(PathKind.LIVE),
+        b"/v2/health/ready": PathTarget(PathKind.READY),
+        b"/metrics": PathTarget(PathKind.METRICS),
+    }
+    for name, found in served.items():
+        known = found.endpoint.id or name
+        responders = {
+            version: VersionResponder(
+                ResponseEncoder(name, queue.model),
+                metrics.of(name, version),
+                partial(sink.name, known, version),
+            )
+            for version, queue in found.queues.items()
+        }
+        for called in dict.fromkeys((name, known)):
+            path = f"/v2/models/{quote(called)}".encode()
+            for version in (None, *found.queues):
+                start = path if version is None else path + f"/versions/{quote(version)}".encode()
+                paths |= _endpoint_paths(start, found, version, responders)
+    return paths
+
+
+def _endpoint_paths(
+    start: bytes, served: ServedEndpoint, version: str | None, responders: Mapping[str, VersionResponder]
+) -> dict[bytes, PathTarget]:
+    name = served.endpoint.name
+    model = served.representative(version).model
+    versions = list(served.queues) if version is None else [version]
+    about = responses.json_response(_metadata(name, versions, model))
+    ready = responses.json_response({"name": name, "ready": True})
+    return {
+        start: PathTarget(PathKind.FIXED, endpoint=name, response=about),
+        start + b"/ready": PathTarget(PathKind.FIXED, endpoint=name, response=ready),
+        start + b"/infer": PathTarget(PathKind.INFER, b"POST", name, served, version, responders=responders),
+    }
+
+
+def _metadata(name: str, versions: list[str], model: ServedModel) -> dict[str, object]:
+    return {
+        "name": name,
+        "versions": versions,
+        "platform": model.platform,
+        "inputs": [_tensor(tensor) for tensor in model.inputs],
+        "outputs": [_tensor(tensor) for tensor in model.outputs],
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, object]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}

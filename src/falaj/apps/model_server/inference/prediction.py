@@ -1,0 +1,122 @@
+"""One inference: from the request's body to arrays, and from the model's outputs to the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy.typing as npt
+
+from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.responses import BYTES, JSON, HttpResponse
+from falaj.apps.model_server.inference.feature_lookup import has_model_input, join_rows
+from falaj.apps.model_server.inference.paths import PathTarget, VersionResponder
+from falaj.apps.model_server.inference.protocol import OutputSelection, read_request, read_values
+from falaj.errors import FalajError, Internal, InvalidInput, NotFound
+from falaj.records.serving import ServedModel
+from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
+from falaj.serving.runtime.batch_queue import BatchQueue
+
+Array = npt.NDArray[Any]
+
+
+class Prediction:
+    """A request in the lane of the version that answers it."""
+
+    __slots__ = (
+        *(
+            "_exchange",
+            "_selection",
+            "_responder",
+            "cancelled",
+            "response",
+            "request_facts",
+            "inputs",
+            "queue",
+            "name",
+        ),
+    )
+
+    def __init__(
+        self,
+        exchange: HttpExchange,
+        queue: BatchQueue,
+        inputs: Sequence[Array],
+        request_facts: tuple[str, str, str],
+        responder: VersionResponder,
+        selection: OutputSelection,
+    ) -> None:
+        self._exchange = exchange
+        self._responder = responder
+        self._selection = selection
+        self.name = ""
+        self.queue = queue
+        self.inputs = inputs
+        self.request_facts = request_facts
+        self.cancelled = exchange.gone
+        self.response: HttpResponse | None = None
+
+    def render(self, outputs: Sequence[Array]) -> None:
+        writer, _, name = self._responder
+        self.name = called = name()
+        body, json_bytes = writer.write(self.request_facts[1], called, outputs, self._selection)
+        self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, called)
+
+    def complete(self, error: FalajError | None) -> None:
+        if self.cancelled:
+            return
+        response = self.response
+        if error is not None or response is None:
+            response = responses.error_response(
+                error or Internal("a fault of ours: the model gave no answer")
+            )
+        first = self.inputs[0]
+        rows = len(first) if first.ndim else 1
+        self._responder.metrics.count(response.status, time.perf_counter() - self._exchange.began, rows=rows)
+        self._exchange.finish(response)
+
+
+def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: FeatureReader) -> Prediction:
+    """Read and check a request. InvalidInput says all that is wrong with it."""
+    request = read_request(exchange.body, exchange.json_bytes)
+    served = target.served
+    if served is None:
+        raise NotFound("there is no such endpoint")
+    queue = served.queue(target.version, request.id)
+    join = served.joins.get(queue.model.version)
+    if join is None or has_model_input(request.inputs, queue.model):
+        inputs = queue.signature.take(request.inputs, read_values)
+    else:
+        inputs = [join_rows(request.inputs, join, queue.model.inputs[0], features)]
+    if len(inputs) > 1 and queue.engine.cost.rows > 1:
+        _rows_agree(inputs, queue.model)
+    responder = target.responders[queue.model.version]
+    selection = responder.writer.selection(request)
+    request_facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
+    return Prediction(exchange, queue, inputs, request_facts, responder, selection)
+
+
+def predicted_batch(
+    queue: BatchQueue, requests: Sequence[Prediction], inputs: Sequence[Array], outputs: Sequence[Array]
+) -> PredictedBatch:
+    """A batch as the prediction log takes it."""
+    request_facts, at = [], 0
+    for queued in requests:
+        end = at + (len(queued.inputs[0]) if queued.inputs[0].ndim else 1)
+        endpoint, request, caller = queued.request_facts
+        request_facts.append(PredictedRequest(endpoint, queued.name, request, caller, slice(at, end)))
+        at = end
+    return PredictedBatch(queue.model, datetime.now(UTC), request_facts, inputs, outputs)
+
+
+def _rows_agree(inputs: Sequence[Array], model: ServedModel) -> None:
+    if len({len(array) for array in inputs}) > 1:
+        shapes = ", ".join(
+            f"{tensor.name} {list(array.shape)}" for tensor, array in zip(model.inputs, inputs, strict=True)
+        )
+        raise InvalidInput(
+            f"the inputs have different numbers of rows: given {shapes}, allowed the same in all"
+        )

@@ -1,0 +1,223 @@
+"""The Open Inference Protocol on the wire: requests as JSON with binary tensors behind it, and answers alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy.typing as npt
+
+from falaj.errors import Fault, InvalidInput, shorten
+from falaj.records.serving import Datatype, ServedModel
+from falaj.serving.signatures import invalid_request
+from falaj.serving.tensors import from_bytes, from_values, to_bytes
+
+Array = npt.NDArray[Any]
+Parameters = dict[str, Any]
+
+UNSERVED = ("shared_memory_region", "classification")
+"""Extensions of the protocol that a request may ask for and we do not have."""
+
+
+ID_CHARACTERS = 256
+"""Of a request's own id, which is logged with every answer."""
+
+SHAPES = 1000
+"""Shapes of answers that are remembered as text."""
+
+
+class InputTensor(msgspec.Struct, gc=False):
+    """An input of a request. Its data is JSON, or a view of the bytes behind the JSON."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: Parameters | None = None
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class RequestedOutput(msgspec.Struct, gc=False):
+    """An output that the request asks for."""
+
+    name: str
+    parameters: Parameters | None = None
+
+
+class InferRequest(msgspec.Struct):
+    inputs: list[InputTensor]
+    id: str = ""
+    parameters: Parameters | None = None
+    outputs: list[RequestedOutput] | None = None
+
+
+OutputSelection = tuple[tuple[int, bool], ...]
+"""Which outputs, by number, an answer holds, and whether as bytes."""
+
+_read = msgspec.json.Decoder(InferRequest).decode
+_encode = msgspec.json.Encoder().encode
+_flat = {
+    datatype: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+    for kind, names in {
+        bool: ["BOOL"],
+        str: ["BYTES"],
+        float: ["FP16", "FP32", "FP64"],
+        int: ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"],
+    }.items()
+    for datatype in map(Datatype, names)
+}
+
+
+# ------------------------------------------------------------------------------------------ requests
+
+
+def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
+    """The request in `body`, of which the first `json_bytes` are JSON and the rest binary tensors (none: all JSON)."""
+    if json_bytes is not None and json_bytes > len(body):
+        raise InvalidInput(f"Inference-Header-Content-Length is {json_bytes}, the body has {len(body)} bytes")
+    try:
+        request = _read(body if json_bytes is None else memoryview(body)[:json_bytes])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the body is not an inference request: {error}") from None
+    if len(request.id) > ID_CHARACTERS:
+        given = f"{len(request.id)} characters"
+        raise invalid_request([Fault(where="id", given=given, allowed=f"at most {ID_CHARACTERS}")])
+    if json_bytes is not None or any(tensor.parameters for tensor in request.inputs):
+        _hand_out(request.inputs, memoryview(body)[len(body) if json_bytes is None else json_bytes :])
+    return request
+
+
+def read_values(tensor: InputTensor, datatype: Datatype, count: int) -> Array:
+    """The data of a tensor, flat; ValueError or OverflowError says what is wrong with it."""
+    data: Any = tensor.data
+    if isinstance(data, memoryview):
+        return from_bytes(data, datatype, count)
+    try:
+        values = _flat[datatype](data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        values = _nested(tensor, datatype, error)
+    if len(values) != count:
+        raise ValueError(f"{len(values)} values, where the shape needs {count}")
+    return from_values(values, datatype)
+
+
+def _hand_out(tensors: Sequence[InputTensor], rest: memoryview) -> None:
+    """Give each tensor that says how many bytes it has its part of what stands behind the JSON."""
+    at = 0
+    for tensor in tensors:
+        parameters = tensor.parameters or {}
+        for name in UNSERVED:
+            if name in parameters:
+                raise InvalidInput(f"input '{shorten(tensor.name)}': {name} is not served here")
+        size = parameters.get("binary_data_size")
+        if size is None:
+            continue
+        if type(size) is not int or not 0 <= size <= len(rest) - at:
+            fault = f"{shorten(size)}, allowed 0 to the {len(rest) - at} bytes that follow the JSON"
+            raise InvalidInput(f"input '{shorten(tensor.name)}': given binary_data_size {fault}")
+        tensor.data = rest[at : at + size]  # type: ignore[assignment]
+        at += size
+    if at != len(rest):
+        raise InvalidInput(f"{len(rest) - at} bytes follow the JSON that no input's binary_data_size claims")
+
+
+def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[Any]:
+    """The values of nested lists, which must have the tensor's shape."""
+    if not bytes(tensor.data):
+        raise ValueError("none") from None
+    values = msgspec.json.decode(tensor.data)
+    if not (isinstance(values, list) and values and isinstance(values[0], list)):
+        raise ValueError(str(error)) from None
+    level: list[Any] = [values]
+    for size in tensor.shape:
+        if any(not isinstance(part, list) or len(part) != size for part in level):
+            raise ValueError(f"nested lists that do not have the shape {tensor.shape}") from None
+        level = [value for part in level for value in part]
+    try:
+        return _flat[datatype](_encode(level))
+    except msgspec.DecodeError as wrong:
+        raise ValueError(str(wrong)) from None
+
+
+# ------------------------------------------------------------------------------------------- answers
+
+
+def select_outputs(request: InferRequest, model: ServedModel) -> OutputSelection:
+    """The outputs that the request asks for, or all; bytes where it says so."""
+    binary = bool(request.parameters and request.parameters.get("binary_data_output"))
+    if not request.outputs:
+        return tuple((number, binary) for number in range(len(model.outputs)))
+    numbers = {tensor.name: number for number, tensor in enumerate(model.outputs)}
+    allowed = f"the outputs {', '.join(map(str, model.outputs))}"
+    faults = [
+        Fault(where=f"output '{shorten(name)}'", given="it twice", allowed="each output once")
+        for name, times in Counter(wanted.name for wanted in request.outputs).items()
+        if times > 1
+    ]
+    selection = []
+    for wanted in request.outputs:
+        parameters = wanted.parameters or {}
+        unserved = [name for name in UNSERVED if name in parameters]
+        if wanted.name not in numbers or unserved:
+            given = f"{unserved[0]}, which is not served here" if unserved else "an unknown name"
+            faults.append(Fault(where=f"output '{shorten(wanted.name)}'", given=given, allowed=allowed))
+        else:
+            selection.append((numbers[wanted.name], bool(parameters.get("binary_data", binary))))
+    if faults:
+        raise invalid_request(faults)
+    return tuple(selection)
+
+
+class ResponseEncoder:
+    """Writes the answers of one version of an endpoint; what is the same in all of them is made once."""
+
+    def __init__(self, endpoint: str, model: ServedModel) -> None:
+        self._model = model
+        self._all: OutputSelection = tuple((number, False) for number in range(len(model.outputs)))
+        self._shapes: dict[tuple[int, ...], bytes] = {}
+        start = _encode({"model_name": endpoint, "model_version": model.version})
+        self._start = start[:-1] + b',"outputs":['
+        self._start_with_id = start[:-1] + b',"id":'
+        self._tensors = [
+            (tensor.datatype, _encode({"name": tensor.name, "datatype": tensor.datatype})[:-1] + b',"shape":')
+            for tensor in model.outputs
+        ]
+
+    def selection(self, request: InferRequest) -> OutputSelection:
+        """The outputs that the request asks for: mostly all, as JSON."""
+        plain = request.outputs is None and request.parameters is None
+        return self._all if plain else select_outputs(request, self._model)
+
+    def write(
+        self, request: str, prediction: str, outputs: Sequence[Array], selection: OutputSelection
+    ) -> tuple[bytes, int | None]:
+        """The body of an answer, and how many bytes of it are JSON if binary tensors follow.
+
+        Its id is the request's, or the prediction's if the request has none.
+        """
+        if request:
+            named = b',"parameters":{"prediction":"%b"}' % prediction.encode() if prediction else b""
+            start = self._start_with_id + _encode(request) + named + b',"outputs":['
+        elif prediction:
+            start = self._start_with_id + b'"%b","outputs":[' % prediction.encode()
+        else:
+            start = self._start
+        parts, blocks = [], []
+        for number, binary in selection:
+            datatype, head = self._tensors[number]
+            array = outputs[number]
+            if binary:
+                block = to_bytes(array, datatype)
+                blocks.append(block)
+                tail = b',"parameters":{"binary_data_size":%d}}' % len(block)
+            else:
+                tail = b',"data":' + _encode(array.ravel().tolist()) + b"}"
+            parts.append(head + (self._shapes.get(array.shape) or self._shape(array.shape)) + tail)
+        text = start + b",".join(parts) + b"]}"
+        return (text, None) if not blocks else (b"".join((text, *blocks)), len(text))
+
+    def _shape(self, shape: tuple[int, ...]) -> bytes:
+        if len(self._shapes) > SHAPES:
+            self._shapes.clear()
+        return self._shapes.setdefault(shape, _encode(shape))

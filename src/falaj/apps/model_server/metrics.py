@@ -1,0 +1,104 @@
+"""Metrics of the model server: plain counters that cost little to advance, made Prometheus families when asked."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from falaj.serving.deployment_state import ServedEndpoint
+from falaj.serving.scores import BOUNDS_S
+
+
+class VersionMetrics:
+    """What one version of an endpoint has answered."""
+
+    __slots__ = ("buckets", "rows", "seconds", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.rows = 0
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.seconds = 0.0
+
+    def count(self, status: int, seconds: float, *, rows: int = 0) -> None:
+        self.statuses[status] += 1
+        self.rows += rows
+        self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        self.seconds += seconds
+
+
+class ServerMetrics:
+    """All meters of a server. It is a Prometheus collector."""
+
+    def __init__(self) -> None:
+        self._meters: dict[tuple[str, str], VersionMetrics] = {}
+        self.served: Mapping[str, ServedEndpoint] = {}
+        self.connections = 0
+        self.held_bytes = 0
+        self.refused: Counter[int] = Counter()
+        self.reloads: Counter[str] = Counter()
+        self.unlogged = 0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def of(self, endpoint: str, version: str) -> VersionMetrics:
+        return self._meters.setdefault((endpoint, version), VersionMetrics())
+
+    def all(self) -> dict[tuple[str, str], VersionMetrics]:
+        """Every meter by endpoint and version; version "" counts what was refused before a version was chosen."""
+        return dict(self._meters)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._requests()
+        yield from self._queue_metrics()
+        yield GaugeMetricFamily("falaj_serving_connections", "Open connections", self.connections)
+        yield GaugeMetricFamily("falaj_serving_held_bytes", "Bytes of unanswered requests", self.held_bytes)
+        yield _counter("refused", "Requests refused before they reached an endpoint", "status", self.refused)
+        yield _counter("reloads", "Changes of what is served", "outcome", self.reloads)
+        yield CounterMetricFamily(
+            "falaj_serving_unlogged", "Batches that the log did not take", self.unlogged
+        )
+
+    def _requests(self) -> Iterable[Metric]:
+        names = ["endpoint", "version"]
+        requests = CounterMetricFamily(
+            "falaj_serving_requests", "Inference requests", labels=[*names, "status"]
+        )
+        seconds = HistogramMetricFamily("falaj_serving_seconds", "From request to answer", labels=names)
+        for labels, metrics in self._meters.items():
+            for status, number in metrics.statuses.items():
+                requests.add_metric([*labels, str(status)], number)
+            total, buckets = 0, []
+            for bound, number in zip([*map(str, BOUNDS_S), "+Inf"], metrics.buckets, strict=True):
+                total += number
+                buckets.append((bound, total))
+            seconds.add_metric(labels, buckets, metrics.seconds)
+        return requests, seconds
+
+    def _queue_metrics(self) -> Iterable[Metric]:
+        names = ["model", "version"]
+        batches = CounterMetricFamily("falaj_serving_batches", "Runs of a model", labels=names)
+        rows = CounterMetricFamily("falaj_serving_rows", "Rows that a model was given", labels=names)
+        waiting = GaugeMetricFamily("falaj_serving_waiting", "Requests in the queue", labels=names)
+        queues = {id(queue): queue for served in self.served.values() for queue in served.queues.values()}
+        for queue in queues.values():
+            labels = [queue.model.name, queue.model.version]
+            batches.add_metric(labels, queue.batches)
+            rows.add_metric(labels, queue.rows)
+            waiting.add_metric(labels, queue.waiting)
+        return batches, rows, waiting
+
+
+def _counter(name: str, words: str, label: str, counts: Mapping[str, int] | Mapping[int, int]) -> Metric:
+    family = CounterMetricFamily(f"falaj_serving_{name}", words, labels=[label])
+    for value, number in counts.items():
+        family.add_metric([str(value)], number)
+    return family

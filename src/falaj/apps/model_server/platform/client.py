@@ -1,0 +1,136 @@
+"""The model server's hands in the platform: what it loads, reads, stores and reports, as its own account."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
+from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
+from falaj.assembly.model_server import read_online
+from falaj.assembly.platform import LocalPlatform
+from falaj.errors import Damaged, NotFound
+from falaj.governance.operations.caller import Caller, acting_as
+from falaj.monitoring.windows.collector import Collector
+from falaj.monitoring.windows.delivery import Delivery
+from falaj.records.features import OnlineRows
+from falaj.records.monitoring.monitors import WindowRecord
+from falaj.records.serving import LoadProblem, ServedFile, VersionCounts
+from falaj.serving.runtime.engine import OnnxEngine, open_model
+
+
+class PlatformClient:
+    """Everything the server does to the platform goes through operations, and so through the gate."""
+
+    def __init__(self, platform: LocalPlatform, account: Caller) -> None:
+        self._platform = platform
+        self._services = platform.services
+        self._account = account
+        self.collector = Collector()
+        self._windows = Delivery(self.collector, self._record_windows)
+
+    def load(self, file: ServedFile) -> OnnxEngine:
+        """A registered version, its signature and bytes verified, opened from memory."""
+        with acting_as(self._account):
+            version = self._services.models.version(str(file.registered))
+            models = [each for each in version.files if each.format.is_model]
+            if len(models) != 1:
+                raise NotFound(f"{version.reference} has {len(models)} model files; one can be served")
+            content = b"".join(self._services.models.read(version.id, models[0].path))
+        if len(content) != models[0].size_bytes:
+            raise Damaged(f"{version.reference}: its bytes broke off")
+        return open_model(file, content)
+
+    def read(self, view: str, keys: Sequence[str]) -> OnlineRows:
+        """The newest features of each key."""
+        self._platform.gate.hot.admit(self._account, "features.read", view)
+        return read_online(self._services, view, keys)
+
+    def keep(self, key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource) -> None:
+        """Store a batch of predictions."""
+        with acting_as(self._account):
+            self._services.endpoints.record(
+                iter([content]),
+                endpoint=key[0],
+                batch=batch,
+                rows=rows,
+                version=source.version,
+                views=source.views,
+            )
+
+    def report_problems(self, endpoint: str, problems: tuple[LoadProblem, ...]) -> None:
+        with acting_as(self._account):
+            self._services.endpoints.report(endpoint, problems=problems)
+
+    def report(self, endpoint: str, counts: tuple[VersionCounts, ...]) -> None:
+        with acting_as(self._account):
+            self._services.endpoints.report(endpoint, counts=counts)
+
+    def hand_in_windows(self) -> None:
+        """Give monitoring what was sketched since the last time; what it cannot take now waits for the next time."""
+        self._windows.deliver()
+
+    def _record_windows(self, endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
+        with acting_as(self._account):
+            self._services.monitoring.record(endpoint, windows=windows)
+
+
+class CountReporter:
+    """Reports what was counted since the last report; what could not be reported comes with the next."""
+
+    def __init__(
+        self,
+        client: PlatformClient,
+        metrics: ServerMetrics,
+        log: PredictionRecorder,
+        names: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`names` gives the endpoints' objects by their names in paths."""
+        self._client = client
+        self._metrics = metrics
+        self._log = log
+        self._names = names
+        self._reported: dict[VersionKey, VersionCounts] = {}
+        self._lost: dict[VersionKey, int] = {}
+
+    def report(self) -> None:
+        """Tell the platform, in one operation for each endpoint that has news."""
+        totals = self._totals()
+        for name, ident in self._names().items():
+            own = {version: total for (of, version), total in totals.items() if of == name}
+            new = [self._since(name, ident, total) for total in own.values()]
+            news = tuple(each for each in new if each.requests or each.lost)
+            if news:
+                self._client.report(ident, news)
+                for each in news:
+                    self._reported[name, each.version] = own[each.version]
+                    self._lost[ident, each.version] = self._lost.get((ident, each.version), 0) + each.lost
+
+    def _totals(self) -> dict[VersionKey, VersionCounts]:
+        """All that was counted, by the endpoint's name and version."""
+        metrics = self._metrics.all().items()
+        return {(name, version): _total(version, metrics) for (name, version), metrics in metrics if version}
+
+    def _since(self, name: str, ident: str, total: VersionCounts) -> VersionCounts:
+        key = (ident, total.version)
+        before = self._reported.get((name, total.version)) or VersionCounts(
+            version=total.version, latency=(0,) * len(total.latency)
+        )
+        return VersionCounts(
+            version=total.version,
+            requests=total.requests - before.requests,
+            errors=total.errors - before.errors,
+            rows=total.rows - before.rows,
+            latency=tuple(now - then for now, then in zip(total.latency, before.latency, strict=True)),
+            lost=self._log.lost[key] - self._lost.get(key, 0),
+        )
+
+
+def _total(version: str, metrics: VersionMetrics) -> VersionCounts:
+    statuses = dict(metrics.statuses)
+    return VersionCounts(
+        version=version,
+        requests=sum(statuses.values()),
+        errors=sum(number for status, number in statuses.items() if status != 200),
+        rows=metrics.rows,
+        latency=tuple(metrics.buckets),
+    )

@@ -1,0 +1,85 @@
+"""The features of one key as bytes of a fixed layout, and back.
+
+    event time   8 bytes, microseconds since 1970
+    nulls        a bit per feature
+    values       8 bytes per feature, in their order; of a text: where it begins behind the values, and its length
+
+Which features they are is not in the bytes: a version of a view has one layout, and is stored under its own name.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from falaj.ports.metadata import from_micros, to_micros
+from falaj.records.features import ColumnType, Feature, Value
+
+_CODES = {
+    ColumnType.INTEGER: "q",
+    ColumnType.FLOAT: "d",
+    ColumnType.BOOLEAN: "q",
+    ColumnType.MOMENT: "q",
+    ColumnType.TEXT: "II",
+}
+
+
+class RowCodec:
+    """How the values of some features lie."""
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        self._kinds = [feature.type for feature in features]
+        self._null_bytes = (len(self._kinds) + 7) // 8
+        codes = "".join(_CODES[kind] for kind in self._kinds)
+        self._struct = struct.Struct(f"<q{self._null_bytes}s{codes}")
+
+    def encode(self, events: Iterable[int], columns: Sequence[Iterable[Any]]) -> Iterator[bytes]:
+        """Row by row; `columns` hold Python values."""
+        for event, *values in zip(events, *columns, strict=True):
+            yield self._encode_row(event, values)
+
+    def decode(self, stored: bytes) -> tuple[datetime, tuple[Value, ...]]:
+        event, nulls, *raw = self._struct.unpack_from(stored)
+        mask, tail = int.from_bytes(nulls, "little"), stored[self._struct.size :]
+        values: list[Value] = []
+        parts = iter(raw)
+        for number, kind in enumerate(self._kinds):
+            value = _restored(kind, parts, tail)
+            values.append(None if mask >> number & 1 else value)
+        return from_micros(event), tuple(values)
+
+    def _encode_row(self, event: int, values: list[Any]) -> bytes:
+        mask, flat, tail = 0, list[Any](), b""
+        for number, (kind, given) in enumerate(zip(self._kinds, values, strict=True)):
+            value = None if kind is ColumnType.FLOAT and not _is_finite(given) else given
+            if value is None:
+                mask |= 1 << number
+            if kind is ColumnType.TEXT:
+                text = b"" if value is None else value.encode()
+                flat += [len(tail), len(text)]
+                tail += text
+            elif isinstance(value, datetime):
+                flat.append(to_micros(value))
+            else:
+                flat.append(0 if value is None else value)
+        return self._struct.pack(event, mask.to_bytes(self._null_bytes, "little"), *flat) + tail
+
+
+def _is_finite(value: float | None) -> bool:
+    """JSON has no other numbers, and a reader far away must see what a near one does."""
+    return value is not None and math.isfinite(value)
+
+
+def _restored(kind: ColumnType, parts: Iterator[Any], tail: bytes) -> Value:
+    first: Any = next(parts)
+    if kind is ColumnType.TEXT:
+        return tail[first : first + next(parts)].decode()
+    if kind is ColumnType.BOOLEAN:
+        return bool(first)
+    if kind is ColumnType.MOMENT:
+        return from_micros(first).isoformat()
+    number: int | float = first
+    return number

@@ -1,0 +1,125 @@
+"""Cut two samples of one column into the same bins, each large enough for the chi-square approximation.
+
+Bins are joined by what both samples hold together. Given that sum, no drift only says how it splits, so
+joining by it does not bias the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from falaj.monitoring.sketches.columns import category_hash
+from falaj.monitoring.sketches.kll import Floats, Points
+from falaj.records.monitoring.sketches import CATEGORY_LIMIT, FeatureSketch
+
+BINS = 10
+ENOUGH = 40
+"""Expected rows per bin and sample. Five are customary at the level 0.05. At 0.0001, where many columns and
+looks put us, PSI alarms up to 3 times too often with 10 rows, and up to 1.4 times with 40 (by simulation);
+the conservative KS beside it, which gets half of the column's level, makes up for that."""
+CATEGORY_BINS = 50
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Rows per bin: of the reference in `old`, of the window in `new`."""
+
+    old: Floats
+    new: Floats
+
+    def __len__(self) -> int:
+        return len(self.old)
+
+    @property
+    def unit(self) -> float:
+        """1/n + 1/m."""
+        return float(1 / self.old.sum() + 1 / self.new.sum())
+
+    def shares(self) -> tuple[Floats, Floats]:
+        return self.old / self.old.sum(), self.new / self.new.sum()
+
+    def smoothed_shares(self) -> tuple[Floats, Floats]:
+        return Bins(self.old + 0.5, self.new + 0.5).shares()
+
+    def pooled_shares(self) -> Floats:
+        together: Floats = self.old + self.new
+        shares: Floats = together / together.sum()
+        return shares
+
+    def expected(self) -> Floats:
+        """Rows of the smaller sample that each bin would hold under no drift."""
+        rows: Floats = self.pooled_shares() * min(self.old.sum(), self.new.sum())
+        return rows
+
+    def join(self, first: int, second: int) -> Bins:
+        """With the bins at two positions made one, at the first."""
+        counts = np.stack([self.old, self.new])
+        counts[:, first] += counts[:, second]
+        return Bins(*np.delete(counts, second, axis=1))
+
+
+def bin_numbers(old: Points, new: Points, *, nulls: tuple[int, int]) -> Bins:
+    """Quantile bins of the reference; nulls are one more."""
+    if old.count and new.count:
+        edges = np.unique(old.quantiles(np.arange(1, BINS) / BINS))
+        counted = [
+            np.diff(points.at_or_below(edges), prepend=0, append=points.count) for points in (old, new)
+        ]
+    else:
+        counted = [np.array([float(points.count)] if old.count or new.count else []) for points in (old, new)]
+    bins = _joined_neighbours(Bins(*counted), total=(old.count + nulls[0], new.count + nulls[1]))
+    return _with_remainder(bins, *nulls)
+
+
+def bin_categories(reference: FeatureSketch, window: FeatureSketch) -> Bins:
+    """One bin per frequent category, one for all the others, one for nulls."""
+    known = _known_to_both(reference, window)
+    counts = [np.array([float(side.categories.get(c, 0)) for c in known]) for side in (reference, window)]
+    every = Bins(*counts)
+    sizes = (reference.rows, window.rows)
+    frequent = (every.old + every.new) * min(sizes) / sum(sizes) >= ENOUGH
+    frequent &= np.arange(len(known)) < CATEGORY_BINS
+    kept = Bins(every.old[frequent], every.new[frequent])
+    others = reference.count - kept.old.sum(), window.count - kept.new.sum()
+    return _with_remainder(_with_remainder(kept, *others), reference.nulls, window.nulls)
+
+
+def _known_to_both(reference: FeatureSketch, window: FeatureSketch) -> list[str]:
+    """The categories whose counts are exact in both sketches, the most frequent first."""
+    together = {
+        category: reference.categories.get(category, 0) + window.categories.get(category, 0)
+        for category in reference.categories.keys() | window.categories.keys()
+    }
+    for side in (reference, window):
+        if len(side.categories) == CATEGORY_LIMIT and side.other:
+            last = max(map(category_hash, side.categories))
+            together = {category: n for category, n in together.items() if category_hash(category) <= last}
+    return sorted(together, key=lambda category: (-together[category], category))
+
+
+def _joined_neighbours(bins: Bins, *, total: tuple[int, int]) -> Bins:
+    """Join each bin that expects too few rows with its smaller neighbour, the smallest bin first."""
+    while len(bins) > 1:
+        together = bins.old + bins.new
+        smallest = int(together.argmin())
+        if together[smallest] * min(total) / sum(total) >= ENOUGH:
+            break
+        sides = [side for side in (smallest - 1, smallest + 1) if 0 <= side < len(bins)]
+        neighbour = min(sides, key=lambda side: float(together[side]))
+        bins = bins.join(*sorted((smallest, neighbour)))
+    return bins
+
+
+def _with_remainder(bins: Bins, old: float, new: float) -> Bins:
+    """`bins` and one more for the rows that no bin holds, or, where these are few, with them in the smallest.
+
+    Rows of which the reference has none are expected to be none, however many come: seeing enough will do.
+    """
+    more = Bins(np.append(bins.old, float(old)), np.append(bins.new, float(new)))
+    if old + new == 0 or len(bins) == 0:
+        return bins if old + new == 0 else more
+    if more.expected()[-1] >= ENOUGH or min(more.old.sum(), more.new.sum()) >= ENOUGH <= max(old, new):
+        return more
+    return more.join(int((bins.old + bins.new).argmin()), len(bins))

@@ -1,0 +1,1 @@
+"""Sketches of columns: built, merged, parsed, and stored encrypted."""

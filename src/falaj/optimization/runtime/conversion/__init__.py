@@ -1,0 +1,1 @@
+"""Converters from torch, scikit-learn and XGBoost to ONNX."""

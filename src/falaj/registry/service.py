@@ -1,0 +1,311 @@
+"""The registry's operations: register, promote, approve, roll back, verify, read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field
+
+from falaj.errors import Conflict, Damaged, FalajError, NotFound
+from falaj.governance import objects
+from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import ByteStream, Mode, operation
+from falaj.governance.operations.pagination import list_workspace_page
+from falaj.ports.keys import KeyService
+from falaj.ports.metadata import Transaction
+from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.names import AnyRef, BlobRef, Name, ObjectId, WorkspaceRef, new_id
+from falaj.records.registry import (
+    Alias,
+    AliasChange,
+    AliasName,
+    Approval,
+    CardText,
+    Environment,
+    FilePath,
+    Metrics,
+    Model,
+    ModelFile,
+    ModelManifest,
+    ModelRef,
+    ModelVersion,
+    ModelVersionRef,
+    Promotion,
+    TensorSpec,
+    Text,
+    VersionCheck,
+)
+from falaj.registry import aliases, manifests, store
+from falaj.registry.files import ModelBlobSource, require_same, verified
+from falaj.registry.formats import model_format
+from falaj.registry.registration import inspect_files, model_object, require_placed
+from falaj.registry.verification import check_files
+
+Position = Annotated[int, Field(ge=1, le=2**31)]
+Files = Annotated[tuple[BlobRef, ...], Field(min_length=1, max_length=1000)]
+Paths = Annotated[tuple[FilePath, ...], Field(max_length=1000)]
+Tensors = Annotated[tuple[TensorSpec, ...], Field(max_length=1000)]
+
+
+class Models:
+    """Register model versions, and decide which of them is in use."""
+
+    def __init__(self, gate: Gate, blobs: ModelBlobSource, keys: KeyService) -> None:
+        self.gate = gate
+        self._blobs = blobs
+        self._keys = keys
+
+    @operation("models.register", resource="workspace", mode=Mode.LATE)
+    def register(
+        self,
+        name: Name,
+        *,
+        files: Files,
+        paths: Paths = (),
+        workspace: WorkspaceRef | None = None,
+        training_set: AnyRef | None = None,
+        run: AnyRef | None = None,
+        sources: tuple[AnyRef, ...] = (),
+        inputs: Tensors = (),
+        outputs: Tensors = (),
+        metrics: Metrics | None = None,
+        environment: Environment | None = None,
+        card: CardText = "",
+    ) -> ModelVersion:
+        """Make uploaded blobs the next version of a model, signed and for good; the model is made on first use.
+
+        `paths` are what the files are called in the version, in the order of `files`; unless given, as their blobs are.
+        Training set, run and sources are what the version came from: their restrictions flow into it.
+        """
+        call = current_call()
+        with self.gate.database.read() as tx:
+            blobs = require_placed(self.gate, call, tx, self._blobs)
+        inspected = inspect_files(blobs, paths, self._blobs)
+        facts: dict[str, object] = {
+            "format": model_format([file.format for file in inspected]),
+            "files": tuple(inspected),
+            "inputs": inputs,
+            "outputs": outputs,
+            "metrics": metrics or {},
+            "environment": environment or {},
+            "card": card,
+        }
+
+        def publish() -> ModelVersion:
+            if [found.id for found in call.referred["files"]] != [blob.id for blob in blobs]:
+                raise Conflict("a blob's name passed to another blob meanwhile; try again")
+            for blob in require_placed(self.gate, call, call.tx, self._blobs):
+                self._blobs.keep(call.tx, blob, now=call.now)
+            model = store.find_or_create_model(
+                call.tx, name, workspace=call.target, new=model_object(call, name)
+            )
+            return self._sign_and_add(call, name, model, zone=blobs[0].zone, facts=facts)
+
+        return self.gate.commit(call, publish)
+
+    @operation("models.list", resource="workspace", mode=Mode.READ)
+    def list(
+        self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
+    ) -> Page[Model]:
+        """The models of a workspace, and where their aliases point."""
+        return list_workspace_page(self.gate, "model", _model_record, after=after, limit=limit)
+
+    @operation("models.show", resource="model", mode=Mode.READ)
+    def show(self, model: ModelRef) -> Model:
+        """One model, and where its aliases point."""
+        return _model_record(current_call().tx, current_call().target)
+
+    @operation("models.version", resource="model_version", mode=Mode.READ)
+    def version(self, model: ModelVersionRef) -> ModelVersion:
+        """All that is known of one version, such as churn@14."""
+        return self.open_version(current_call().tx, current_call().target)
+
+    @operation("models.versions", resource="model", mode=Mode.READ)
+    def versions(
+        self, model: ModelRef, *, before: Position | None = None, limit: PageSize = 100
+    ) -> Page[ModelVersion]:
+        """The versions of a model, newest first."""
+        call = current_call()
+        seen: dict[int, StoredObject] = {}
+        while len(seen) <= limit:
+            batch = store.version_objects(call.tx, call.target.id, before=before, limit=limit + 1)
+            visible = {found.id for found in self.gate.visible([found for _, found in batch])}
+            seen |= {number: found for number, found in batch if found.id in visible}
+            if len(batch) <= limit:
+                break
+            before = batch[-1][0]
+        numbers = [*seen][:limit]
+        items = tuple(self.open_version(call.tx, seen[number]) for number in numbers)
+        return Page(items=items, next=str(numbers[-1]) if len(seen) > limit else None)
+
+    @operation("models.promote", resource="model_version")
+    def promote(self, model: ModelVersionRef, *, to: AliasName) -> Promotion:
+        """Point an alias at a version; the earlier target stays in the alias's history.
+
+        A protected alias moves only to a version that an approver other than its author has approved for it.
+        """
+        call = current_call()
+        return aliases.promote(call, self.open_version(call.tx, call.target), to)
+
+    @operation("models.approve", resource="model_version", allow=Role.APPROVER)
+    def approve(self, model: ModelVersionRef, *, alias: AliasName, comment: Text = "") -> Approval:
+        """Say that a version which you did not make is fit for an alias; it holds for this version and alias only."""
+        call = current_call()
+        return aliases.approve(call, self.open_version(call.tx, call.target), alias, comment=comment)
+
+    @operation("models.approvals", resource="model_version", mode=Mode.READ)
+    def approvals(self, model: ModelVersionRef, *, alias: AliasName) -> Page[Approval]:
+        """The approvals of a version for an alias that hold."""
+        call = current_call()
+        return Page(items=tuple(store.approvals_of(call.tx, call.target.id, alias)))
+
+    @operation("models.protect", resource="model", allow=Role.ADMIN)
+    def protect(self, model: ModelRef, *, alias: AliasName) -> Alias:
+        """Let an alias move only to versions that someone other than their author has approved."""
+        call = current_call()
+        return aliases.protect(call, call.target.id, alias)
+
+    @operation("models.rollback", resource="model")
+    def rollback(self, model: ModelRef, *, alias: AliasName) -> Promotion:
+        """Point an alias back at its earlier target; what it leaves needs a new approval to return."""
+        call = current_call()
+        to = aliases.rollback_target(call.tx, call.target, alias)
+        self.open_version(call.tx, self._version_object(call.tx, to))
+        return aliases.roll_back(call, call.target, alias, to=to)
+
+    @operation("models.alias_history", resource="model", mode=Mode.READ)
+    def alias_history(
+        self, model: ModelRef, *, alias: AliasName, before: Position | None = None, limit: PageSize = 100
+    ) -> Page[AliasChange]:
+        """Every move of an alias, newest first: from where to where, who, when."""
+        call = current_call()
+        found = store.changes(call.tx, call.target.id, alias, before=before, limit=limit + 1)
+        items = tuple(found[:limit])
+        return Page(items=items, next=str(items[-1].seq) if len(found) > limit else None)
+
+    @operation("models.resolve", resource="model", mode=Mode.READ)
+    def resolve(self, model: ModelRef, *, alias: AliasName, at: AwareDatetime | None = None) -> ModelVersion:
+        """The version that an alias points at, or pointed at then."""
+        call = current_call()
+        when = "now" if at is None else f"at {at.isoformat()}"
+        pointed = store.version_at(call.tx, call.target.id, alias, at=at)
+        found = self._version_object(
+            call.tx, aliases.require_known(pointed, call.target.name, alias, when=when)
+        )
+        if not self.gate.visible([found]):
+            raise objects.unknown(f"{call.target.name}@{alias}", "model_version")
+        return self.open_version(call.tx, found)
+
+    @operation("models.verify", resource="model_version", mode=Mode.FREE)
+    def verify(self, model: ModelVersionRef) -> Iterator[VersionCheck]:
+        """Check the signature of a version and the hashes of all its bytes: how far it is, and at last the verdict."""
+        target = current_call().target
+        try:
+            with self.gate.database.read() as tx:
+                version = self.open_version(tx, target)
+        except FalajError as error:
+            return iter([VersionCheck(version=target.name, finished=True, problems=(error.message,))])
+        return check_files(version, self._blobs, self.gate.database)
+
+    @operation("models.read", resource="model_version", mode=Mode.FREE)
+    def read(self, model: ModelVersionRef, file: FilePath) -> ByteStream:
+        """The bytes of one file of a version, if its signature holds; use none of them if the stream breaks.
+
+        The last piece is handed out once the hash of all of them is that of the manifest.
+        """
+        call = current_call()
+        with self.gate.database.read() as tx:
+            version = self.open_version(tx, call.target)
+            found = _file(version, file)
+            blob = self._blobs.facts(tx, found.blob)
+        require_same(found, blob)
+        return verified(found, self._blobs.read(blob))
+
+    def _sign_and_add(
+        self, call: Call, name: str, model: ObjectId, *, zone: str, facts: dict[str, object]
+    ) -> ModelVersion:
+        number = store.next_number(call.tx, model)
+        ident = new_id("version")
+        new = call.create("model_version", f"{name}@{number}", workspace=call.target, zone=zone, ident=ident)
+        manifest = ModelManifest.model_validate(
+            {
+                "platform": self.gate.audit.log_id,
+                "workspace": new.workspace,
+                "id": ident,
+                "model": model,
+                "name": name,
+                "number": number,
+                "author": call.caller.id,
+                "created_at": call.now,
+                "training_set": _referred(call, "training_set"),
+                "run": _referred(call, "run"),
+                "sources": tuple(found.id for found in call.referred["sources"]),
+                **facts,
+            }
+        )
+        signed = manifests.sign(manifest, self._keys)
+        store.add_version(
+            call.tx,
+            ident,
+            model=model,
+            number=number,
+            manifest=signed.text,
+            key=signed.key,
+            signature=signed.signature,
+        )
+        return self.open_version(call.tx, new)
+
+    def open_version(self, tx: Transaction, found: StoredObject) -> ModelVersion:
+        """The version, if its manifest is what was signed, and was signed for this very object."""
+        row = store.version_row(tx, found.id)
+        if row is None:
+            raise Damaged(f"{found.name} has lost its manifest")
+        signed = manifests.SignedManifest(text=row["manifest"], key=row["key"], signature=row["signature"])
+        manifest = manifests.verify_manifest(signed, self._keys, reference=found.name)
+        stored = (self.gate.audit.log_id, found.workspace, found.id, row["model"], row["number"], found.name)
+        meant = (
+            *(manifest.platform, manifest.workspace, manifest.id),
+            *(manifest.model, manifest.number, manifest.reference),
+        )
+        if stored != meant:
+            raise Damaged(f"{found.name} carries the manifest of another version, {manifest.reference}")
+        return ModelVersion(
+            **{name: getattr(manifest, name) for name in ModelManifest.model_fields},
+            key=signed.key,
+            signature=signed.signature,
+            label=found.label,
+        )
+
+    def _version_object(self, tx: Transaction, ident: ObjectId) -> StoredObject:
+        found = objects.by_id(tx, ident)
+        if found is None:
+            raise NotFound(f"the version {ident} is gone")
+        return found
+
+
+def _model_record(tx: Transaction, found: StoredObject) -> Model:
+    return Model(
+        id=found.id,
+        workspace=found.workspace,
+        name=found.name,
+        versions=store.version_count(tx, found.id),
+        aliases=aliases.aliases_of(tx, found.id),
+        created_at=found.created_at,
+    )
+
+
+def _file(version: ModelVersion, path: str) -> ModelFile:
+    for file in version.files:
+        if file.path == path:
+            return file
+    raise NotFound(
+        f"{version.reference} has no file {path!r}; it has {', '.join(f.path for f in version.files[:20])}"
+    )
+
+
+def _referred(call: Call, parameter: str) -> ObjectId | None:
+    found = call.referred[parameter]
+    return found[0].id if found else None

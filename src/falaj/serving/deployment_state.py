@@ -1,0 +1,106 @@
+"""What is served now: endpoints, their versions, and how both change without a failed request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from falaj.errors import InvalidInput, NotFound
+from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ServedFile
+from falaj.serving.lookups import FeatureJoin, build_join
+from falaj.serving.routing import WeightedRouter
+from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.engine import ModelEngine
+from falaj.serving.runtime.engine import load as load_file
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEndpoint:
+    """An endpoint with the lanes of its versions."""
+
+    endpoint: Endpoint
+    queues: Mapping[str, BatchQueue]
+    router: WeightedRouter
+    joins: Mapping[str, FeatureJoin]
+    """How the input of each version is put together, if the endpoint looks features up."""
+
+    def queue(self, version: str | None, request: str) -> BatchQueue:
+        """The lane for a request: of the version that it names, or of the one that its turn falls to."""
+        return self.queues[self.router.choose(request) if version is None else version]
+
+    def representative(self, version: str | None) -> BatchQueue:
+        """The lane whose model describes the endpoint: of `version`, or of the heaviest route."""
+        heaviest = max(self.endpoint.routes, key=lambda route: route.weight).version
+        return self.queues[version or heaviest]
+
+
+@dataclass(slots=True)
+class DeploymentState:
+    """Holds one immutable picture of what is served, and swaps it for another once that is loaded.
+
+    A request that began on the old picture ends there: its lane lives as long as something waits in it.
+    """
+
+    make_queue: Callable[[ModelEngine], BatchQueue]
+    load: Callable[[ServedFile], ModelEngine] = load_file
+    served: Mapping[str, ServedEndpoint] = field(default_factory=lambda: MappingProxyType({}))
+    _queues: dict[ServedFile, BatchQueue] = field(default_factory=dict)
+    _prepared: dict[ServedFile, BatchQueue] = field(default_factory=dict)
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
+        """Load a model ahead of the deployment that serves it for `endpoint`; the error says why it cannot be."""
+        queue = self._queues.get(file) or self._prepared.get(file)
+        if queue is None:
+            queue = self._prepared[file] = await self._load(file)
+        _join(endpoint, file, queue)
+
+    async def apply(self, deployment: Deployment) -> None:
+        """Serve `deployment` from now on. If a model of it does not load, nothing changes."""
+        async with self._one_at_a_time:
+            known = self._queues | self._prepared
+            queues = {file: known.get(file) or await self._load(file) for file in deployment.models}
+            files = {(file.model, file.version): file for file in deployment.models}
+            served = {e.name: self._joined(e, files, queues) for e in deployment.endpoints}
+            self._queues, self.served = queues, MappingProxyType(served)
+            self._prepared = {}
+
+    def find(self, endpoint: str) -> ServedEndpoint:
+        found = self.served.get(endpoint)
+        if found is None:
+            raise NotFound(f"there is no endpoint '{endpoint}' that you may call")
+        return found
+
+    async def _load(self, file: ServedFile) -> BatchQueue:
+        return self.make_queue(await asyncio.to_thread(self.load, file))
+
+    def _joined(
+        self,
+        endpoint: Endpoint,
+        files: Mapping[tuple[str, str], ServedFile],
+        queues: Mapping[ServedFile, BatchQueue],
+    ) -> ServedEndpoint:
+        own = {route.version: files[endpoint.model, route.version] for route in endpoint.routes}
+        by_version = {version: queues[file] for version, file in own.items()}
+        joins = {version: _join(endpoint, file, queues[file]) for version, file in own.items()}
+        before = self.served.get(endpoint.name)
+        counter = None if before is None else before.router.counter
+        found = {version: join for version, join in joins.items() if join is not None}
+        return ServedEndpoint(endpoint, by_version, WeightedRouter(endpoint.routes, counter=counter), found)
+
+
+def _join(endpoint: Endpoint, file: ServedFile, queue: BatchQueue) -> FeatureJoin | None:
+    """How the one input of a version is put together; InvalidInput if its columns are not those of the lookup."""
+    if endpoint.lookup is None:
+        return None
+    join = build_join(endpoint.lookup, file.features)
+    inputs = queue.model.inputs
+    if len(inputs) != 1 or len(inputs[0].shape) != 2 or inputs[0].shape[1] not in (DYNAMIC, join.width):
+        raise InvalidInput.at(
+            f"{endpoint.name} lookup",
+            given=f"{join.width} columns",
+            allowed=f"the one input of {file.model}@{file.version}: {', '.join(map(str, inputs))}",
+        )
+    return join

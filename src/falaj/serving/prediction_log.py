@@ -1,0 +1,110 @@
+"""The prediction log: batches of answered requests, encrypted, each an object with its lineage."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from sqlalchemy import RowMapping
+
+from falaj.errors import KeyUnavailable, NotFound
+from falaj.governance import objects
+from falaj.governance.encryption.blobs import EncryptedBlobs
+from falaj.governance.encryption.digest import RunningDigest
+from falaj.governance.encryption.keyring import has_living_key, require_living_key
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
+from falaj.ports.blobs import BlobKey
+from falaj.ports.metadata import Transaction
+from falaj.records.governance.objects import StoredObject
+from falaj.records.names import ObjectId
+from falaj.records.serving import PredictionBatch, PredictionRecord
+from falaj.serving import store
+from falaj.serving.prediction_batches import DecodedBatch, decode_batch, split_id
+
+KEPT = 32
+"""Batches that stay decoded, because labels come for them in groups."""
+
+
+class PredictionLog:
+    """Writes batches and finds predictions in them. `stores` are by zone."""
+
+    def __init__(self, gate: Gate, stores: Mapping[str, EncryptedBlobs]) -> None:
+        self._gate = gate
+        self._stores = stores
+        self._decoded: OrderedDict[str, DecodedBatch] = OrderedDict()
+
+    def add(self, call: Call, data: Iterator[bytes], *, ident: ObjectId, rows: int) -> PredictionBatch:
+        """Store the bytes of a batch, then publish it with edges from its endpoint, version and views."""
+        zone = self._gate.zones.named(call.target.zone)
+        home = call.target.workspace
+        key = BlobKey(f"{self._gate.audit.log_id}/{home}/{ident}")
+        digest = RunningDigest()
+        self._stores[zone.name].write(home, key, digest.follow(data))
+        call.content = digest.hexdigest()
+
+        def publish() -> PredictionBatch:
+            require_living_key(call.tx, home)
+            seen = partial(self._gate.authorizer.sees, call.tx, call.caller)
+            self._gate.zones.require(call.tx, call.sources(), zone, seen=seen)
+            workspace = objects.by_id(call.tx, home)
+            if workspace is None:
+                raise objects.unknown(home, "workspace")
+            new = call.create("predictions", workspace=workspace, zone=zone.name, ident=ident)
+            version = call.object("version").name.rpartition("@")[2]
+            size = digest.size_bytes
+            return store.add_batch(
+                call, new, version=version, rows=rows, key=key, size_bytes=size, sha256=digest.hexdigest()
+            )
+
+        return self._gate.commit(call, publish)
+
+    def prediction(self, batch: StoredObject, ident: str) -> PredictionRecord:
+        """The prediction called `ident`, which is in `batch`."""
+        _, number, row = split_id(ident)
+        with self._gate.database.read() as tx:
+            facts = self._facts(tx, batch)
+            endpoint = objects.ever(tx, facts["endpoint"])
+        decoded = self._read(batch, facts)
+        with self._gate.database.read() as tx:
+            label, score = store.label_of(tx, decoded.named(ident))
+        place = decoded.place(number, row)
+        if place is None:
+            raise NotFound(
+                f"{batch.id} has no prediction {ident!r}; a row of several is named by its number, like {ident}.0"
+            )
+        return PredictionRecord(
+            id=ident,
+            endpoint=endpoint.name if endpoint else facts["endpoint"],
+            model=decoded.facts["model"],
+            version=facts["version"],
+            label=label,
+            score=score,
+            **decoded.fields(place),
+        )
+
+    def open(self, batch: StoredObject) -> DecodedBatch:
+        with self._gate.database.read() as tx:
+            facts = self._facts(tx, batch)
+        return self._read(batch, facts)
+
+    def _facts(self, tx: Transaction, batch: StoredObject) -> RowMapping:
+        """Of a batch that can still be read: what is decoded dies with its key."""
+        row = store.batch_row(tx, batch.id)
+        if row is None:
+            raise objects.unknown(batch.id, "predictions")
+        if not has_living_key(tx, batch.workspace):
+            self._decoded.clear()
+            raise KeyUnavailable(f"the data keys of workspace {batch.workspace} were destroyed")
+        return row
+
+    def _read(self, batch: StoredObject, facts: RowMapping) -> DecodedBatch:
+        known = self._decoded.get(batch.id)
+        if known is None:
+            store_ = self._stores[batch.zone or self._gate.zones.default.name]
+            known = decode_batch(b"".join(store_.read(batch.workspace, BlobKey(facts["key"]))))
+            self._decoded[batch.id] = known
+            while len(self._decoded) > KEPT:
+                self._decoded.popitem(last=False)
+        return known

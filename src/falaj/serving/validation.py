@@ -1,0 +1,167 @@
+"""What must hold before a version is served: it can be read, is ONNX, may lie there, and its lookup fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from falaj.errors import Denied, Fault, InvalidInput, KeyUnavailable, ResidencyDenied
+from falaj.governance import objects
+from falaj.governance.encryption.keyring import has_living_key
+from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
+from falaj.ports.metadata import Transaction
+from falaj.records.features import ColumnType
+from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.residency import Zone
+from falaj.records.registry import FileFormat, ModelVersion
+from falaj.records.serving import DeployedEndpoint, Lookup, Route, ServedRoute, ViewLookup
+from falaj.serving.dependencies import LoadVersion, LoadView
+from falaj.serving.lookups import require_lookup_fits_version
+
+NUMERIC = frozenset({ColumnType.INTEGER, ColumnType.FLOAT, ColumnType.BOOLEAN})
+RESERVED = frozenset({"infer", "ready", "versions"})
+"""Words of the protocol's paths: an endpoint is not called so."""
+
+
+def require_name(name: str) -> None:
+    if name in RESERVED:
+        raise InvalidInput.at("name", given=name, allowed="a name that is no word of the inference protocol")
+
+
+def require_permission(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
+    """Denied if the caller may not do `action` to what it wants to serve."""
+    decision = gate.authorizer.decide(call.tx, call.caller, action, found)
+    if not decision.allowed:
+        if not gate.authorizer.sees(call.tx, call.caller, found):
+            raise objects.unknown(found.name, found.kind)
+        raise Denied(f"{call.caller.name} may not {action} on {found.address}: {decision.reason}")
+
+
+def require_servable(
+    gate: Gate, call: Call, found: Sequence[StoredObject], zone: Zone, *, opened: LoadVersion
+) -> list[ModelVersion]:
+    """The versions behind `found`, if each may be served in `zone`."""
+    for each in found:
+        require_permission(gate, call, "models.read", each)
+    gate.zones.require(call.tx, found, zone, seen=partial(gate.authorizer.sees, call.tx, call.caller))
+    versions = [opened(call.tx, each) for each in found]
+    faults = [fault for version in versions if (fault := _format_fault(version)) is not None]
+    if faults:
+        raise InvalidInput("the model server runs ONNX only", faults=faults)
+    return versions
+
+
+def require_still_servable(
+    gate: Gate, tx: Transaction, version: StoredObject, served: DeployedEndpoint
+) -> None:
+    """What held when a version was deployed holds still: it and the views that are looked up may lie where the
+    endpoint is, and their keys live."""
+    zone = gate.zones.named(served.zone or None)
+    looked_up = () if served.lookup is None else served.lookup.views
+    views = [objects.by_id(tx, view.view) for view in looked_up]
+    for each in [version, *(view for view in views if view is not None)]:
+        if not each.label.permits(zone.jurisdiction):
+            raise ResidencyDenied(
+                f"{each.name} may no longer lie in zone {zone.name} ({zone.jurisdiction}): its label has changed"
+            )
+        if not has_living_key(tx, each.workspace):
+            raise KeyUnavailable(f"the key of {each.name} was destroyed")
+
+
+def _format_fault(version: ModelVersion) -> Fault | None:
+    models = [file for file in version.files if file.format.is_model]
+    if version.format is FileFormat.ONNX and len(models) == 1:
+        return None
+    given = f"{len(models)} ONNX files" if version.format is FileFormat.ONNX else str(version.format)
+    return Fault(
+        where=version.reference,
+        given=given,
+        allowed="one ONNX file",
+        fix=f"optimize or export it first: falaj optimization start {version.reference}, or fj.export_onnx",
+    )
+
+
+def resolve_versions(
+    call: Call, routes: Sequence[Route], *, model: str, beside: StoredObject
+) -> list[StoredObject]:
+    """The version objects that routes name, by number or like churn@14; `beside` is one that is served already."""
+    home = beside.workspace
+    found, faults = [], []
+    for route in routes:
+        name, _, number = route.version.rpartition("@")
+        version = objects.by_name(
+            call.tx, workspace=home, kind="model_version", name=f"{name or model}@{number}"
+        )
+        if version is None or (name and name != model):
+            allowed = f"a version of {model}; to serve another model, deploy it under another name"
+            faults.append(Fault(where="routes.version", given=route.version, allowed=allowed))
+        else:
+            found.append(version)
+    if faults:
+        raise InvalidInput("a route leads nowhere", faults=faults)
+    return found
+
+
+def served_routes(routes: Sequence[Route], versions: Sequence[StoredObject]) -> tuple[ServedRoute, ...]:
+    pairs = zip(routes, versions, strict=True)
+    return tuple(
+        ServedRoute(version=found.name.rpartition("@")[2], weight=route.weight, id=found.id)
+        for route, found in pairs
+    )
+
+
+def require_routes(routes: Sequence[Route]) -> None:
+    numbers = [route.version.rpartition("@")[2] for route in routes]
+    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    if twice:
+        raise InvalidInput.at("routes", given=f"{', '.join(twice)} twice", allowed="each version once")
+    if not any(route.weight for route in routes):
+        raise InvalidInput.at("routes", given="no weight above 0", allowed="at least one above 0")
+
+
+def resolve_lookup(
+    gate: Gate, call: Call, lookup: Lookup, *, workspace: str, opened: LoadView
+) -> tuple[Lookup, list[StoredObject]]:
+    """`lookup` with the ids, keys and features of its views, and the views; all faults at once."""
+    found = [objects.resolve(call.tx, each.view, kind="view", workspace=workspace) for each in lookup.views]
+    faults: list[Fault] = []
+    views = []
+    for given, view in zip(lookup.views, found, strict=True):
+        require_permission(gate, call, "features.read", view)
+        views.append(_resolved_view(call, given, view, opened, faults))
+    names = [view.name for view in views]
+    faults += [
+        Fault(where=f"lookup: view {name}", given="it twice", allowed="each under a name of its own")
+        for name in sorted({str(name) for name in names if names.count(name) > 1})
+    ]
+    if faults:
+        raise InvalidInput("the lookup is not valid", faults=faults)
+    return lookup.model_copy(update={"views": tuple(views)}), found
+
+
+def _resolved_view(
+    call: Call, given: ViewLookup, view: StoredObject, opened: LoadView, faults: list[Fault]
+) -> ViewLookup:
+    stored = opened(call.tx, view)
+    if stored is None:
+        raise objects.unknown(given.view, "view")
+    columns = tuple(key.name for key in stored.keys)
+    keys = given.keys or columns
+    where = f"lookup: view {view.name}"
+    if len(keys) != len(columns):
+        faults.append(
+            Fault(
+                where=where, given=f"keys {', '.join(keys)}", allowed=f"one for each of {', '.join(columns)}"
+            )
+        )
+    numeric = tuple(each.name for each in stored.definition.features if each.type in NUMERIC)
+    if not numeric:
+        faults.append(Fault(where=where, given="no feature that is a number", allowed="numeric features"))
+    return ViewLookup(view=view.id, name=given.name or view.name, keys=keys, features=numeric)
+
+
+def require_lookup_fits(lookup: Lookup | None, versions: Sequence[ModelVersion]) -> None:
+    for version in versions if lookup is not None else ():
+        if lookup is not None:
+            require_lookup_fits_version(lookup, version)
