@@ -34,11 +34,11 @@ from datetime import UTC, datetime, timedelta
 from statistics import mean
 from typing import NamedTuple
 
+from batch_schedulers import easy_backfill, first_come_first_served
 from falaj.records.names import ObjectId
 from falaj.records.scheduling.simulation import Assumptions, PastJob, SimulatedCluster, SimulationResult
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Demand, Node, Queue, Quota, Request, Resources
 from falaj.scheduling.simulator import Scheduler, simulate
-from falaj.scheduling.simulator.alternatives import easy_backfill, first_come_first_served
 from harness import Result, Rule, report, say
 from placement import NODES, TASKS, read_nodes, read_tasks, trace_folder
 

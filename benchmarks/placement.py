@@ -44,6 +44,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+import placement_policies
 from falaj.records.scheduling.snapshot import (
     WHOLE_GPU,
     Demand,
@@ -57,10 +58,9 @@ from falaj.records.scheduling.snapshot import (
     Start,
 )
 from falaj.scheduling import decide
-from falaj.scheduling.placing import baselines
-from falaj.scheduling.placing.descent import LeastFragmentation
-from falaj.scheduling.placing.fleet import Fleet, Place, Policy
-from falaj.scheduling.placing.fragmentation import Measure
+from falaj.scheduling.placement.fleet import Fleet, GpuAssignment, PlacementPolicy
+from falaj.scheduling.placement.fragmentation import FragmentationMeasure
+from falaj.scheduling.placement.least_fragmentation import LeastFragmentation
 from harness import HERE, Result, Rule, report, say
 
 QUICK = False
@@ -72,7 +72,7 @@ NODES, TASKS = "openb_node_list_gpu_node.csv", "openb_pod_list_default.csv"
 MIB = 2**20
 
 Workload = Mapping[Demand, int]
-Make = Callable[[Fleet, Workload], Policy]
+Make = Callable[[Fleet, Workload], PlacementPolicy]
 
 
 class Filled(NamedTuple):
@@ -84,17 +84,17 @@ class Filled(NamedTuple):
     decisions_per_s: float
 
 
-def scored(score: baselines.Score) -> Make:
-    return lambda fleet, _: baselines.LowestScore(fleet, score)
+def scored(score: placement_policies.Score) -> Make:
+    return lambda fleet, _: placement_policies.LowestScore(fleet, score)
 
 
 PEERS: dict[str, Make] = {
-    "first-fit": lambda fleet, _: baselines.FirstFit(fleet),
-    "best-fit": scored(baselines.best_fit),
-    "best-fit by GPUs": scored(baselines.best_fit_by_gpus),
-    "smallest dot product": scored(baselines.smallest_dot_product),
-    "largest dot product": scored(baselines.largest_dot_product),
-    "packing": scored(baselines.packing),
+    "first-fit": lambda fleet, _: placement_policies.FirstFit(fleet),
+    "best-fit": scored(placement_policies.best_fit),
+    "best-fit by GPUs": scored(placement_policies.best_fit_by_gpus),
+    "smallest dot product": scored(placement_policies.smallest_dot_product),
+    "largest dot product": scored(placement_policies.largest_dot_product),
+    "packing": scored(placement_policies.packing),
 }
 
 
@@ -138,7 +138,7 @@ def fill(make: Make, nodes: list[Node], tasks: list[Demand], seed: int) -> Fille
 
 
 def measured(fleet: Fleet, workload: Workload, decisions_per_s: float) -> Filled:
-    measure = Measure(fleet, workload)
+    measure = FragmentationMeasure(fleet, workload)
     allocated = 100 * (1 - float(fleet.gpus.sum()) / float(fleet.all_gpus.sum()))
     return Filled(measure.fragmented_gpus(), measure.dead_gpus(), allocated, decisions_per_s)
 
@@ -207,7 +207,7 @@ def take(fleet: Fleet, demand: Demand, start: Start) -> None:
     (where,) = start.placements
     index = next(place for place, node in enumerate(fleet.nodes) if node.name == where.node)
     gpus = [gpu.id for gpu in fleet.nodes[index].gpus]
-    fleet.take(demand, Place(index, tuple([gpus.index(gpu) for gpu in where.gpus])))
+    fleet.take(demand, GpuAssignment(index, tuple([gpus.index(gpu) for gpu in where.gpus])))
 
 
 def compare_queued(queued: list[Filled], ours: list[Filled], peers: dict[str, list[Filled]]) -> list[Result]:

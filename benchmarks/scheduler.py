@@ -41,7 +41,7 @@ from falaj.records.scheduling.snapshot import (
     Start,
 )
 from falaj.scheduling import Backlog, decide, decide_from
-from falaj.scheduling.deciding.cluster import Cluster
+from falaj.scheduling.capacity.cluster import Cluster
 from harness import Result, Rule, report, say
 
 QUICK = True

@@ -20,7 +20,7 @@ from falaj.control.workflows import service as works
 from falaj.errors import NotFound
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.scheduling.simulation import Changes, NewWeight, WhatIfComparison, WhatIfQuestion
-from falaj.scheduling.simulator.past import answer
+from falaj.scheduling.simulator.history import answer
 from platforms import make_platform
 from polling import eventually
 from processes import is_alive

@@ -39,15 +39,15 @@ from falaj.records.scheduling.simulation import (
     WhatIfReceipt,
 )
 from falaj.records.scheduling.snapshot import Queue, Quota
-from falaj.scheduling import comparisons, store
+from falaj.scheduling import store, what_if_results
 from falaj.scheduling.accounting import budgets as budget_sums
 from falaj.scheduling.accounting.accounts import DEFAULT, QueueAccounts
 from falaj.scheduling.accounting.attempts import past_attempts
-from falaj.scheduling.accounting.standing import settings_of, standings
-from falaj.scheduling.accounting.whose import visible_workspaces
-from falaj.scheduling.neighbours import JobFigures
+from falaj.scheduling.accounting.queue_states import queue_states, settings_of
+from falaj.scheduling.accounting.visibility import visible_workspaces
+from falaj.scheduling.dependencies import JobFigures
 from falaj.scheduling.queue_tree import require_sound, require_unused
-from falaj.scheduling.simulator.past import question_for
+from falaj.scheduling.simulator.history import question_for
 
 WHAT_IF = "queues.what_if"
 
@@ -223,16 +223,16 @@ class Queues:
     @operation("queues.what_if_result", resource="work", mode=Mode.FREE, allow=Role.OPERATOR)
     def what_if_result(self, work: WorkflowRef) -> WhatIfComparison:
         """What a what-if that is done has found: each team's waits, use, preemptions and cost, before and after."""
-        return comparisons.read(self.gate.database, self._sealed, current_call().target)
+        return what_if_results.read(self.gate.database, self._sealed, current_call().target)
 
     @operation("queues.save_what_if", resource="work", mode=Mode.LATE, allow=Role.OPERATOR)
     def save_what_if(self, work: WorkflowRef, *, comparison: WhatIfComparison) -> WhatIfReceipt:
         """Keep what a replay has found; the controller does this for whoever asked for it."""
         call = current_call()
-        sealed = comparisons.seal(self._sealed, call.target, comparison)
+        sealed = what_if_results.seal(self._sealed, call.target, comparison)
 
         def publish() -> WhatIfReceipt:
-            comparisons.keep(call.tx, call.target, sealed)
+            what_if_results.keep(call.tx, call.target, sealed)
             return WhatIfReceipt(work=call.target.id, jobs=comparison.jobs)
 
         return self.gate.commit(call, publish)
@@ -255,7 +255,7 @@ class Queues:
         if not seen:
             return []
         names = {str(found.id): found.name for found in seen}
-        return standings(call.tx, self._accounts, self._jobs, now=call.now, workspaces=names)
+        return queue_states(call.tx, self._accounts, self._jobs, now=call.now, workspaces=names)
 
     def _settings(self, tx: Transaction, found: store.StoredQueue) -> QueueSettings:
         names = store.names_of(tx, found.workspaces)

@@ -33,7 +33,7 @@ class StoredQueue(NamedTuple):
         return self.queue.name
 
 
-class Counted(NamedTuple):
+class BudgetCount(NamedTuple):
     """What attempts that have ended used from a moment on; the money is in one currency only."""
 
     since: datetime
@@ -50,7 +50,7 @@ class StoredBudget(NamedTuple):
     money: float | None
     period: Period
     since: datetime
-    counted: Counted | None = None
+    counted: BudgetCount | None = None
 
 
 _queues = (
@@ -87,7 +87,7 @@ def all_queues(tx: Transaction) -> dict[str, StoredQueue]:
     return {row["name"]: _stored(row, names) for row in rows}
 
 
-class QueueShelf:
+class QueueCache:
     """Reads the queues again and again; one that has not changed is not parsed anew."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ def put_budget(tx: Transaction, new: StoredBudget) -> None:
     tx.execute(insert(budgets), values | _counted_columns(new.counted))
 
 
-def count_budget(tx: Transaction, workspace: str, counted: Counted) -> None:
+def count_budget(tx: Transaction, workspace: str, counted: BudgetCount) -> None:
     changed = update(budgets).where(budgets.c.workspace == workspace)
     tx.execute(changed.values(**_counted_columns(counted)))
 
@@ -174,11 +174,11 @@ def drop_budget(tx: Transaction, workspace: str) -> None:
 def _budget(row: Any) -> StoredBudget:
     period, since = cast(Period, row["period"]), row["counted_from"]
     sums = row["counted_currency"], row["counted_gpu_hours"], row["counted_money"]
-    counted = None if since is None else Counted(since, *sums)
+    counted = None if since is None else BudgetCount(since, *sums)
     return StoredBudget(row["workspace"], row["gpu_hours"], row["money"], period, row["since"], counted)
 
 
-def _counted_columns(counted: Counted | None) -> dict[str, Any]:
+def _counted_columns(counted: BudgetCount | None) -> dict[str, Any]:
     return {
         "counted_from": None if counted is None else counted.since,
         "counted_currency": None if counted is None else counted.currency,

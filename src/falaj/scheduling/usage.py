@@ -21,8 +21,8 @@ from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts, focus, reports
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.accounting.periods import month_at
-from falaj.scheduling.accounting.whose import oversees, visible_workspaces
-from falaj.scheduling.neighbours import JobFigures
+from falaj.scheduling.accounting.visibility import oversees, visible_workspaces
+from falaj.scheduling.dependencies import JobFigures
 
 
 class Usage:
@@ -51,7 +51,7 @@ class Usage:
         since, until = _span(since, until, now=call.now)
         within = self._reach(call.tx, call.caller, _named(call, workspace))
         found = reports.totals(call.tx, by, since=since, until=until, now=call.now, workspaces=within)
-        total = reports.Tally()
+        total = reports.UsageTotals()
         for tally in found.values():
             total.add(tally)
         order = reports.most_first(found, self._accounts.currency)
@@ -91,7 +91,7 @@ class Usage:
         return [found.id for found in visible_workspaces(self.gate, tx, caller)]
 
     def _lines(
-        self, call: Call, by: By, keys: list[str], found: dict[str, reports.Tally]
+        self, call: Call, by: By, keys: list[str], found: dict[str, reports.UsageTotals]
     ) -> tuple[UsageRow, ...]:
         tx = call.tx
         if by == "job":
@@ -123,7 +123,7 @@ class Usage:
                 )
                 names = store.names_of(tx, [row[of] for row in rows for of in ("workspace", "user_id")])
                 names |= self._jobs.names_of_jobs(tx, [row["job"] for row in rows])
-            account = focus.Account(self.gate.audit.log_id, "falaj")
+            account = focus.BillingAccount(self.gate.audit.log_id, "falaj")
             if rows:
                 yield focus.lines(rows, names, account=account, since=since, until=until, now=now)
             if len(rows) < attempts.PAGE:

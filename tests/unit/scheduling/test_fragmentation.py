@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from falaj.records.scheduling.snapshot import Demand, Gpu, Node
-from falaj.scheduling.placing.fleet import Fleet, Place
-from falaj.scheduling.placing.fragmentation import Measure
+from falaj.scheduling.placement.fleet import Fleet, GpuAssignment
+from falaj.scheduling.placement.fragmentation import FragmentationMeasure
 from workloads import for_any
 
 MODELS = ("T4", "V100")
@@ -45,7 +45,7 @@ def fleet_of(*nodes: tuple[int, list[tuple[str, int]]]) -> Fleet:
     for index, (_, gpus) in enumerate(nodes):
         for gpu, (_, used) in enumerate(gpus):
             if used:
-                fleet.take(Demand(gpus=1, gpu_milli=used), Place(index, (gpu,)))
+                fleet.take(Demand(gpus=1, gpu_milli=used), GpuAssignment(index, (gpu,)))
     return fleet
 
 
@@ -67,7 +67,7 @@ def test_the_measures_are_what_they_are_defined_to_be(
     nodes: list[tuple[int, list[tuple[str, int]]]], tasks: list[Demand]
 ) -> None:
     fleet = fleet_of(*nodes)
-    measure = Measure(fleet, Counter(tasks))
+    measure = FragmentationMeasure(fleet, Counter(tasks))
 
     fragmented = dead = 0
     for index in range(len(nodes)):
@@ -82,7 +82,7 @@ def test_the_measures_are_what_they_are_defined_to_be(
 def test_a_gpu_without_cpus_beside_it_is_dead() -> None:
     fleet = fleet_of((0, [("T4", 0), ("T4", 700)]), (1, [("T4", 700)]))
 
-    measure = Measure(fleet, {Demand(cpus_milli=1000, gpus=1, gpu_milli=300): 3})
+    measure = FragmentationMeasure(fleet, {Demand(cpus_milli=1000, gpus=1, gpu_milli=300): 3})
 
     assert measure.dead_gpus() == pytest.approx(1.3)
     assert measure.fragmented_gpus() == pytest.approx(1.3)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from falaj.records.governance.residency import UNRESTRICTED
 from falaj.records.scheduling.snapshot import Decision, Evict, Queue, Quota, Reason, Snapshot, Start, Wait
 from falaj.scheduling import decide, expected_start, in_order
-from falaj.scheduling.deciding.cluster import Cluster
-from falaj.scheduling.deciding.ground import Ground
-from falaj.scheduling.deciding.ledger import END_OF_TIME
-from falaj.scheduling.deciding.turns import Turns
+from falaj.scheduling.capacity.cluster import Cluster
+from falaj.scheduling.capacity.free_capacity import FreeCapacity
+from falaj.scheduling.capacity.resources import END_OF_TIME
+from falaj.scheduling.decision.scheduling_round import SchedulingRound
 from workloads import (
     NOON,
     carry_out,
@@ -169,12 +169,12 @@ def test_a_stream_of_short_jobs_does_not_creep_onto_a_place_kept_for_an_unknown_
 # ---------------------------------------------------------------------------------------------- in general
 
 
-def taken(snapshot: Snapshot) -> Turns:
+def taken(snapshot: Snapshot) -> SchedulingRound:
     """The round of decisions, once all have had their turn."""
-    return Turns(snapshot).take_all()
+    return SchedulingRound(snapshot).decide_all()
 
 
-def promised(snapshot: Snapshot) -> dict[str, datetime | None]:
+def nominated(snapshot: Snapshot) -> dict[str, datetime | None]:
     """The head of this moment, and when its place is free at the latest, if that is known."""
     head = taken(snapshot).head
     return {head.head.job: head.at} if head else {}
@@ -199,10 +199,10 @@ def some_run_times(snapshot: Snapshot, data: st.DataObject) -> dict[str, timedel
 
 @for_any(worlds() | contests())
 def test_nobody_takes_in_a_round_what_is_kept_for_its_head(snapshot: Snapshot) -> None:
-    turns = taken(snapshot)
-    if turns.head is None or any(isinstance(decision, Evict) for decision in decide(snapshot)):
+    scheduling_round = taken(snapshot)
+    if scheduling_round.head is None or any(isinstance(decision, Evict) for decision in decide(snapshot)):
         return
-    head, at = turns.head.head, turns.head.at
+    head, at = scheduling_round.head.head, scheduling_round.head.at
     order = [decision.job for decision in decide(snapshot)]
     behind = order[order.index(head.job) :]
 
@@ -214,10 +214,10 @@ def test_nobody_takes_in_a_round_what_is_kept_for_its_head(snapshot: Snapshot) -
         if (each.request.job in behind if at is None else each.ends_by is None or each.ends_by > at)
     ]
     cluster = Cluster(snapshot.nodes, after.running)
-    ground = Ground(cluster, [cluster.held_by(each) for each in goes_on])
-    for index, slot in cluster.slots_of(head, turns.head.place):
-        assert ground.raw[index].covers(slot)
-        ground.raw[index] = ground.raw[index].take(slot)
+    capacity_now = FreeCapacity(cluster, [cluster.held_by(each) for each in goes_on])
+    for index, slot in cluster.slots_of(head, scheduling_round.head.place):
+        assert capacity_now.unallocated[index].covers(slot)
+        capacity_now.unallocated[index] = capacity_now.unallocated[index].take(slot)
 
 
 @for_any(worlds(limits=LIMITED, quota=NO_QUOTA, simple=True))
@@ -242,7 +242,7 @@ def test_a_head_starts_when_promised_or_when_all_older_jobs_are_over(
     latest: dict[str, datetime] = {}
 
     def deciding(now: Snapshot) -> Sequence[Decision]:
-        for name, at in promised(now).items():
+        for name, at in nominated(now).items():
             latest[name] = min(at or over(now, lasts, before=name), latest.get(name, END_OF_TIME))
         return decide(now)
 

@@ -8,7 +8,7 @@ import pytest
 
 from falaj.records.scheduling.snapshot import Evict, Queue, Quota, Reason, Request, Snapshot, Start, Wait
 from falaj.scheduling import decide, explain
-from falaj.scheduling.deciding.ledger import total
+from falaj.scheduling.capacity.resources import requested_amount
 from workloads import carry_out, contests, for_any, job, let_go, node, started, with_pending, world, worlds
 
 TEAM = Queue(name="risk", quota=Quota(cpus=4), limit=Quota(cpus=8))
@@ -157,7 +157,7 @@ def is_full(snapshot: Snapshot, queue: Queue, request: Request) -> bool:
     held: Counter[tuple[str, str]] = Counter()
     for each in snapshot.running:
         if queue in path(snapshot, each.request.queue):
-            for what, size in total(each.request)._asdict().items():
+            for what, size in requested_amount(each.request)._asdict().items():
                 held[what, "all"] += size
                 held[what, "own"] += 0 if each.borrows else size
     quota, limit = bounds(queue.quota), bounds(queue.limit or queue.quota)
@@ -165,7 +165,7 @@ def is_full(snapshot: Snapshot, queue: Queue, request: Request) -> bool:
     return (inner and queue.name == request.queue) or any(
         held[what, "all"] + size > limit.get(what, 2**99)
         or (not request.preemptible and held[what, "own"] + size > quota.get(what, 2**99))
-        for what, size in total(request)._asdict().items()
+        for what, size in requested_amount(request)._asdict().items()
     )
 
 

@@ -10,26 +10,26 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import placement_policies
 from falaj.errors import Conflict
 from falaj.records.scheduling.snapshot import Demand, Gpu, Node
-from falaj.scheduling.placing import baselines
-from falaj.scheduling.placing.descent import LeastFragmentation
-from falaj.scheduling.placing.fleet import Fleet, Place, Policy
-from falaj.scheduling.placing.fragmentation import Measure
+from falaj.scheduling.placement.fleet import Fleet, GpuAssignment, PlacementPolicy
+from falaj.scheduling.placement.fragmentation import FragmentationMeasure
+from falaj.scheduling.placement.least_fragmentation import LeastFragmentation
 from workloads import for_any
 
-Make = Callable[[Fleet, Mapping[Demand, int]], Policy]
+Make = Callable[[Fleet, Mapping[Demand, int]], PlacementPolicy]
 SCORES = (
-    baselines.best_fit,
-    baselines.best_fit_by_gpus,
-    baselines.smallest_dot_product,
-    baselines.largest_dot_product,
-    baselines.packing,
+    placement_policies.best_fit,
+    placement_policies.best_fit_by_gpus,
+    placement_policies.smallest_dot_product,
+    placement_policies.largest_dot_product,
+    placement_policies.packing,
 )
 POLICIES: list[Make] = [
     LeastFragmentation,
-    lambda fleet, _: baselines.FirstFit(fleet),
-    *((lambda fleet, _, score=score: baselines.LowestScore(fleet, score)) for score in SCORES),
+    lambda fleet, _: placement_policies.FirstFit(fleet),
+    *((lambda fleet, _, score=score: placement_policies.LowestScore(fleet, score)) for score in SCORES),
 ]
 any_policy = st.sampled_from(POLICIES)
 
@@ -66,7 +66,7 @@ fleets = st.lists(
 ).map(lambda given: [node(f"n{i}", **each) for i, each in enumerate(given)])
 
 
-def place_all(make: Make, nodes: Sequence[Node], asked: Sequence[Demand]) -> list[Place | None]:
+def place_all(make: Make, nodes: Sequence[Node], asked: Sequence[Demand]) -> list[GpuAssignment | None]:
     fleet = Fleet(nodes)
     policy = make(fleet, Counter(asked))
     found = []
@@ -77,7 +77,7 @@ def place_all(make: Make, nodes: Sequence[Node], asked: Sequence[Demand]) -> lis
     return found
 
 
-def possible(fleet: Fleet, demand: Demand) -> list[Place]:
+def possible(fleet: Fleet, demand: Demand) -> list[GpuAssignment]:
     """Every place where the task fits, tried one by one."""
     found = []
     for index, there in enumerate(fleet.nodes):
@@ -89,7 +89,7 @@ def possible(fleet: Fleet, demand: Demand) -> list[Place]:
             if fleet.gpus[index, gpu] >= demand.gpu_milli
             if demand.gpu_models is None or card.model in demand.gpu_models
         ]
-        found += [Place(index, gpus) for gpus in combinations(will_do, demand.gpus)]
+        found += [GpuAssignment(index, gpus) for gpus in combinations(will_do, demand.gpus)]
     return found
 
 
@@ -124,7 +124,7 @@ def test_a_task_goes_where_it_fits_and_waits_only_if_it_fits_nowhere(
         if chosen is None:
             assert there == []
         else:
-            assert Place(chosen.node, tuple(sorted(chosen.gpus))) in there
+            assert GpuAssignment(chosen.node, tuple(sorted(chosen.gpus))) in there
             fleet.take(demand, chosen)
 
 
@@ -158,7 +158,7 @@ def test_what_ours_remembers_is_what_it_would_work_out_afresh(
 ) -> None:
     fleet, workload = Fleet(nodes), Counter(asked)
     policy = LeastFragmentation(fleet, workload)
-    running: list[tuple[Demand, Place]] = []
+    running: list[tuple[Demand, GpuAssignment]] = []
 
     for demand in asked:
         chosen = policy.choose(demand)
@@ -184,11 +184,11 @@ def test_ours_leaves_the_workload_the_most_that_one_step_can(
     for index, gpus in enumerate(used):
         for gpu, milli in enumerate(gpus):
             if milli:
-                fleet.take(share(milli), Place(index, (gpu,)))
+                fleet.take(share(milli), GpuAssignment(index, (gpu,)))
     by_gpus = {each: count * each.gpus * each.gpu_milli for each, count in Counter(workload).items()}
-    measure = Measure(fleet, by_gpus)
+    measure = FragmentationMeasure(fleet, by_gpus)
 
-    def after(place: Place) -> float:
+    def after(place: GpuAssignment) -> float:
         fleet.take(demand, place)
         left = measure.fragmented_gpus()
         fleet.give(demand, place)
@@ -202,11 +202,11 @@ def test_ours_leaves_the_workload_the_most_that_one_step_can(
 
 def test_a_share_joins_another_rather_than_break_a_whole_gpu() -> None:
     fleet = Fleet([node("n1", models=["T4"]), node("n2", models=["T4"])])
-    fleet.take(share(500), Place(1, (0,)))
+    fleet.take(share(500), GpuAssignment(1, (0,)))
 
     policy = LeastFragmentation(fleet, {share(500): 1, whole(1): 1})
 
-    assert policy.choose(share(500)) == Place(1, (0,))
+    assert policy.choose(share(500)) == GpuAssignment(1, (0,))
 
 
 def test_a_pair_of_gpus_is_taken_where_no_single_one_is_left_over() -> None:
@@ -214,7 +214,7 @@ def test_a_pair_of_gpus_is_taken_where_no_single_one_is_left_over() -> None:
 
     policy = LeastFragmentation(fleet, {whole(2): 1})
 
-    assert policy.choose(whole(2)) == Place(1, (0, 1))
+    assert policy.choose(whole(2)) == GpuAssignment(1, (0, 1))
 
 
 def test_a_task_without_gpus_leaves_the_cpus_beside_free_gpus_to_others() -> None:
@@ -222,13 +222,13 @@ def test_a_task_without_gpus_leaves_the_cpus_beside_free_gpus_to_others() -> Non
 
     policy = LeastFragmentation(fleet, {whole(1, cpus=2000): 1, whole(0, cpus=2000): 1})
 
-    assert policy.choose(whole(0, cpus=2000)) == Place(1)
+    assert policy.choose(whole(0, cpus=2000)) == GpuAssignment(1)
 
 
 def test_a_workload_that_never_asks_for_a_gpu() -> None:
     fleet = Fleet([node("n1", cpus=1), node("n2", cpus=2)])
 
-    assert LeastFragmentation(fleet, {whole(0): 1}).choose(whole(0, cpus=2000)) == Place(1)
+    assert LeastFragmentation(fleet, {whole(0): 1}).choose(whole(0, cpus=2000)) == GpuAssignment(1)
 
 
 # ------------------------------------------------------------------------------------------------ fleet
@@ -237,19 +237,19 @@ def test_a_workload_that_never_asks_for_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("demand", "place"),
     [
-        (share(501), Place(0, (0,))),
-        (whole(2), Place(0, (0, 1))),
-        (whole(2), Place(0, (1, 1))),
-        (whole(2), Place(0, (1,))),
-        (share(1), Place(0, (2,))),
-        (share(1, models=frozenset({"V100"})), Place(0, (1,))),
-        (share(1, cpus=8001), Place(0, (1,))),
-        (share(1, memory=9), Place(0, (1,))),
+        (share(501), GpuAssignment(0, (0,))),
+        (whole(2), GpuAssignment(0, (0, 1))),
+        (whole(2), GpuAssignment(0, (1, 1))),
+        (whole(2), GpuAssignment(0, (1,))),
+        (share(1), GpuAssignment(0, (2,))),
+        (share(1, models=frozenset({"V100"})), GpuAssignment(0, (1,))),
+        (share(1, cpus=8001), GpuAssignment(0, (1,))),
+        (share(1, memory=9), GpuAssignment(0, (1,))),
     ],
 )
-def test_a_place_where_the_task_does_not_fit_is_refused(demand: Demand, place: Place) -> None:
+def test_a_place_where_the_task_does_not_fit_is_refused(demand: Demand, place: GpuAssignment) -> None:
     fleet = Fleet([node("n1", models=["T4", "T4"]), node("n2", models=["T4", "T4", "T4"])])
-    fleet.take(share(500), Place(0, (0,)))
+    fleet.take(share(500), GpuAssignment(0, (0,)))
     before = fleet.gpus.copy()
 
     with pytest.raises(Conflict, match="does not fit on node n1"):
@@ -258,10 +258,10 @@ def test_a_place_where_the_task_does_not_fit_is_refused(demand: Demand, place: P
     assert np.array_equal(fleet.gpus, before)
 
 
-@pytest.mark.parametrize("place", [Place(0, (1,)), Place(1, (0,)), Place(0, ())])
-def test_what_does_not_run_cannot_end(place: Place) -> None:
+@pytest.mark.parametrize("place", [GpuAssignment(0, (1,)), GpuAssignment(1, (0,)), GpuAssignment(0, ())])
+def test_what_does_not_run_cannot_end(place: GpuAssignment) -> None:
     fleet = Fleet([node("n1", models=["T4", "T4"]), node("n2", models=["T4"])])
-    fleet.take(share(500), Place(0, (0,)))
+    fleet.take(share(500), GpuAssignment(0, (0,)))
 
     with pytest.raises(Conflict, match="does not run"):
         fleet.give(share(500), place)

@@ -20,7 +20,7 @@ from falaj.records.scheduling.snapshot import (
     Wait,
 )
 from falaj.scheduling import decide
-from falaj.scheduling.deciding.ledger import total
+from falaj.scheduling.capacity.resources import requested_amount
 from workloads import (
     GIB,
     QUEUES,
@@ -292,7 +292,11 @@ def path(queues: dict[str, Queue], name: str | None) -> list[str]:
 
 def over_quota(snapshot: Snapshot, name: str) -> bool:
     queues = {queue.name: queue for queue in snapshot.queues}
-    held = [total(each.request) for each in snapshot.running if name in path(queues, each.request.queue)]
+    held = [
+        requested_amount(each.request)
+        for each in snapshot.running
+        if name in path(queues, each.request.queue)
+    ]
     quota = queues[name].quota
     bounds = (quota.cpus, None if quota.gpus is None else quota.gpus * 1000, quota.memory_bytes)
     sums = [sum(column) for column in zip(*held, strict=True)]

@@ -20,11 +20,11 @@ from falaj.records.scheduling.snapshot import (
     Wait,
 )
 from falaj.scheduling import decide
-from falaj.scheduling.deciding.cluster import Cluster, held_part
-from falaj.scheduling.deciding.ground import Ground
-from falaj.scheduling.deciding.ledger import total
-from falaj.scheduling.deciding.turns import MOMENT
-from falaj.scheduling.placing.placement import place
+from falaj.scheduling.capacity.cluster import Cluster, allocated_part
+from falaj.scheduling.capacity.free_capacity import FreeCapacity
+from falaj.scheduling.capacity.resources import requested_amount
+from falaj.scheduling.decision.scheduling_round import MOMENT
+from falaj.scheduling.placement.gang_placement import place_gang
 from workloads import QUEUES, carry_out, contests, for_any, jobs, nodes, world, worlds
 
 
@@ -55,7 +55,7 @@ def test_no_gpu_is_given_away_twice_neither_its_time_nor_its_memory(snapshot: Sn
     for running in running_then(snapshot):
         for placement in running.placements:
             for gpu in placement.gpus:
-                part, size = held_part(running.request.each, cards[placement.node, gpu].memory_bytes)
+                part, size = allocated_part(running.request.each, cards[placement.node, gpu].memory_bytes)
                 milli[placement.node, gpu] += part
                 memory[placement.node, gpu] += size
 
@@ -94,7 +94,7 @@ def test_no_queue_holds_more_than_its_limit_nor_lends_out_its_quota_for_good(sna
     used: Counter[tuple[str, str]] = Counter()
     lasting: Counter[tuple[str, str]] = Counter()
     for running in running_then(snapshot):
-        asked = dict(zip(("cpus", "gpus", "memory_bytes"), total(running.request), strict=True))
+        asked = dict(zip(("cpus", "gpus", "memory_bytes"), requested_amount(running.request), strict=True))
         queue: str | None = running.request.queue
         while queue is not None:
             for resource, amount in asked.items():
@@ -192,13 +192,13 @@ def test_nobody_waits_for_capacity_that_is_free(snapshot: Snapshot) -> None:
     decisions = decide(snapshot)
     after = carry_out(snapshot, decisions)
     cluster = Cluster(snapshot.nodes, after.running)
-    ground = Ground(cluster, [cluster.held_by(each) for each in after.running])
+    capacity_now = FreeCapacity(cluster, [cluster.held_by(each) for each in after.running])
     asked = {request.job: request for request in snapshot.pending}
 
     for decision in decisions:
         if isinstance(decision, Wait) and decision.reason is Reason.CAPACITY:
             request = asked[decision.job]
-            assert place(request, ground.raw, cluster.permitted(request), cluster) is None
+            assert place_gang(request, capacity_now.unallocated, cluster.permitted(request), cluster) is None
 
 
 @for_any(nodes, jobs("p", most=1, limits=st.none(), simple=True))

@@ -17,7 +17,7 @@ from falaj.errors import Unavailable
 from falaj.governance.operations.caller import acting_as
 from falaj.ports.workflows import JsonObject
 from falaj.records.scheduling.simulation import WhatIfComparison, WhatIfQuestion
-from falaj.scheduling.simulator.process import ReplayProcess
+from falaj.scheduling.simulator.replay_process import ReplayProcess
 
 log = logging.getLogger("falaj.controller")
 

@@ -14,8 +14,22 @@ from falaj.records.scheduling.accounting import ResourceUsage
 from falaj.records.scheduling.snapshot import Budget, Node, Placement, Price, Queue, Request
 from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts, budgets, history
-from falaj.scheduling.accounting.charges import Held, Rates, bill_for, held_by, hours, price_of, rates_of
-from falaj.scheduling.accounting.decay import Stretch, Sums, averaged, dominant, whole_of
+from falaj.scheduling.accounting.charges import (
+    ChargedResources,
+    HourlyRates,
+    bill_for,
+    charged_resources,
+    hours,
+    price_of,
+    rates_of,
+)
+from falaj.scheduling.accounting.decayed_usage import (
+    ResourceAverages,
+    UsageSpan,
+    averaged,
+    cluster_total,
+    dominant_share,
+)
 from falaj.scheduling.queue_tree import summed
 
 DEFAULT = "default"
@@ -30,7 +44,7 @@ class QueueAccounts:
         self._nodes = nodes
         self._prices = prices
         self._half_life = half_life
-        self._shelf = store.QueueShelf()
+        self._shelf = store.QueueCache()
 
     @property
     def price(self) -> Price:
@@ -61,16 +75,16 @@ class QueueAccounts:
     def histories(self, tx: Transaction, queues: dict[str, Queue], *, now: datetime) -> dict[str, float]:
         """The share of the whole that each queue has held lately, with those below it."""
         own = history.ended_averages(tx, now=now, half_life=self._half_life)
-        for queue, stretch in attempts.running_stretches(tx):
+        for queue, stretch in attempts.running_spans(tx):
             lately = averaged([stretch], now=now, half_life=self._half_life)
-            own[queue] = own.get(queue, Sums()).plus(lately)
+            own[queue] = own.get(queue, ResourceAverages()).plus(lately)
         whole = self.whole()
-        total = summed(own, queues, zero=Sums(), plus=Sums.plus)
-        return {name: dominant(held, whole) for name, held in total.items()}
+        total = summed(own, queues, zero=ResourceAverages(), plus=ResourceAverages.plus)
+        return {name: dominant_share(held, whole) for name, held in total.items()}
 
-    def whole(self) -> Sums:
+    def whole(self) -> ResourceAverages:
         """All that the machines have."""
-        return whole_of(self._nodes())
+        return cluster_total(self._nodes())
 
     def budgets(self, tx: Transaction, *, now: datetime) -> tuple[Budget, ...]:
         """What is left to each workspace that has a budget."""
@@ -113,7 +127,7 @@ class QueueAccounts:
         now: datetime,
     ) -> None:
         """Write down that an attempt begins, at the prices of today."""
-        held = held_by(request)
+        held = charged_resources(request)
         rates = rates_of(held, gpu_models, self._prices)
         attempts.add_attempt(
             tx,
@@ -150,17 +164,17 @@ class QueueAccounts:
         row = attempts.open_attempt(tx, job, attempt)
         if row is None:
             return
-        held = Held(row["cpus"], row["gpus_milli"], row["memory_bytes"])
+        held = ChargedResources(row["cpus"], row["gpus_milli"], row["memory_bytes"])
         if not held.gpus_milli:  # that it used no energy of GPUs is not a measurement
             used = used.model_copy(update={"gpu_energy_j": None})
-        rates = Rates(row["cpu_rate"], row["gpu_rate"], row["currency"])
+        rates = HourlyRates(row["cpu_rate"], row["gpu_rate"], row["currency"])
         ended_at = max(now, row["started_at"])  # the clock may have gone back
         bill = bill_for(held, rates, used, hours(row["started_at"], ended_at), self._prices)
         values = {**used.model_dump(), **bill._asdict()}
         attempts.close_attempt(tx, job, attempt, ended_at=ended_at, verdict=verdict, **values)
         closed = {**row, **values, "ended_at": ended_at}
         budgets.count_ended(tx, closed, now=ended_at, currency=self.currency)
-        stretch = Stretch(attempts.sums(*held), row["started_at"], ended_at)
+        stretch = UsageSpan(attempts.sums(*held), row["started_at"], ended_at)
         history.add_ended(tx, row["queue"], stretch, now=ended_at, half_life=self._half_life)
 
 

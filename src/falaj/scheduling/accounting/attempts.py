@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, inser
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.scheduling.accounting import By, PastAttempt
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Request
-from falaj.scheduling.accounting.decay import Stretch, Sums
+from falaj.scheduling.accounting.decayed_usage import ResourceAverages, UsageSpan
 from falaj.scheduling.tables import usage
 
 PAGE = 1000
@@ -60,26 +60,26 @@ def running_rows(tx: Transaction) -> Iterator[Any]:
     return iter(tx.execute(select(*_CHARGED).where(usage.c.ended_at.is_(None))).mappings())
 
 
-def running_stretches(tx: Transaction) -> list[tuple[str, Stretch]]:
+def running_spans(tx: Transaction) -> list[tuple[str, UsageSpan]]:
     """What every running attempt holds, with its queue."""
     return [
-        (queue, Stretch(sums(cpus, gpus_milli, memory), started_at))
+        (queue, UsageSpan(sums(cpus, gpus_milli, memory), started_at))
         for queue, cpus, gpus_milli, memory, started_at in tx.execute(_running)
     ]
 
 
-def ended_stretches(tx: Transaction, *, since: datetime) -> list[tuple[str, Stretch]]:
+def ended_spans(tx: Transaction, *, since: datetime) -> list[tuple[str, UsageSpan]]:
     """What every attempt held that has ended after `since`, with its queue."""
     return [
-        (queue, Stretch(sums(cpus, milli, memory), started_at, ended_at))
+        (queue, UsageSpan(sums(cpus, milli, memory), started_at, ended_at))
         for queue, cpus, milli, memory, started_at, ended_at in tx.execute(
             _ended_in.where(usage.c.ended_at > since)
         )
     ]
 
 
-def sums(cpus: int, gpus_milli: int, memory_bytes: int) -> Sums:
-    return Sums(cpus, gpus_milli / WHOLE_GPU, memory_bytes)
+def sums(cpus: int, gpus_milli: int, memory_bytes: int) -> ResourceAverages:
+    return ResourceAverages(cpus, gpus_milli / WHOLE_GPU, memory_bytes)
 
 
 # ------------------------------------------------------------------------------------------------ totals

@@ -16,7 +16,7 @@ from falaj.scheduling.accounting import attempts, reports
 from falaj.scheduling.accounting.periods import period_at
 
 
-class Spent(NamedTuple):
+class BudgetSpending(NamedTuple):
     """A budget, the period that it is in, and what was used of it."""
 
     budget: store.StoredBudget
@@ -37,7 +37,7 @@ class Spent(NamedTuple):
 
 def spent(
     tx: Transaction, budgets: Iterable[store.StoredBudget], *, now: datetime, currency: str | None
-) -> list[Spent]:
+) -> list[BudgetSpending]:
     """How each budget stands now, running attempts included; money in another currency than today's is not counted."""
     known = list(budgets)
     running: defaultdict[str, list[Any]] = defaultdict(list)
@@ -62,24 +62,26 @@ def count_ended(tx: Transaction, row: Any, *, now: datetime, currency: str | Non
     store.count_budget(tx, budget.workspace, counted)
 
 
-def _added_up(tx: Transaction, workspace: ObjectId, since: datetime, currency: str | None) -> store.Counted:
+def _added_up(
+    tx: Transaction, workspace: ObjectId, since: datetime, currency: str | None
+) -> store.BudgetCount:
     """What the attempts of a workspace that have ended used since a moment, added up."""
     used = reports.ended_since(tx, workspace, since)
-    return store.Counted(since, currency, used.gpu_hours, used.costs.get(currency or "", 0.0))
+    return store.BudgetCount(since, currency, used.gpu_hours, used.costs.get(currency or "", 0.0))
 
 
 def _spent(
     tx: Transaction, budget: store.StoredBudget, running: list[Any], *, now: datetime, currency: str | None
-) -> Spent:
+) -> BudgetSpending:
     since, until = period_at(budget.period, now, since=budget.since)
     ended = _fitting(budget, since, currency) or _added_up(tx, budget.workspace, since, currency)
     parts = [reports.part_of(row, since=since, until=now, now=now) for row in running]
     gpu_hours = ended.gpu_hours + sum(part.gpu_hours for part in parts)
     money = ended.money + sum(part.costs.get(currency or "", 0.0) for part in parts)
-    return Spent(budget, since, until, gpu_hours, money)
+    return BudgetSpending(budget, since, until, gpu_hours, money)
 
 
-def _fitting(budget: store.StoredBudget, since: datetime, currency: str | None) -> store.Counted | None:
+def _fitting(budget: store.StoredBudget, since: datetime, currency: str | None) -> store.BudgetCount | None:
     """What was counted, if it was counted in this period and currency."""
     counted = budget.counted
     fits = counted is not None and counted.since == since and counted.currency == currency
@@ -91,7 +93,7 @@ def terms(tx: Transaction, budget: store.StoredBudget) -> BudgetTerms:
     return BudgetTerms(workspace=name, gpu_hours=budget.gpu_hours, money=budget.money, period=budget.period)
 
 
-def state(tx: Transaction, each: Spent, *, currency: str | None) -> BudgetState:
+def state(tx: Transaction, each: BudgetSpending, *, currency: str | None) -> BudgetState:
     left = each.left()
     return BudgetState(
         terms=terms(tx, each.budget),

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from falaj.records.config import Prices
 from falaj.records.scheduling.accounting import ResourceUsage
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Price, Request
-from falaj.scheduling.deciding.ledger import total
+from falaj.scheduling.capacity.resources import requested_amount
 
 JOULES_PER_KWH = 3_600_000.0
 SECONDS_PER_HOUR = 3600.0
 
 
-class Rates(NamedTuple):
+class HourlyRates(NamedTuple):
     """What an hour of an attempt costs; no currency: no prices were set."""
 
     cpu: float
@@ -23,7 +23,7 @@ class Rates(NamedTuple):
     currency: str | None
 
 
-class Held(NamedTuple):
+class ChargedResources(NamedTuple):
     """What all replicas of a job hold together; GPUs as the scheduler counts them, a MIG slice by its sevenths."""
 
     cpus: int
@@ -40,9 +40,9 @@ class Bill(NamedTuple):
     cost: float
 
 
-def held_by(request: Request) -> Held:
-    amount = total(request)
-    return Held(amount.cpus, amount.gpus, amount.memory)
+def charged_resources(request: Request) -> ChargedResources:
+    amount = requested_amount(request)
+    return ChargedResources(amount.cpus, amount.gpus, amount.memory)
 
 
 def price_of(prices: Prices | None) -> Price:
@@ -52,13 +52,13 @@ def price_of(prices: Prices | None) -> Price:
     return Price(cpu=prices.cpu_hour, gpu=prices.gpu_hour, gpus=dict(prices.gpu_models))
 
 
-def rates_of(held: Held, gpu_models: Sequence[str], prices: Prices | None) -> Rates:
+def rates_of(held: ChargedResources, gpu_models: Sequence[str], prices: Prices | None) -> HourlyRates:
     """What an hour costs at these prices. With GPUs of several models, each counts alike."""
     if prices is None:
-        return Rates(0.0, 0.0, None)
+        return HourlyRates(0.0, 0.0, None)
     each = [prices.gpu_models.get(model, prices.gpu_hour) for model in gpu_models] or [prices.gpu_hour]
     gpus = held.gpus_milli / WHOLE_GPU
-    return Rates(held.cpus * prices.cpu_hour, gpus * sum(each) / len(each), prices.currency)
+    return HourlyRates(held.cpus * prices.cpu_hour, gpus * sum(each) / len(each), prices.currency)
 
 
 def hours(start: datetime, end: datetime) -> float:
@@ -70,7 +70,9 @@ def kwh(joules: float) -> float:
     return joules / JOULES_PER_KWH
 
 
-def bill_for(held: Held, rates: Rates, used: ResourceUsage, lasted_h: float, prices: Prices | None) -> Bill:
+def bill_for(
+    held: ChargedResources, rates: HourlyRates, used: ResourceUsage, lasted_h: float, prices: Prices | None
+) -> Bill:
     """What an attempt that lasted so many hours comes to, at the rates that it began with."""
     joules = (used.cpu_energy_j or 0.0) + (used.gpu_energy_j or 0.0)
     priced = prices is not None and prices.currency == rates.currency

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from falaj.records.scheduling.snapshot import WHOLE_GPU
 from falaj.scheduling.accounting.charges import hours, kwh
 from falaj.scheduling.accounting.periods import by_months, month_at
-from falaj.scheduling.deciding.words import several
+from falaj.scheduling.explanation.formatting import count_of
 
 NO_CURRENCY = "XXX"
 """What ISO 4217 has for no currency: no prices were set."""
@@ -80,7 +80,7 @@ _SAME = {
 }
 
 
-class Account(NamedTuple):
+class BillingAccount(NamedTuple):
     """Whose bill it is: the platform."""
 
     id: str
@@ -105,7 +105,7 @@ def lines(
     rows: Iterable[Any],
     names: Mapping[str, str],
     *,
-    account: Account,
+    account: BillingAccount,
     since: datetime,
     until: datetime,
     now: datetime,
@@ -135,14 +135,14 @@ def _charges(row: Any, lasted_h: float) -> Iterator[Charge]:
         models = ", ".join(sorted(set(row["gpu_models"]))) or "model not known"
         words = f"{_plain(gpus)} GPUs ({models})"
         yield Charge(f"gpu:{models}", words, "GPU-Hours", gpus * lasted_h, row["gpu_rate"] * lasted_h)
-    words = several(row["cpus"], "CPU")
+    words = count_of(row["cpus"], "CPU")
     yield Charge("cpu", words, "CPU-Hours", row["cpus"] * lasted_h, row["cpu_rate"] * lasted_h)
     known = [joules for joules in (row["cpu_energy_j"], row["gpu_energy_j"]) if joules is not None]
     if known:
         yield Charge("energy", "energy", "Kilowatt-Hours", kwh(sum(known)), row["energy_cost"] or 0.0)
 
 
-def _of_attempt(row: Any, names: Mapping[str, str], account: Account) -> dict[str, str]:
+def _of_attempt(row: Any, names: Mapping[str, str], account: BillingAccount) -> dict[str, str]:
     tags = {"falaj.queue": row["queue"], "falaj.user": names.get(row["user_id"], row["user_id"])}
     return _SAME | {
         "BillingAccountId": account.id,

@@ -8,8 +8,15 @@ from datetime import datetime, timedelta
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from falaj.ports.metadata import Transaction, from_micros, to_micros
-from falaj.scheduling.accounting.attempts import ended_stretches
-from falaj.scheduling.accounting.decay import LOOKS_BACK, Stretch, Sums, averaged, faded, weight_of
+from falaj.scheduling.accounting.attempts import ended_spans
+from falaj.scheduling.accounting.decayed_usage import (
+    HALF_LIVES_KEPT,
+    ResourceAverages,
+    UsageSpan,
+    averaged,
+    decay_factor,
+    weight_of,
+)
 from falaj.scheduling.tables import history
 
 _ALL = "SELECT queue, half_life_s, as_of, cpus, gpus, memory_bytes FROM scheduling_history"
@@ -17,18 +24,18 @@ _of_queue = select(history).where(history.c.queue == bindparam("of")).with_for_u
 _renew = update(history).where(history.c.queue == bindparam("of"))
 
 
-def ended_averages(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, Sums]:
+def ended_averages(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, ResourceAverages]:
     """What the ended attempts of each queue held on average; to be added to what the running ones do."""
     rows = tx.execute_sql(_ALL)
     if any(row[1] != half_life.total_seconds() for row in rows):  # the configuration has changed
         return _added_up(tx, now=now, half_life=half_life)
     return {
-        queue: Sums(*sums).times(faded(from_micros(as_of), now=now, half_life=half_life))
+        queue: ResourceAverages(*sums).times(decay_factor(from_micros(as_of), now=now, half_life=half_life))
         for queue, _, as_of, *sums in rows
     }
 
 
-def add_ended(tx: Transaction, queue: str, ended: Stretch, *, now: datetime, half_life: timedelta) -> None:
+def add_ended(tx: Transaction, queue: str, ended: UsageSpan, *, now: datetime, half_life: timedelta) -> None:
     """Count an attempt that ends now; its row says so already."""
     row = tx.execute(_of_queue, {"of": queue}).mappings().first()
     if row is not None and row["half_life_s"] != half_life.total_seconds():
@@ -39,8 +46,8 @@ def add_ended(tx: Transaction, queue: str, ended: Stretch, *, now: datetime, hal
     if row is None:
         tx.execute(insert(history), _columns(queue, total, now=now, half_life=half_life))
         return
-    kept = Sums(row["cpus"], row["gpus"], row["memory_bytes"])
-    total = total.plus(kept.times(faded(row["as_of"], now=now, half_life=half_life)))
+    kept = ResourceAverages(row["cpus"], row["gpus"], row["memory_bytes"])
+    total = total.plus(kept.times(decay_factor(row["as_of"], now=now, half_life=half_life)))
     tx.execute(_renew.values(as_of=now, **total._asdict()), {"of": queue})
 
 
@@ -51,16 +58,18 @@ def _begin_anew(tx: Transaction, *, now: datetime, half_life: timedelta) -> None
         tx.execute(insert(history), _columns(queue, total, now=now, half_life=half_life))
 
 
-def _added_up(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, Sums]:
-    past: defaultdict[str, list[Stretch]] = defaultdict(list)
-    for queue, stretch in ended_stretches(tx, since=_some_way_back(now, half_life)):
+def _added_up(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, ResourceAverages]:
+    past: defaultdict[str, list[UsageSpan]] = defaultdict(list)
+    for queue, stretch in ended_spans(tx, since=_some_way_back(now, half_life)):
         past[queue].append(stretch)
     return {queue: averaged(each, now=now, half_life=half_life) for queue, each in past.items()}
 
 
 def _some_way_back(now: datetime, half_life: timedelta) -> datetime:
-    return from_micros(max(to_micros(now) - int(LOOKS_BACK * half_life.total_seconds() * 1e6), 0))
+    return from_micros(max(to_micros(now) - int(HALF_LIVES_KEPT * half_life.total_seconds() * 1e6), 0))
 
 
-def _columns(queue: str, total: Sums, *, now: datetime, half_life: timedelta) -> dict[str, object]:
+def _columns(
+    queue: str, total: ResourceAverages, *, now: datetime, half_life: timedelta
+) -> dict[str, object]:
     return {"queue": queue, "half_life_s": half_life.total_seconds(), "as_of": now, **total._asdict()}

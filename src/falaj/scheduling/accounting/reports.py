@@ -17,7 +17,7 @@ KEY_COLUMN = {"job": "job", "user": "user_id", "workspace": "workspace", "queue"
 
 
 @dataclass
-class Tally:
+class UsageTotals:
     """A sum that grows."""
 
     workspace: str | None = None
@@ -39,7 +39,7 @@ class Tally:
         if currency is not None:
             self.costs[currency] = self.costs.get(currency, 0.0) + cost
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: UsageTotals) -> None:
         self.attempts += other.attempts
         self.running += other.running
         self.gpu_hours += other.gpu_hours
@@ -59,21 +59,21 @@ def totals(
     until: datetime,
     now: datetime,
     workspaces: Sequence[str] | None,
-) -> dict[str, Tally]:
+) -> dict[str, UsageTotals]:
     """What was used of everything between two moments, by `by`; running attempts count up to `now`."""
-    found: dict[str, Tally] = {}
+    found: dict[str, UsageTotals] = {}
     for row in attempts.totals_inside(tx, by, since=since, until=until, workspaces=workspaces):
-        tally = found.setdefault(row["key"], Tally(row["workspace"]))
+        tally = found.setdefault(row["key"], UsageTotals(row["workspace"]))
         tally.add(_summed(row))
     for row in attempts.across(tx, since=since, until=until, workspaces=workspaces):
-        tally = found.setdefault(row[KEY_COLUMN[by]], Tally(row["workspace"]))
+        tally = found.setdefault(row[KEY_COLUMN[by]], UsageTotals(row["workspace"]))
         tally.add(part_of(row, since=since, until=until, now=now))
     return found
 
 
-def ended_since(tx: Transaction, workspace: str, since: datetime) -> Tally:
+def ended_since(tx: Transaction, workspace: str, since: datetime) -> UsageTotals:
     """What the attempts of one workspace that have ended used since a moment."""
-    total = Tally()
+    total = UsageTotals()
     forever = datetime.max.replace(tzinfo=UTC)
     for row in attempts.totals_inside(tx, "workspace", since=since, until=forever, workspaces=[workspace]):
         total.add(_summed(row))
@@ -82,13 +82,13 @@ def ended_since(tx: Transaction, workspace: str, since: datetime) -> Tally:
     return total
 
 
-def part_of(row: Any, *, since: datetime, until: datetime, now: datetime) -> Tally:
+def part_of(row: Any, *, since: datetime, until: datetime, now: datetime) -> UsageTotals:
     """What one attempt used between two moments: its energy is taken to be spent evenly."""
     start, end = max(row["started_at"], since), min(row["ended_at"] or now, until)
     lasted, part = hours(row["started_at"], row["ended_at"] or now), hours(start, end)
     fraction = part / lasted if lasted else 1.0
     gpu_hours, cpu_hours = row["gpus_milli"] / WHOLE_GPU * part, row["cpus"] * part
-    tally = Tally(
+    tally = UsageTotals(
         attempts=1,
         running=int(row["ended_at"] is None),
         gpu_hours=gpu_hours,
@@ -103,7 +103,7 @@ def part_of(row: Any, *, since: datetime, until: datetime, now: datetime) -> Tal
     return tally
 
 
-def line(ident: str, name: str, tally: Tally, *, workspace: str | None) -> UsageRow:
+def line(ident: str, name: str, tally: UsageTotals, *, workspace: str | None) -> UsageRow:
     return UsageRow(
         id=ident,
         name=name,
@@ -119,7 +119,7 @@ def line(ident: str, name: str, tally: Tally, *, workspace: str | None) -> Usage
     )
 
 
-def most_first(found: Mapping[str, Tally], currency: str | None) -> list[str]:
+def most_first(found: Mapping[str, UsageTotals], currency: str | None) -> list[str]:
     """The keys, by cost, then by hours, then by name."""
 
     def size(key: str) -> tuple[float, float, float, str]:
@@ -129,8 +129,8 @@ def most_first(found: Mapping[str, Tally], currency: str | None) -> list[str]:
     return sorted(found, key=size)
 
 
-def _summed(row: Any) -> Tally:
-    tally = Tally(
+def _summed(row: Any) -> UsageTotals:
+    tally = UsageTotals(
         attempts=row["attempts"],
         gpu_hours=row["gpu_hours"],
         cpu_hours=row["cpu_hours"],

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from falaj.errors import FalajError
 from falaj.records.scheduling.accounting import PastAttempt
 from falaj.records.scheduling.simulation import WhatIfQuestion
-from falaj.scheduling.simulator.past import answer
+from falaj.scheduling.simulator.history import answer
 
 TELL_EVERY_S = 0.25
 NICER = 5
@@ -31,7 +31,7 @@ def main() -> None:
     said, out = sys.stdin.buffer, sys.stdout.buffer
     try:
         question = WhatIfQuestion.model_validate_json(said.readline())
-        found = answer(question, _attempts(said), progress=Telling(out))
+        found = answer(question, _attempts(said), progress=ProgressLines(out))
         _tell(out, {"comparison": found.model_dump(mode="json")})
     except FalajError as error:
         _tell(out, {"refused": [error.code, error.message]})
@@ -54,7 +54,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class Telling:
+class ProgressLines:
     """Says now and then how far it is."""
 
     def __init__(self, out: BinaryIO) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Node, Placement, Price, Request
-from falaj.scheduling.deciding.cluster import Cluster
-from falaj.scheduling.deciding.ledger import total
+from falaj.scheduling.capacity.cluster import Cluster
+from falaj.scheduling.capacity.resources import requested_amount
 
 
 class Amount(NamedTuple):
@@ -32,19 +32,19 @@ class Amount(NamedTuple):
         return max((part / there for part, there in zip(self, whole, strict=True) if there), default=0.0)
 
 
-class Used(NamedTuple):
+class BudgetUse(NamedTuple):
     """What budgets are used up by."""
 
     gpu_hours: float = 0.0
     money: float = 0.0
 
-    def plus(self, other: Used) -> Used:
-        return Used(self.gpu_hours + other.gpu_hours, self.money + other.money)
+    def plus(self, other: BudgetUse) -> BudgetUse:
+        return BudgetUse(self.gpu_hours + other.gpu_hours, self.money + other.money)
 
 
 def amount_of(request: Request) -> Amount:
     """What the whole gang holds, as the scheduler counts it: a slice by its sevenths of a card."""
-    return Amount(*total(request))
+    return Amount(*requested_amount(request))
 
 
 def whole_of(nodes: Iterable[Node]) -> Amount:

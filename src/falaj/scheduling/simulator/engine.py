@@ -13,13 +13,22 @@ from datetime import datetime
 from falaj.errors import InvalidInput
 from falaj.records.scheduling.simulation import PastJob, SimulatedCluster, SimulationResult
 from falaj.records.scheduling.snapshot import Decision, Evict, Reason, RunningJob, Snapshot, Start, Wait
-from falaj.scheduling.simulator.agenda import Agenda, Arrives, Back, Decides, Ends, Event, Leaves, Lost
 from falaj.scheduling.simulator.amounts import price_an_hour
-from falaj.scheduling.simulator.case import Case
-from falaj.scheduling.simulator.desk import HOPELESS, Desk, Scheduler, ShownAll
-from falaj.scheduling.simulator.figures import summed_up
-from falaj.scheduling.simulator.meter import Meter
-from falaj.scheduling.simulator.our_queue import OurQueue
+from falaj.scheduling.simulator.backlog_policy import BacklogPolicy
+from falaj.scheduling.simulator.event_queue import (
+    DecisionDue,
+    Event,
+    EventQueue,
+    GraceEnd,
+    JobArrival,
+    JobEnd,
+    NodeLoss,
+    NodeReturn,
+)
+from falaj.scheduling.simulator.policies import PERMANENT_REASONS, Scheduler, SchedulingPolicy, SnapshotPolicy
+from falaj.scheduling.simulator.simulated_job import SimulatedJob
+from falaj.scheduling.simulator.summary import summed_up
+from falaj.scheduling.simulator.usage_meter import UsageMeter
 
 Progress = Callable[[int, int], None]
 
@@ -35,32 +44,36 @@ def simulate(
 
     `progress` is told how many of all have ended.
     """
-    desk = OurQueue() if scheduler is None else ShownAll(scheduler)
-    return Simulation(jobs, world, desk, progress).run()
+    policy = BacklogPolicy() if scheduler is None else SnapshotPolicy(scheduler)
+    return Simulation(jobs, world, policy, progress).run()
 
 
 class Simulation:
     def __init__(
-        self, jobs: Sequence[PastJob], world: SimulatedCluster, desk: Desk, progress: Progress | None
+        self,
+        jobs: Sequence[PastJob],
+        world: SimulatedCluster,
+        policy: SchedulingPolicy,
+        progress: Progress | None,
     ) -> None:
-        self.world, self.desk, self.progress = world, desk, progress
-        self.cases = {case.request.job: case for case in map(Case, in_time(jobs))}
-        self.pending: dict[str, Case] = {}
-        self.running: dict[str, Case] = {}
+        self.world, self.policy, self.progress = world, policy, progress
+        self.cases = {case.request.job: case for case in map(SimulatedJob, in_time(jobs))}
+        self.pending: dict[str, SimulatedJob] = {}
+        self.running: dict[str, SimulatedJob] = {}
         self.nodes = world.nodes
         self.away: set[str] = set()
         self.models = {gpu.id: gpu.model for node in world.nodes for gpu in node.gpus}
-        self.agenda = Agenda(begin_of(jobs))
-        self.meter = Meter(world, self.agenda.now)
+        self.events = EventQueue(begin_of(jobs))
+        self.meter = UsageMeter(world, self.events.now)
         self.decided_at: datetime | None = None
         self.decisions = 0
         self.ended = 0
 
     def run(self) -> SimulationResult:
         self._put_down()
-        while self.agenda:
-            events = self.agenda.next()
-            self.meter.advance(self.agenda.now)
+        while self.events:
+            events = self.events.next()
+            self.meter.advance(self.events.now)
             for event in events:
                 self._happen(event)
             self._decide_when_due()
@@ -68,44 +81,44 @@ class Simulation:
 
     def _put_down(self) -> None:
         for case in self.cases.values():
-            self.agenda.at(case.request.submitted_at, Arrives(case))
+            self.events.at(case.request.submitted_at, JobArrival(case))
         for outage in self.world.outages:
-            self.agenda.at(max(outage.lost_at, self.agenda.now), Lost(outage.node))
+            self.events.at(max(outage.lost_at, self.events.now), NodeLoss(outage.node))
             if outage.back_at is not None:
-                self.agenda.at(max(outage.back_at, self.agenda.now), Back(outage.node))
+                self.events.at(max(outage.back_at, self.events.now), NodeReturn(outage.node))
 
     # ------------------------------------------------------------------------------------------ what happens
 
     def _happen(self, event: Event) -> None:
         match event:
-            case Arrives(it):
+            case JobArrival(it):
                 self._wait(it)
-            case Ends(it, turn) if it.turn == turn:
+            case JobEnd(it, turn) if it.turn == turn:
                 self._end(it)
-            case Leaves(it, turn) if it.turn == turn:
+            case GraceEnd(it, turn) if it.turn == turn:
                 self._release(it)
                 self._wait(it)
-            case Lost(node):
+            case NodeLoss(node):
                 self._lose(node)
-            case Back(node):
+            case NodeReturn(node):
                 self._have(node)
 
-    def _end(self, case: Case) -> None:
-        case.finish(self.agenda.now)
+    def _end(self, case: SimulatedJob) -> None:
+        case.finish(self.events.now)
         self._release(case)
-        self.meter.end(self.agenda.now)
+        self.meter.end(self.events.now)
         self.ended += 1
         if self.progress:
             self.progress(self.ended, len(self.cases))
 
-    def _wait(self, case: Case) -> None:
+    def _wait(self, case: SimulatedJob) -> None:
         self.pending[case.request.job] = case
-        self.desk.comes(case.request)
+        self.policy.job_added(case.request)
         self.meter.waits(case)
 
-    def _release(self, case: Case) -> None:
+    def _release(self, case: SimulatedJob) -> None:
         del self.running[case.request.job]
-        self.meter.releases(case, case.release(self.agenda.now))
+        self.meter.releases(case, case.release(self.events.now))
 
     def _lose(self, name: str) -> None:
         self.away.add(name)
@@ -113,7 +126,7 @@ class Simulation:
         for case in list(self.running.values()):
             if case.running and any(place.node == name for place in case.running.placements):
                 if not case.running.leaving:
-                    case.stop(self.agenda.now, checkpoint_every=self.world.assume.checkpoint_every)
+                    case.stop(self.events.now, checkpoint_every=self.world.assume.checkpoint_every)
                 case.turn += 1
                 case.displaced += 1
                 self._release(case)
@@ -130,24 +143,24 @@ class Simulation:
     # ----------------------------------------------------------------------------------------- what is decided
 
     def _decide_when_due(self) -> None:
-        now, every = self.agenda.now, self.world.assume.decide_every
+        now, every = self.events.now, self.world.assume.decide_every
         if not self.pending:
             return
         if self.decided_at is not None and self.decided_at > now:
             return  # it is put down already
         if self.decided_at is not None and self.decided_at < now < self.decided_at + every:
             self.decided_at += every
-            self.agenda.at(self.decided_at, Decides())
+            self.events.at(self.decided_at, DecisionDue())
             return
         self.decided_at = now
-        for decision in self.desk.decide(self._snapshot()):
+        for decision in self.policy.decide(self._snapshot()):
             self.decisions += 1
             self._carry_out(decision)
 
     def _snapshot(self) -> Snapshot:
         """Not validated again: each part was, and no name can stand twice."""
         return Snapshot.model_construct(
-            now=self.agenda.now,
+            now=self.events.now,
             nodes=self.nodes,
             queues=self.meter.queues(),
             pending=(),
@@ -165,14 +178,14 @@ class Simulation:
             case Wait():
                 self._keep_waiting(self.pending[decision.job], decision.reason)
 
-    def _keep_waiting(self, case: Case, reason: Reason) -> None:
-        if (case.reason in HOPELESS) != (reason in HOPELESS):
-            self.meter.hopes(case, reason not in HOPELESS)
+    def _keep_waiting(self, case: SimulatedJob, reason: Reason) -> None:
+        if (case.reason in PERMANENT_REASONS) != (reason in PERMANENT_REASONS):
+            self.meter.hopes(case, reason not in PERMANENT_REASONS)
         case.reason = reason
 
-    def _start(self, case: Case, decision: Start) -> None:
-        now = self.agenda.now
-        self.desk.goes(case.request)
+    def _start(self, case: SimulatedJob, decision: Start) -> None:
+        now = self.events.now
+        self.policy.job_removed(case.request)
         self.meter.waits_no_more(case)
         request = case.request.model_copy(update={"claim": False}) if case.request.claim else case.request
         limit = request.time_limit
@@ -187,23 +200,23 @@ class Simulation:
         lasts = case.start(running, price)
         self.running[request.job] = case
         self.meter.holds(case)
-        self.agenda.at(now + lasts, Ends(case, case.turn))
+        self.events.at(now + lasts, JobEnd(case, case.turn))
 
-    def _evict(self, victim: Case, *, by: Case) -> None:
+    def _evict(self, victim: SimulatedJob, *, by: SimulatedJob) -> None:
         if victim.running is None or victim.running.leaving:
             return
         assume = self.world.assume
         self._claim(by)
-        victim.stop(self.agenda.now, checkpoint_every=assume.checkpoint_every)
+        victim.stop(self.events.now, checkpoint_every=assume.checkpoint_every)
         victim.evicted += 1
         victim.running = victim.running.model_copy(update={"leaving": True})
-        self.agenda.at(self.agenda.now + assume.grace, Leaves(victim, victim.turn))
+        self.events.at(self.events.now + assume.grace, GraceEnd(victim, victim.turn))
 
-    def _claim(self, case: Case) -> None:
+    def _claim(self, case: SimulatedJob) -> None:
         if not case.request.claim:
-            self.desk.goes(case.request)
+            self.policy.job_removed(case.request)
             case.request = case.request.model_copy(update={"claim": True})
-            self.desk.comes(case.request)
+            self.policy.job_added(case.request)
 
 
 def in_time(jobs: Iterable[PastJob]) -> list[PastJob]:

@@ -13,7 +13,7 @@ from falaj.records.scheduling.simulation import Assumptions, JobOutcome, Outage,
 from falaj.records.scheduling.snapshot import Budget, Price, Queue, Reason
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
-from falaj.scheduling.simulator.agenda import Agenda, Lost
+from falaj.scheduling.simulator.event_queue import EventQueue, NodeLoss
 from simulator_fixtures import MIDNIGHT, Watched, at, machine, many, minutes, one_by_one, past, team, world_of
 
 CAREFUL = Assumptions(grace=minutes(5), checkpoint_every=minutes(10))
@@ -188,14 +188,14 @@ def test_decisions_are_as_far_apart_as_was_assumed() -> None:
 
 def test_the_clock_never_goes_back() -> None:
     watched = Watched(decide)
-    agenda = Agenda(at(5))
+    agenda = EventQueue(at(5))
 
     simulate(many(3, 60), world_of(machine(gpus=2)), scheduler=watched)
 
     moments = [each.now for each in watched.seen]
     assert moments == sorted(moments)
     with pytest.raises(ValueError, match="already"):
-        agenda.at(at(4), Lost("n1"))
+        agenda.at(at(4), NodeLoss("n1"))
 
 
 def test_progress_counts_every_job_that_ends() -> None:

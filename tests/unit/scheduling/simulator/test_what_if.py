@@ -7,7 +7,7 @@ import pytest
 from falaj.errors import InvalidInput
 from falaj.records.scheduling.simulation import Changes, MoreNodes, NewWeight, ResourceBound
 from falaj.records.scheduling.snapshot import Price, Quota
-from falaj.scheduling.simulator import changed, what_if
+from falaj.scheduling.simulator import apply_changes, what_if
 from simulator_fixtures import machine, many, minutes, past, team, world_of
 
 FOUR = world_of(machine(gpus=4), queues=[team("risk", 1), team("research", 1)])
@@ -77,7 +77,7 @@ def test_fewer_machines_can_leave_jobs_that_never_start_and_the_words_say_so() -
 def test_a_limit_that_was_the_quota_keeps_its_other_figures() -> None:
     world = world_of(queues=[team("risk").model_copy(update={"quota": Quota(cpus=8, gpus=2)})])
 
-    (queue,) = changed(
+    (queue,) = apply_changes(
         world, Changes(limits=(gpus("risk", 6),), weights=(NewWeight(queue="risk", weight=3),))
     ).queues
 
@@ -87,7 +87,7 @@ def test_a_limit_that_was_the_quota_keeps_its_other_figures() -> None:
 def test_new_nodes_have_names_and_gpus_of_their_own() -> None:
     world = world_of(machine("n1", gpus=2))
 
-    nodes = changed(
+    nodes = apply_changes(
         world, Changes(add_nodes=(MoreNodes(like="n1", count=2, gpus=3), MoreNodes(like="n1")))
     ).nodes
 
@@ -122,10 +122,10 @@ def test_a_quota_beyond_the_limit_and_the_last_node_are_refused() -> None:
     world = world_of(queues=[team("risk", 1, limit=Quota(gpus=4))])
 
     with pytest.raises(InvalidInput, match=r"risk: limit\.gpus\n  given    4, with a quota of 8"):
-        changed(world, Changes(quotas=(gpus("risk", 8),)))
+        apply_changes(world, Changes(quotas=(gpus("risk", 8),)))
     with pytest.raises(InvalidInput, match="at least one node stays"):
-        changed(world, Changes(remove_nodes=("n1",)))
-    assert changed(world, Changes(quotas=(gpus("risk", 8),), limits=(gpus("risk", 8),)))
+        apply_changes(world, Changes(remove_nodes=("n1",)))
+    assert apply_changes(world, Changes(quotas=(gpus("risk", 8),), limits=(gpus("risk", 8),)))
 
 
 def test_progress_goes_through_both_replays() -> None:

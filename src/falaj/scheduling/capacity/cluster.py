@@ -1,0 +1,181 @@
+"""The nodes: which of them and which of their GPUs will do for a job, whatever is free there now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from falaj.records.scheduling.snapshot import (
+    WHOLE_GPU,
+    Affinity,
+    Node,
+    Placement,
+    Request,
+    Resources,
+    RunningJob,
+)
+from falaj.scheduling.capacity.resources import (
+    END_OF_TIME,
+    Allocation,
+    NodeResources,
+    ResourceAmount,
+    rank,
+    requested_amount,
+    slice_thousandths,
+)
+
+NO_AFFINITY: Affinity = Request.model_fields["affinity"].default
+
+
+class NodeDevices(NamedTuple):
+    """The devices of a node, alike on many nodes: model, memory, profile and island of each."""
+
+    devices: tuple[tuple[str, int, str | None, int], ...]
+
+    def islands(self) -> list[int]:
+        """The devices of each NVLink island."""
+        found: dict[int, int] = {}
+        for bit, (_, _, _, island) in enumerate(self.devices):
+            found[island] = found.get(island, 0) | 1 << bit
+        return [found[island] for island in sorted(found)]
+
+    def usable(self, each: Resources) -> int:
+        """The devices that will do for a replica."""
+        found = 0
+        for bit, (model, memory, profile, _) in enumerate(self.devices):
+            right_model = each.gpu_models is None or model in each.gpu_models
+            if right_model and profile == each.gpu_profile and memory >= each.gpu_memory_bytes:
+                found |= 1 << bit
+        return found
+
+
+class Cluster:
+    """The nodes in the order of their names, whatever the order in which they were given."""
+
+    def __init__(self, nodes: Iterable[Node], running: Iterable[RunningJob] = ()) -> None:
+        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.all = range(len(self.nodes))
+        self.index = {node.name: index for index, node in enumerate(self.nodes)}
+        self.hardware = [devices_of(node) for node in self.nodes]
+        self.kinds = list(dict.fromkeys(self.hardware))
+        numbers = {kind: number for number, kind in enumerate(self.kinds)}
+        self.kind = [numbers[each] for each in self.hardware]
+        self.in_parts = self._in_parts(running)
+        self.idle = [self._idle(index) for index in self.all]
+        self.whole = self._whole()
+        self._islands = [each.islands() for each in self.kinds]
+        self.many_islands = any(len(found) > 1 for found in self._islands)
+        self.has_gpus = any(each.devices for each in self.kinds)
+        self._usable: dict[tuple[object, ...], list[int]] = {}
+        self._permitted: dict[tuple[object, ...], list[int]] = {}
+
+    def islands(self, index: int) -> list[int]:
+        return self._islands[self.kind[index]]
+
+    def devices(self, index: int, each: Resources) -> int:
+        """The devices of a node that will do for a replica."""
+        if each.gpu_milli < WHOLE_GPU and not self.nodes[index].shares:
+            return 0
+        key = each.gpu_models, each.gpu_profile, each.gpu_memory_bytes
+        if key not in self._usable:
+            self._usable[key] = [kind.usable(each) for kind in self.kinds]
+        return self._usable[key][self.kind[index]]
+
+    def permitted(self, request: Request, *, anywhere: bool = False) -> list[int]:
+        """The nodes on which the job's bytes may lie, and that its affinity wants; `anywhere`: whatever that wants."""
+        affinity = NO_AFFINITY if anywhere else request.affinity
+        key = request.label.only, affinity.pools, affinity.labels, affinity.avoid
+        if key not in self._permitted:
+            self._permitted[key] = [
+                index
+                for index, node in enumerate(self.nodes)
+                if request.label.permits(node.jurisdiction) and matches_affinity(node, affinity)
+            ]
+        return self._permitted[key]
+
+    def held_by(self, running: RunningJob) -> Allocation:
+        request = running.request
+        return Allocation(
+            running.ends_by or END_OF_TIME,
+            running.started_at,
+            rank(request),
+            request,
+            requested_amount(request),
+            self.slots_of(request, running.placements),
+            running.borrows,
+            running.leaving,
+        )
+
+    def slots_of(
+        self, request: Request, placements: Sequence[Placement]
+    ) -> tuple[tuple[int, NodeResources], ...]:
+        """What the replicas hold, node by node; a node that is lost holds nothing."""
+        found = []
+        for placement in placements:
+            index = self.index.get(placement.node)
+            if index is not None:
+                found.append((index, self._held_on(index, request.each, placement.gpus)))
+        return tuple(found)
+
+    def _held_on(self, index: int, each: Resources, gpus: tuple[str, ...]) -> NodeResources:
+        mask = 0
+        if gpus:
+            for bit, gpu in enumerate(self.nodes[index].gpus):
+                if gpu.id in gpus:
+                    mask |= 1 << bit
+        if not mask or index not in self.in_parts:
+            return NodeResources(each.cpus, each.memory_bytes, mask)
+        devices = self.hardware[index].devices
+        parts = [
+            (*allocated_part(each, device[1]), device[1]) if mask >> bit & 1 else (0, 0, device[1])
+            for bit, device in enumerate(devices)
+        ]
+        return NodeResources(each.cpus, each.memory_bytes, mask, tuple(parts))
+
+    def _in_parts(self, running: Iterable[RunningJob]) -> set[int]:
+        """Nodes whose GPUs are had in parts, also those that have stopped it and still run such jobs."""
+        found = {index for index, node in enumerate(self.nodes) if node.shares and node.gpus}
+        for job in running:
+            if job.request.each.gpu_milli < WHOLE_GPU:
+                found |= {self.index[each.node] for each in job.placements if each.node in self.index}
+        return found
+
+    def _idle(self, index: int) -> NodeResources:
+        node, devices = self.nodes[index], self.hardware[index].devices
+        parts = (
+            tuple([(WHOLE_GPU, memory, memory) for _, memory, _, _ in devices])
+            if index in self.in_parts
+            else ()
+        )
+        return NodeResources(node.cpus, node.memory_bytes, (1 << len(devices)) - 1, parts)
+
+    def _whole(self) -> ResourceAmount:
+        """All that there is."""
+        gpus = [
+            sum(slice_thousandths(profile) if profile else WHOLE_GPU for _, _, profile, _ in kind.devices)
+            for kind in self.kinds
+        ]
+        return ResourceAmount(
+            sum(node.cpus for node in self.nodes),
+            sum(gpus[kind] for kind in self.kind),
+            sum(node.memory_bytes for node in self.nodes),
+        )
+
+
+def devices_of(node: Node) -> NodeDevices:
+    return NodeDevices(tuple([(gpu.model, gpu.memory_bytes, gpu.profile, gpu.island) for gpu in node.gpus]))
+
+
+def matches_affinity(node: Node, affinity: Affinity) -> bool:
+    return (
+        (not affinity.pools or node.pool in affinity.pools)
+        and affinity.labels <= node.labels
+        and not affinity.avoid & node.labels
+    )
+
+
+def allocated_part(each: Resources, memory: int) -> tuple[int, int]:
+    """Thousandths and bytes that a replica holds of a device with so much memory; unstated bytes go by the part."""
+    if each.gpu_milli == WHOLE_GPU:
+        return WHOLE_GPU, memory
+    return each.gpu_milli, each.gpu_memory_bytes or memory * each.gpu_milli // WHOLE_GPU

@@ -1,0 +1,329 @@
+"""One round of decisions: every queue in its turn, every job in its queue's order.
+
+What is free only shrinks in a round, so a shape that was refused in a queue stays refused there: a round costs about as
+much as it starts jobs and as queues have shapes, however many wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
+
+from falaj.records.scheduling.snapshot import Decision, Reason, Request, Snapshot, Start, Wait
+from falaj.scheduling.capacity.budget_ledger import BudgetLedger
+from falaj.scheduling.capacity.cluster import Cluster
+from falaj.scheduling.capacity.free_capacity import FreeCapacity, GroupAffinity
+from falaj.scheduling.capacity.quota_tree import (
+    QuotaNode,
+    QuotaTree,
+    exceeds_quota,
+    is_within_limits,
+    reserve_quota,
+    reserve_quota_at,
+)
+from falaj.scheduling.capacity.reservation import Reservation, reserve
+from falaj.scheduling.capacity.resources import (
+    END_OF_TIME,
+    Allocation,
+    Rank,
+    ResourceAmount,
+    rank,
+    requested_amount,
+)
+from falaj.scheduling.decision.backlog import Backlog, RequestShape, WaitingJobs, shape_of
+from falaj.scheduling.decision.fair_order import FairOrder
+from falaj.scheduling.decision.feasibility import Feasibility
+from falaj.scheduling.decision.preemption_claims import PreemptionClaims
+from falaj.scheduling.placement.gang_placement import NodeAssignment, place_gang, placements
+from falaj.scheduling.placement.node_search import NodeSearch
+
+MOMENT = timedelta(microseconds=1)
+WAITS_FOR_NODES = (Reason.CAPACITY, Reason.RESERVED)
+MAX_RESERVATION_ATTEMPTS = 32
+"""So many jobs at most are looked at for the head: each time all that run are counted."""
+
+
+class JobGroup:
+    """The jobs of one queue and shape, and how many of them have had their turn; `refused`: why the others wait."""
+
+    def __init__(self, leaf: QuotaNode, shape: RequestShape, group: WaitingJobs) -> None:
+        self.leaf, self.shape, self.group = leaf, shape, group
+        self.asked = requested_amount(group[0][1])
+        self.done = 0
+        self.refused: Reason | None = None
+
+
+class JobDecision(NamedTuple):
+    """What was decided about one job; none: the queue has no more to ask."""
+
+    queue: str
+    rank: Rank | None
+    decisions: tuple[Decision, ...]
+
+
+class SchedulingRound:
+    """The state of one round. `take_all` runs it; `taken` are the turns so far, in order."""
+
+    def __init__(
+        self, snapshot: Snapshot, backlog: Backlog | None = None, cluster: Cluster | None = None
+    ) -> None:
+        self.snapshot, self.now = snapshot, snapshot.now
+        self.backlog = Backlog(snapshot.pending) if backlog is None else backlog
+        self.cluster = cluster or Cluster(snapshot.nodes, snapshot.running)
+        self.held = [self.cluster.held_by(running) for running in snapshot.running]
+        self.quota_tree = QuotaTree(snapshot.queues, self.cluster.whole)
+        for held in self.held:
+            self.quota_tree.hold(held)
+        self.capacity_now = FreeCapacity(self.cluster, self.held)
+        self.group_affinity = GroupAffinity(self.held)
+        self.budget_ledger = BudgetLedger(
+            snapshot.budgets, snapshot.price, self.cluster, snapshot.running, self.now
+        )
+        self.feasibility = Feasibility(self.cluster)
+        self.search = NodeSearch(self.capacity_now, self._tally)
+        self.preemption_claims = PreemptionClaims(self)
+        self.quota_heads: dict[str, Request] = {}
+        self.job_groups: dict[str, list[JobGroup]] = {}
+        self.taken: list[JobDecision] = []
+        self._heaps: dict[str, list[tuple[Rank, JobGroup]]] = {}
+        self._within, self._beyond = FairOrder(), FairOrder()
+        self._no_room: dict[RequestShape, Reason] = {}
+        self._started = self._sought = 0
+
+    @property
+    def head(self) -> Reservation | None:
+        return self.capacity_now.head
+
+    # ------------------------------------------------------------------------------------------ the order
+
+    def decide_all(self) -> SchedulingRound:
+        for _ in self.each_candidate():
+            pass
+        return self
+
+    def advance_to(self, job: Request) -> bool:
+        """Whether the job's turn is next now; not if a job like it, ahead of it in its queue, was refused."""
+        shape = shape_of(job)
+        for request in self.each_candidate():
+            if request.job == job.job:
+                return True
+            job_groups = self.job_groups.get(job.queue, ()) if not job.claim else ()
+            if any(job_group.refused and job_group.shape == shape for job_group in job_groups):
+                return False
+        return False
+
+    def would_start(self, job: Request) -> bool:
+        """Whether the job, whose turn is next, starts."""
+        leaf = self.quota_tree.leaves.get(job.queue)
+        return isinstance(self.judge(job, leaf, requested_amount(job), shape_of(job)), list)
+
+    def each_candidate(self) -> Iterator[Request]:
+        """The job whose turn is next, before it is taken."""
+        yield from self.preemption_claims.each_candidate()
+        for queue, groups in self.backlog.queues.items():
+            leaf = self.quota_tree.leaves.get(queue)
+            if leaf is not None:
+                self._line_up(queue, leaf, groups)
+        while True:
+            line, leaf = self._within, self._within.first()
+            if leaf is None:
+                line, leaf = self._beyond, self._beyond.first()
+            if leaf is None:
+                return
+            yield from self._turn_of(leaf, line)
+
+    def _line_up(self, queue: str, leaf: QuotaNode, groups: dict[RequestShape, WaitingJobs]) -> None:
+        job_groups = [JobGroup(leaf, shape, group) for shape, group in groups.items()]
+        self.job_groups[queue] = job_groups
+        self._heaps[leaf.name] = heap = [(job_group.group[0][0], job_group) for job_group in job_groups]
+        heapify(heap)
+        self._within.join(leaf)
+
+    def _turn_of(self, leaf: QuotaNode, line: FairOrder) -> Iterator[Request]:
+        heap = self._heaps[leaf.name]
+        job_group = heap[0][1]
+        beyond = exceeds_quota(leaf, job_group.asked)
+        if beyond and line is self._within:
+            self._move(leaf, self._within, self._beyond)
+            return
+        request = job_group.group[job_group.done][1]
+        yield request
+        decisions = self._take(request, job_group)
+        self.note(leaf.queue.name, heap[0][0], decisions)
+        job_group.done += 1
+        if job_group.refused or job_group.done == len(job_group.group):
+            heappop(heap)
+        else:
+            heapreplace(heap, (job_group.group[job_group.done][0], job_group))
+        if not heap:
+            line.leave(leaf)
+            self.note(leaf.queue.name, None, ())
+        elif line is self._beyond and not exceeds_quota(leaf, heap[0][1].asked):
+            self._move(leaf, self._beyond, self._within)
+
+    def _move(self, leaf: QuotaNode, there: FairOrder, here: FairOrder) -> None:
+        there.leave(leaf)
+        here.join(leaf)
+
+    # --------------------------------------------------------------------------------------- one decision
+
+    def _take(self, request: Request, job_group: JobGroup) -> tuple[Decision, ...]:
+        found = self.judge(request, job_group.leaf, job_group.asked, job_group.shape)
+        if isinstance(found, list):
+            return (self.start(request, job_group.leaf, job_group.asked, found),)
+        leaving = self.preemption_claims.evict_for(request, job_group.leaf, job_group.asked, found)
+        if leaving:
+            return (*leaving, Wait(job=request.job, reason=Reason.PREEMPTING))
+        job_group.refused = found
+        self.keep_for(request, job_group.leaf, job_group.asked, found)
+        return (Wait(job=request.job, reason=found),)
+
+    def judge(
+        self, request: Request, leaf: QuotaNode | None, asked: ResourceAmount, shape: RequestShape
+    ) -> list[NodeAssignment] | Reason:
+        """Where the job can start now, or why it cannot; changes nothing but what is remembered."""
+        if leaf is None:
+            return Reason.NO_QUEUE
+        allowed = is_within_limits(leaf, asked) and (request.preemptible or not exceeds_quota(leaf, asked))
+        can_afford = self.budget_ledger.can_afford(request)
+        if allowed and can_afford and shape not in self._no_room:
+            spots = self._room(request)
+            if spots is not None:
+                return spots
+            self._no_room[shape] = self._why_no_room(request)
+        never = self.feasibility.never(request, leaf, asked, shape)
+        if never:
+            return never
+        if not can_afford:
+            return Reason.BUDGET
+        return self._no_room[shape] if allowed else Reason.QUOTA
+
+    def passes(self, request: Request) -> bool:
+        """Whether it may take what is kept for the head, since it is over in time."""
+        return self.head is not None and self.head.lets_pass(request, self.now)
+
+    def _room(self, request: Request) -> list[NodeAssignment] | None:
+        permitted = self.cluster.permitted(request)
+        capacity_now, suits = self.capacity_now, permitted
+        if self.group_affinity.matters(request):
+            suits = self.group_affinity.suits(request, permitted)
+        passes = self.passes(request)
+        if request.replicas > 1 or request.affinity.island is not None or suits is not permitted:
+            return place_gang(
+                request, capacity_now.free if passes else capacity_now.open, suits, self.cluster
+            )
+        spot = self.search.one(request, permitted)
+        if spot is not None:
+            return [spot]
+        if passes and self.head is not None:
+            nodes = sorted(self.head.then.keys() & set(permitted))
+            return place_gang(request, capacity_now.free, nodes, self.cluster)
+        return None
+
+    def _why_no_room(self, request: Request) -> Reason:
+        permitted, capacity_now = self.cluster.permitted(request), self.capacity_now
+        view = capacity_now.free if self.passes(request) else capacity_now.open
+        if self.group_affinity.matters(request) and place_gang(request, view, permitted, self.cluster):
+            return Reason.AFFINITY
+        kept = self.head is not None or bool(self.preemption_claims.nominations.open)
+        return (
+            Reason.RESERVED
+            if kept and place_gang(request, capacity_now.unallocated, permitted, self.cluster)
+            else Reason.CAPACITY
+        )
+
+    def start(
+        self, request: Request, leaf: QuotaNode, asked: ResourceAmount, spots: list[NodeAssignment]
+    ) -> Start:
+        view = self.capacity_now.free if self.passes(request) else self.capacity_now.open
+        where = placements(request, spots, view, self.cluster)
+        start = Start(job=request.job, placements=where, borrows=exceeds_quota(leaf, asked))
+        self.hold(request, leaf, asked, start)
+        return start
+
+    def note(self, queue: str, rank: Rank | None, decisions: tuple[Decision, ...]) -> None:
+        self.taken.append(JobDecision(queue, rank, decisions))
+
+    def hold(
+        self, request: Request, leaf: QuotaNode, asked: ResourceAmount, start: Start, *, paid: bool = False
+    ) -> None:
+        ends_by = END_OF_TIME if request.time_limit is None else self.now + request.time_limit
+        on = self.cluster.slots_of(request, start.placements)
+        self._started += 1  # who starts later is younger, also within a round
+        started_at = self.now + self._started * MOMENT
+        held = Allocation(ends_by, started_at, rank(request), request, asked, on, start.borrows)
+        self.held.append(held)
+        self.preemption_claims.stays(request)
+        self.quota_tree.hold(held)
+        self.capacity_now.hold(held)
+        self.group_affinity.hold(held)
+        if not paid:
+            self.budget_ledger.spend(request)
+        self._within.changed(leaf)
+        self._beyond.changed(leaf)
+
+    def keep_for(self, request: Request, leaf: QuotaNode, asked: ResourceAmount, reason: Reason) -> None:
+        """Keep a place for the first that waits for nodes, and quota for the first that waits for it in a branch."""
+        if reason in WAITS_FOR_NODES and self.head is None and self._sought < MAX_RESERVATION_ATTEMPTS:
+            self._sought += 1
+            head = reserve(request, self.capacity_now, self._in_the_way_of(leaf, asked), self.now)
+            if head is not None:
+                self.capacity_now.keep(head)
+                reserve_quota(leaf, asked, borrows=exceeds_quota(leaf, asked))
+        elif reason is Reason.QUOTA:
+            self._keep_quota(request, leaf, asked)
+
+    def _in_the_way_of(self, leaf: QuotaNode, asked: ResourceAmount) -> list[Allocation]:
+        """Those that run, of whom a job can expect that they leave their places to it.
+
+        One that borrows cannot expect that of what others hold within their quotas and take again at once: nodes kept
+        for it would stand idle as long as their jobs come, and everybody behind it would wait for ever.
+        """
+        settled = self.preemption_claims.settled()
+        if not exceeds_quota(leaf, asked):
+            return settled
+        return [held for held in settled if held.borrows or not self._is_taken_again(held, leaf)]
+
+    def _is_taken_again(self, held: Allocation, asking: QuotaNode) -> bool:
+        """Whether a job of the same queue waits that is within its quota once this one is over."""
+        leaf = self.quota_tree.leaves.get(held.request.queue)
+        if leaf is None or leaf is asking:
+            return False
+        return any(
+            all(each.quota.holds(each.own.used.less(held.amount), job_group.asked) for each in leaf.path)
+            for job_group in self.job_groups.get(held.request.queue, ())
+            if self._comes_later(job_group)
+        )
+
+    def _comes_later(self, job_group: JobGroup) -> bool:
+        """Whether jobs of the strand wait for nothing but their turn and quota."""
+        if job_group.refused is None and job_group.done == len(job_group.group):
+            return False
+        request = job_group.group[-1][1]
+        return (
+            job_group.refused in (None, Reason.QUOTA)
+            and self.budget_ledger.can_afford(request)
+            and self.feasibility.never(request, job_group.leaf, job_group.asked, job_group.shape) is None
+        )
+
+    def _keep_quota(self, request: Request, leaf: QuotaNode, asked: ResourceAmount) -> None:
+        short = [branch.lacks(asked, borrowing=request.preemptible) for branch in leaf.path]
+        highest = max(level for level, lack in enumerate(short) if lack)
+        beyond = request.preemptible and exceeds_quota(leaf, asked)
+        for level, branch in enumerate(leaf.path[: highest + 1]):
+            if branch.name not in self.quota_heads:
+                reserve_quota_at(branch, asked, borrows=beyond)
+                if short[level]:
+                    self.quota_heads[branch.name] = request
+
+    def _tally(self) -> Iterator[tuple[Request, int]]:
+        """The jobs that wait and run, alike ones together."""
+        for groups in self.backlog.queues.values():
+            for group in groups.values():
+                yield group[0][1], len(group)
+        for _, request in self.backlog.claims:
+            yield request, 1
+        for running in self.snapshot.running:
+            yield running.request, 1

@@ -1,0 +1,95 @@
+"""Why a job waits, in words: what binds, where it stands, what would let it start, and when it will."""
+
+from __future__ import annotations
+
+from falaj.errors import NotFound
+from falaj.records.scheduling.snapshot import (
+    Evict,
+    Explanation,
+    Reason,
+    Request,
+    RunningJob,
+    Snapshot,
+    Start,
+    Wait,
+)
+from falaj.scheduling.capacity.cluster import Cluster
+from falaj.scheduling.decision.backlog import Backlog
+from falaj.scheduling.decision.decide import all_decisions
+from falaj.scheduling.decision.scheduling_round import SchedulingRound
+from falaj.scheduling.explanation.constraints import describe_reason
+from falaj.scheduling.explanation.forecast import expected_start
+from falaj.scheduling.explanation.formatting import format_nodes
+from falaj.scheduling.explanation.suggestions import ChangeTrials, starting_changes
+
+
+def explain(snapshot: Snapshot, job: str) -> Explanation:
+    """What is to be said about `job`; NotFound if it neither waits nor runs."""
+    for running in snapshot.running:
+        if running.request.job == job:
+            return _of_running(running, snapshot)
+    for request in snapshot.pending:
+        if request.job == job:
+            return _of_pending(snapshot, request)
+    raise NotFound(f"no job {job} waits or runs")
+
+
+def _of_running(running: RunningJob, snapshot: Snapshot) -> Explanation:
+    words = f"runs on {format_nodes(running.placements)} since {running.started_at:%Y-%m-%d %H:%M:%S %Z}"
+    if running.leaving:
+        words += ", and was told to make room: it saves itself and goes back to its queue"
+    elif running.borrows:
+        words += ", on what its queue borrows"
+    scheduling_round = SchedulingRound(snapshot, Backlog())
+    return Explanation(
+        job=running.request.job,
+        state="running",
+        words=words,
+        of=len(snapshot.pending),
+        share=share_of(running.request, scheduling_round),
+    )
+
+
+def _of_pending(snapshot: Snapshot, request: Request) -> Explanation:
+    backlog, cluster = Backlog(snapshot.pending), Cluster(snapshot.nodes, snapshot.running)
+    whole_round = SchedulingRound(snapshot, backlog, cluster)
+    share = share_of(request, whole_round)
+    decisions = all_decisions(whole_round.decide_all())
+    answers = [decision for decision in decisions if not isinstance(decision, Evict)]
+    position = next(at for at, decision in enumerate(answers, start=1) if decision.job == request.job)
+    decision = answers[position - 1]
+    if isinstance(decision, Start):
+        words = f"starts now on {format_nodes(decision.placements)}"
+        if decision.borrows:
+            words += ", on what its queue borrows"
+        return Explanation(
+            job=request.job,
+            state="starting",
+            words=words,
+            position=position,
+            of=len(snapshot.pending),
+            share=share,
+            expected_start=snapshot.now,
+        )
+    leaving = [each.job for each in decisions if isinstance(each, Evict) and each.by == request.job]
+    scheduling_round = SchedulingRound(snapshot, backlog, cluster)
+    scheduling_round.advance_to(request)
+    reason = decision.reason if isinstance(decision, Wait) else Reason.CAPACITY
+    trials = ChangeTrials(snapshot, request, backlog, cluster)
+    return Explanation(
+        job=request.job,
+        state="waiting",
+        reason=reason,
+        words=describe_reason(reason, request, scheduling_round, leaving),
+        position=position,
+        of=len(snapshot.pending),
+        share=share,
+        would_start=starting_changes(trials, reason, scheduling_round),
+        expected_start=expected_start(snapshot, request.job),
+    )
+
+
+def share_of(request: Request, scheduling_round: SchedulingRound) -> float | None:
+    """The score of its queue, before anybody has started in this round."""
+    branch = scheduling_round.quota_tree.all.get(request.queue)
+    return None if branch is None else branch.score

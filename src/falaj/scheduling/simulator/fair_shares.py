@@ -1,0 +1,144 @@
+"""What each queue held beside what was its due, moment by moment, while jobs of it waited."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from falaj.records.scheduling.simulation import NO_TIME, Fairness, QueueFairness
+from falaj.records.scheduling.snapshot import Queue
+from falaj.scheduling.simulator.amounts import Amount
+
+
+@dataclass
+class FairShareSums:
+    """Sums over the time in which a queue had jobs that wait; shares times seconds."""
+
+    backlogged: timedelta = NO_TIME
+    entitled: float = 0.0
+    held: float = 0.0
+    short: float = 0.0
+
+
+class FairShareTracker:
+    def __init__(self, queues: Iterable[Queue]) -> None:
+        self._queues = {queue.name: queue for queue in queues}
+        self._below: dict[str | None, list[Queue]] = defaultdict(list)
+        for queue in self._queues.values():
+            self._below[queue.parent if queue.parent in self._queues else None].append(queue)
+        self._wanted: dict[str, Amount] = {}
+        self._waiting: dict[str, int] = defaultdict(int)
+        self._held: dict[str, Amount] = {}
+        self._counted: dict[str, FairShareSums] = {}
+
+    def want(self, queue: str, amount: Amount) -> None:
+        self._wanted[queue] = self._wanted.get(queue, Amount()).plus(amount)
+        self._waiting[queue] += 1
+
+    def want_no_more(self, queue: str, amount: Amount) -> None:
+        self._wanted[queue] = self._wanted[queue].less(amount)
+        self._waiting[queue] -= 1
+
+    def hold(self, queue: str, amount: Amount) -> None:
+        self._held[queue] = self._held.get(queue, Amount()).plus(amount)
+
+    def hold_no_more(self, queue: str, amount: Amount) -> None:
+        self._held[queue] = self._held[queue].less(amount)
+
+    def count(self, span: timedelta, whole: Amount) -> None:
+        waiting = [queue for queue, jobs in self._waiting.items() if jobs and queue in self._queues]
+        if not waiting:
+            return
+        seconds = span.total_seconds()
+        dues = self._entitled(whole)
+        for queue in waiting:
+            held = self._held.get(queue, Amount()).share_of(whole)
+            due = dues.get(queue, 0.0)
+            sums = self._counted.setdefault(queue, FairShareSums())
+            sums.backlogged += span
+            sums.entitled += due * seconds
+            sums.held += held * seconds
+            sums.short += max(due - held, 0.0) * seconds
+
+    def fairness(self) -> Fairness:
+        found = tuple(fair_share_of(queue, sums) for queue, sums in sorted(self._counted.items()))
+        ratios = [due.held / due.entitled for due in found if due.entitled]
+        return Fairness(
+            jain=jain(ratios), largest_deviation=max((due.short for due in found), default=0.0), queues=found
+        )
+
+    def _entitled(self, whole: Amount) -> dict[str, float]:
+        nothing = Amount()
+        wishes = {}
+        for queue in self._queues:
+            wish = self._held.get(queue, nothing).plus(self._wanted.get(queue, nothing))
+            if wish != nothing:
+                wishes[queue] = min(wish.share_of(whole), 1.0)
+        return entitlements(wishes, self._below)
+
+
+def fair_share_of(queue: str, sums: FairShareSums) -> QueueFairness:
+    seconds = sums.backlogged.total_seconds()
+    return QueueFairness(
+        queue=queue,
+        backlogged=sums.backlogged,
+        entitled=sums.entitled / seconds,
+        held=sums.held / seconds,
+        short=sums.short / seconds,
+    )
+
+
+def jain(figures: Sequence[float]) -> float:
+    """1 where all are equal, 1/n where one has everything; 1 for none."""
+    squares = sum(figure * figure for figure in figures)
+    return sum(figures) ** 2 / (len(figures) * squares) if squares else 1.0
+
+
+def entitlements(
+    wishes: Mapping[str, float], below: Mapping[str | None, Sequence[Queue]]
+) -> dict[str, float]:
+    """The whole, which is 1, divided by weight down the tree among the queues that wish for something.
+
+    A queue that has queues below it and jobs of its own stands among those below, with the weight 1.
+    """
+    sums: dict[str, float] = {}
+
+    def total(queue: Queue) -> float:
+        own = wishes.get(queue.name, 0.0)
+        sums[queue.name] = own + sum(total(child) for child in below.get(queue.name, ()))
+        return sums[queue.name]
+
+    for root in below.get(None, ()):
+        total(root)
+    found: dict[str, float] = {}
+
+    def divide(parent: str | None, amount: float) -> None:
+        children = [queue for queue in below.get(parent, ()) if sums[queue.name]]
+        asked = [(sums[queue.name], queue.weight) for queue in children]
+        if parent is not None:
+            asked.append((wishes.get(parent, 0.0), 1.0))
+        parts = water_filling(asked, amount)
+        if parent is not None:
+            found[parent] = parts.pop()
+        for queue, part in zip(children, parts, strict=True):
+            divide(queue.name, part)
+
+    divide(None, 1.0)
+    return found
+
+
+def water_filling(asked: Sequence[tuple[float, float]], amount: float) -> list[float]:
+    """Each (wish, weight) gets its wish or, all such alike by weight, less; together `amount` at most."""
+    parts = [0.0] * len(asked)
+    weights = sum(weight for wish, weight in asked if wish)
+    for index in sorted(range(len(asked)), key=lambda i: asked[i][0] / asked[i][1]):
+        wish, weight = asked[index]
+        if wish:
+            parts[index] = min(wish, amount * weight / weights)
+            amount -= parts[index]
+            weights -= weight
+            if weights <= 0:
+                break
+    return parts

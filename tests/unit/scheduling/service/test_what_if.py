@@ -1,0 +1,303 @@
+"""`queues.what_if`: last week's jobs, from the accounts, replayed under other settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from accounting_history import replay_now
+from falaj.control.workflows import service as works
+from falaj.errors import Denied, Internal, InvalidInput, NotFound, Unavailable
+from falaj.governance.operations.caller import acting_as
+from falaj.records.control.workflows import WorkflowState
+from falaj.records.governance.identity import Role
+from falaj.records.scheduling.accounting import PastAttempt
+from falaj.records.scheduling.simulation import (
+    Changes,
+    MoreNodes,
+    NewWeight,
+    ResourceBound,
+    WhatIfComparison,
+    WhatIfQuestion,
+)
+from falaj.records.scheduling.snapshot import Quota
+from falaj.scheduling import what_if_results as comparisons_module
+from falaj.scheduling.accounting import attempts
+from falaj.scheduling.simulator import history as past_module
+from falaj.scheduling.simulator import replay_process, what_if
+from falaj.scheduling.simulator.history import past_jobs
+from falaj.scheduling.tables import comparisons
+from polling import eventually
+
+if TYPE_CHECKING:
+    from conftest import Ground
+
+HOUR = timedelta(hours=1)
+
+
+def last_week(capacity_now: Ground) -> None:
+    """Team risk may have one GPU: its three jobs of an hour came at once, and ran one after the other."""
+    capacity_now.queues.set("risk", quota=Quota(gpus=1))
+    capacity_now.queues.set("research", quota=Quota(gpus=2))
+    waiting = [capacity_now.submit(queue="risk", gpus=1) for _ in range(3)]
+    for request in waiting:
+        capacity_now.begin(request)
+        capacity_now.clock.advance(HOUR)
+        capacity_now.end(request)
+
+
+def compare(capacity_now: Ground, **asked: Any) -> WhatIfComparison:
+    """What came of it, once the controller has had it replayed."""
+    work = capacity_now.queues.what_if(**asked)
+    replay_now(capacity_now.queues, work.id)
+    return capacity_now.queues.what_if_result(work.id)
+
+
+def more_for_risk(gpus: int) -> Changes:
+    return Changes(quotas=(ResourceBound(queue="risk", resource="gpus", amount=gpus),))
+
+
+def test_more_quota_would_have_spared_the_team_its_waits(capacity_now: Ground) -> None:
+    last_week(capacity_now)
+
+    found = compare(capacity_now, changes=more_for_risk(3))
+
+    (risk,) = found.teams
+    assert (risk.queue, found.jobs, found.changes) == ("risk", 3, ("quota of risk: 1 GPU → 3 GPUs",))
+    assert (risk.before.wait.mean, risk.after.wait.mean) == (HOUR, timedelta(0))
+    assert risk.before.gpu_hours == risk.after.gpu_hours == pytest.approx(3)
+    assert risk.before.cost == risk.after.cost == pytest.approx(3 * (12.5 + 0.5))
+    assert risk.before.gpu_use == pytest.approx(1 / 8)
+    assert risk.after.gpu_use == pytest.approx(3 / 8)
+
+
+def test_the_replay_without_changes_is_checked_against_what_happened(capacity_now: Ground) -> None:
+    last_week(capacity_now)
+
+    found = compare(capacity_now)
+
+    assert found.observed is not None
+    assert found.observed.wait == found.observed.simulated_wait
+    assert found.before == found.after
+
+
+def test_an_attempt_that_was_preempted_counts_to_the_same_job(light_ground: Ground) -> None:
+    request = light_ground.submit(gpus=1)
+    light_ground.begin(request)
+    light_ground.clock.advance(HOUR)
+    light_ground.end(request, verdict="preempted")
+    light_ground.begin(request, attempt=2)
+    light_ground.clock.advance(2 * HOUR)
+    light_ground.end(request, attempt=2)
+
+    found = compare(light_ground)
+
+    assert (found.jobs, found.before.gpu_hours) == (1, pytest.approx(3))
+    assert found.observed is not None
+    assert (found.observed.preemptions, found.observed.simulated_preemptions) == (1, 0)
+
+
+def test_only_jobs_that_were_submitted_in_the_time_are_replayed(light_ground: Ground) -> None:
+    last_week(light_ground)
+    light_ground.clock.advance(timedelta(days=8))
+
+    with pytest.raises(NotFound, match="no job that was submitted"):
+        light_ground.queues.what_if()
+    found = compare(light_ground, since=light_ground.clock() - timedelta(days=9))
+
+    assert found.jobs == 3
+
+
+def test_wrong_references_and_times_are_refused_even_before_there_are_jobs(light_ground: Ground) -> None:
+    wrong = Changes(weights=(NewWeight(queue="nobody", weight=2),), add_nodes=(MoreNodes(like="there"),))
+
+    with pytest.raises(InvalidInput) as refused:
+        light_ground.queues.what_if(changes=wrong)
+    with pytest.raises(InvalidInput, match="before"):
+        light_ground.queues.what_if(since=light_ground.clock() + HOUR)
+
+    assert [fault.given for fault in refused.value.faults] == ["nobody", "there"]
+    assert refused.value.faults[1].allowed == "a node: here"
+
+
+def test_a_quota_that_the_room_would_refuse_is_refused_here_too(light_ground: Ground) -> None:
+    light_ground.queues.set("bank", quota=Quota(gpus=2))
+    light_ground.queues.set("risk", quota=Quota(gpus=1), parent="bank")
+
+    with pytest.raises(InvalidInput, match=r"risk: quota\.gpus"):
+        light_ground.queues.what_if(changes=more_for_risk(3))
+
+
+# -------------------------------------------------------------------------------------------- as work
+
+
+def test_it_is_written_down_and_finds_what_the_simulator_finds(capacity_now: Ground) -> None:
+    last_week(capacity_now)
+    changes = more_for_risk(2)
+
+    work = capacity_now.queues.what_if(changes=changes, checkpoint_every=HOUR)
+    with pytest.raises(NotFound, match=f"no comparison for work {work.id}"):
+        capacity_now.queues.what_if_result(work.id)
+    walk = replay_now(capacity_now.queues, work.id)
+
+    assert (work.workflow, work.state) == ("queues.what_if", WorkflowState.WAITING)
+    with capacity_now.platform.database.read() as tx:
+        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
+    jobs = past_jobs(capacity_now.queues.history(since=asked.since, until=asked.until), now=asked.asked_at)
+    direct = what_if(jobs, asked.world, changes, since=asked.since, until=asked.until)
+    found = capacity_now.queues.what_if_result(work.id)
+    assert asked.world.assume.checkpoint_every == HOUR
+    assert found == direct.model_copy(update={"words": (*direct.words, past_module.NOT_REPLAYED)})
+    assert walk.said[-1] == ("keep what was found", 6, 6)
+
+
+def test_what_changes_after_it_was_asked_does_not_change_the_answer(capacity_now: Ground) -> None:
+    last_week(capacity_now)
+    running = capacity_now.submit(queue="research", gpus=1)
+    capacity_now.begin(running)
+    capacity_now.clock.advance(HOUR)
+    first, second = (capacity_now.queues.what_if(changes=more_for_risk(3)) for _ in range(2))
+    replay_now(capacity_now.queues, first.id)
+
+    capacity_now.clock.advance(HOUR)
+    capacity_now.end(running, verdict="preempted")
+    capacity_now.begin(running, attempt=2)
+    capacity_now.queues.set("risk", quota=Quota(gpus=7))
+    replay_now(capacity_now.queues, second.id)
+    replay_now(capacity_now.queues, first.id)  # broken off before the engine knew, and made again
+
+    found = capacity_now.queues.what_if_result(first.id)
+    assert found == capacity_now.queues.what_if_result(second.id)
+    assert found.before.gpu_hours == pytest.approx(4)
+
+
+def test_too_many_jobs_are_refused_when_it_is_asked(light_ground: Ground, monkeypatch: Any) -> None:
+    last_week(light_ground)
+    monkeypatch.setattr(past_module, "MOST_JOBS", 2)
+
+    with pytest.raises(InvalidInput, match="3 jobs") as refused:
+        light_ground.queues.what_if()
+
+    assert refused.value.faults[0].allowed == "a time in which at most 2 jobs were submitted"
+
+
+def test_what_was_found_lies_sealed(capacity_now: Ground) -> None:
+    last_week(capacity_now)
+    compare(capacity_now)
+
+    (row,) = capacity_now.platform.rows(comparisons)
+
+    assert b"risk" not in bytes(row["sealed"])
+    with capacity_now.platform.database.read() as tx:
+        assert "teams" not in (works.by_id(tx, row["work"])["result"] or {})
+
+
+@pytest.mark.parametrize("where", ["default", "platform"])
+def test_it_is_for_operators(light_ground: Ground, where: str) -> None:
+    """Who may only look at the platform sees that it was asked, and not what was found."""
+    last_week(light_ground)
+    work = light_ground.queues.what_if()
+    replay_now(light_ground.queues, work.id)
+    found = light_ground.queues.what_if_result(work.id)
+    role = Role.OPERATOR if where == "default" else Role.DEVELOPER
+    until = light_ground.clock()
+
+    with light_ground.acting("dana", role, workspace=where):
+        with pytest.raises((Denied, NotFound)):
+            light_ground.queues.what_if()
+        with pytest.raises((Denied, NotFound)):
+            light_ground.queues.what_if_result(work.id)
+        with pytest.raises((Denied, NotFound)):
+            light_ground.queues.save_what_if(work.id, comparison=found)
+        with pytest.raises((Denied, NotFound)):
+            list(light_ground.queues.history(since=until - HOUR, until=until))
+
+
+def test_an_operator_of_the_platform_may(light_ground: Ground) -> None:
+    last_week(light_ground)
+    omar = light_ground.join("omar", Role.OPERATOR, workspace="platform")
+
+    with acting_as(omar):
+        found = compare(light_ground)
+        work = light_ground.queues.what_if()
+        light_ground.platform.workflows.cancel(work.id)
+        seen = light_ground.platform.workflows.show(work.id)
+
+    assert (found.jobs, seen.id) == (3, work.id)
+
+
+def test_a_database_that_is_away_for_a_moment_is_waited_for(
+    light_ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_week(light_ground)
+    work = light_ground.queues.what_if()
+    fails = {"reading": 2, "keeping": 2}
+
+    def away(what: str, real: Any) -> Any:
+        def attempt(*given: Any, **named: Any) -> Any:
+            fails[what] -= 1
+            if fails[what] >= 0:
+                raise Unavailable("the metadata database does not answer")
+            return real(*given, **named)
+
+        return attempt
+
+    monkeypatch.setattr(attempts, "_past_attempt", away("reading", attempts._past_attempt))
+    monkeypatch.setattr(comparisons_module, "keep", away("keeping", comparisons_module.keep))
+    replay_now(light_ground.queues, work.id)
+
+    assert light_ground.queues.what_if_result(work.id).jobs == 3
+    assert max(fails.values()) < 0
+
+
+def test_who_may_no_longer_do_it_is_told_nothing_of_the_past(light_ground: Ground) -> None:
+    last_week(light_ground)
+    omar = light_ground.join("omar", Role.OPERATOR, workspace="platform")
+    with acting_as(omar):
+        work = light_ground.queues.what_if()
+    light_ground.platform.workspaces.revoke("platform", "omar", role=Role.OPERATOR)
+
+    with acting_as(omar), pytest.raises((Denied, NotFound)):
+        replay_now(light_ground.queues, work.id)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("falaj.version", "ended with status 0"), ("falaj.no_such_module", "ended with status 1")],
+)
+def test_a_process_that_says_nothing_is_an_error(
+    light_ground: Ground, monkeypatch: pytest.MonkeyPatch, program: str, words: str
+) -> None:
+    last_week(light_ground)
+    work = light_ground.queues.what_if()
+    monkeypatch.setattr(replay_process, "PROGRAM", program)
+
+    with pytest.raises(Internal, match=words):
+        replay_now(light_ground.queues, work.id)
+
+
+def test_one_that_is_killed_by_others_is_an_error_that_says_so(light_ground: Ground) -> None:
+    last_week(light_ground)
+    work = light_ground.queues.what_if()
+    with light_ground.platform.database.read() as tx:
+        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
+    killed = threading.Event()
+
+    def past() -> Iterator[PastAttempt]:
+        killed.wait(30)
+        yield from light_ground.queues.history(since=asked.since, until=asked.until)
+
+    running = replay_process.ReplayProcess(asked, past())
+    os.kill(running.pid, signal.SIGKILL)
+    killed.set()
+
+    with pytest.raises(Internal, match="SIGKILL; perhaps memory ran out"):
+        eventually(running.look, within=30)
+    running.stop()
+    running.stop()
