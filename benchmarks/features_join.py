@@ -116,8 +116,7 @@ def join_with_falaj(folder: Path) -> None:
     from falaj.drivers.deltalake.tables import DeltaTables
     from falaj.drivers.duckdb.queries import DuckDbQueryEngine
     from falaj.features.arrow_tables import in_memory_if_small
-    from falaj.features.joining import join
-    from falaj.features.joins import ROW, JoinedView
+    from falaj.features.joins import ROW, JoinedView, join
     from falaj.ports.tables import TableKey
 
     tables, queries = DeltaTables(folder), DuckDbQueryEngine(spill=folder / "spill")

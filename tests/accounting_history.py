@@ -94,7 +94,7 @@ def replay_now(queue: Queues, work: str) -> ImmediateWorkflow:
     """Do what the controller does for `work`."""
     with queue.gate.database.read() as tx:
         given = works.by_id(tx, work)["input"]
-    walk, services = ImmediateWorkflow(work), SimpleNamespace(queue=queue)
+    walk, services = ImmediateWorkflow(work), SimpleNamespace(queues=queue)
     replay_what_if(services, walk, given)  # type: ignore[arg-type]
     return walk
 

@@ -100,8 +100,8 @@ class LauncherTestbed:
     @contextmanager
     def starter(self, launch: Launch) -> Iterator[subprocess.Popen[str]]:
         """Another process that is ready to start `launch`; a line on its stdin lets it do so."""
-        order = json.dumps(AttemptSpec(launch, self.sandbox, 1 << 20).to_json())
-        command = [sys.executable, "-c", STARTER, str(self.control), order]
+        spec = json.dumps(AttemptSpec(launch, self.sandbox, 1 << 20).to_json())
+        command = [sys.executable, "-c", STARTER, str(self.control), spec]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
             try:

@@ -79,7 +79,7 @@ class OwnPlatform(Platform):
         return Caller(PrincipalId(person.id), name, kind, "test")
 
     def caller_of(self, secret: str) -> Caller:
-        """Whoever a token's secret belongs to, as a door would recognize it."""
+        """Return the caller that a token authenticates."""
         return self.parts.authenticator.authenticate(secret, origin="test")[0]
 
     def gate_with(self, *services: type) -> Gate:

@@ -11,8 +11,7 @@ from falaj.version import VERSION
 if TYPE_CHECKING:
     from falaj.errors import FalajError
     from falaj.governance.operations.caller import once
-    from falaj.optimization.runtime.export import export_onnx
-    from falaj.optimization.runtime.saving import save_model
+    from falaj.optimization.runtime.export import export_onnx, save_model
     from falaj.records.features import Aggregation, Entity, Feature, FeatureView
     from falaj.sdk.embedded import open_platform as open  # noqa: A004 - fj.open is the public name
     from falaj.sdk.platform import Platform
@@ -48,7 +47,7 @@ _HOMES = {
     "job": ("falaj.training.runtime.agent.job", "job"),
     "once": ("falaj.governance.operations.caller", "once"),
     "open": ("falaj.sdk.embedded", "open_platform"),
-    "save_model": ("falaj.optimization.runtime.saving", "save_model"),
+    "save_model": ("falaj.optimization.runtime.export", "save_model"),
     "step": ("falaj.training.runtime.custom_loop", "step"),
     "verify_certificate": ("falaj.training.runtime.checkpointing.certificate", "verify_certificate"),
 }

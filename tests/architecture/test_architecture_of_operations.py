@@ -32,7 +32,7 @@ CEDAR = cedar_schema(OPERATIONS.values())[""]
 EVERY = pytest.mark.parametrize("op", OPERATIONS.values(), ids=lambda op: op.name)
 
 BESIDE = {
-    # a route beside those of the operations: the operation that it is a door to, or none
+    # a route beside those of the operations: the operation that it leads to, or none
     "/healthz": None,
     "/readyz": None,
     "/": None,
@@ -138,14 +138,14 @@ def test_there_are_operations() -> None:
 
 
 @pytest.mark.parametrize(("name", "service"), service_types().items(), ids=service_types().keys())
-def test_operations_are_named_after_their_room_and_method(name: str, service: type) -> None:
+def test_operations_are_named_after_their_group_and_method(name: str, service: type) -> None:
     for verb, op in operations_of(service).items():
         assert op.name == f"{name}.{verb}"
         assert getattr(service, verb).operation is op
 
 
 @pytest.mark.parametrize("service", service_types().values(), ids=service_types().keys())
-def test_a_room_has_no_public_method_that_is_not_an_operation(service: type) -> None:
+def test_a_service_has_no_public_method_that_is_not_an_operation(service: type) -> None:
     public = {name for name, _ in inspect.getmembers(service) if not name.startswith("_")}
 
     assert public == operations_of(service).keys()

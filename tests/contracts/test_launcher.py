@@ -178,9 +178,9 @@ def test_killed_shim_takes_the_code_with_it_and_the_attempt_is_lost(testbed: Lau
     launch = testbed.launch(ONCE + WITH_DAEMON, word, "600")
     testbed.launcher().start(launch)
     testbed.wait_for(b"up\nup")
-    (shim,) = testbed.supervisors()
+    (supervisor,) = testbed.supervisors()
 
-    kill(shim)
+    kill(supervisor)
 
     assert testbed.end().phase == "lost"
     eventually(lambda: not processes_mentioning(word))

@@ -155,11 +155,11 @@ raise ValueError('after a gigabyte')
 """
     launch = testbed.launch(script)
     testbed.launcher(log_limit_bytes=MIB).start(launch)
-    (shim,) = testbed.supervisors()
+    (supervisor,) = testbed.supervisors()
 
     held = []
     while testbed.launcher().state(ATTEMPT).phase != "ended":
-        held.append(resident(shim))
+        held.append(resident(supervisor))
 
     assert testbed.launcher().state(ATTEMPT).reason == "Exit code 1: ValueError: after a gigabyte"
     assert max(held) - min(size for size in held if size) < 16 * MIB

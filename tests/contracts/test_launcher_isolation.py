@@ -15,7 +15,7 @@ from falaj.errors import IsolationRefused
 from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed
 from polling import eventually
 
-WALLED = pytest.mark.parametrize("testbed", ["bubblewrap", "uid"], indirect=True)
+ISOLATED = pytest.mark.parametrize("testbed", ["bubblewrap", "uid"], indirect=True)
 
 
 # -------------------------------------------------------------------------------------------------- gangs
@@ -155,8 +155,8 @@ def test_environment_is_what_was_given_and_what_the_launcher_decides(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-2",
     }
-    (shim,) = testbed.supervisors()
-    assert b"secret-8c1f" not in Path(f"/proc/{shim}/environ").read_bytes()
+    (supervisor,) = testbed.supervisors()
+    assert b"secret-8c1f" not in Path(f"/proc/{supervisor}/environ").read_bytes()
 
 
 @STRONGEST_SANDBOX
@@ -166,7 +166,7 @@ def test_no_gpu_is_visible_unless_it_was_given(testbed: LauncherTestbed) -> None
     assert testbed.log() == b"''\n"
 
 
-@WALLED
+@ISOLATED
 def test_code_can_neither_read_nor_forge_its_own_state(testbed: LauncherTestbed) -> None:
     script = """
 import os, sys

@@ -171,7 +171,7 @@ while time.monotonic() < deadline:
 def test_fork_bomb_is_bounded_and_ended(testbed: LauncherTestbed) -> None:
     launch = testbed.launch(FORK_BOMB)
 
-    testbed.launcher(most_tasks=150).start(launch)
+    testbed.launcher(max_tasks=150).start(launch)
 
     state = testbed.end()
     assert state.exit_code is None

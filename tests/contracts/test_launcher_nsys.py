@@ -10,7 +10,7 @@ import pytest
 
 from falaj.drivers.processes.frameworks.process import LOOPBACK
 from falaj.drivers.processes.nsys import find_nsys, nsys_folders, under_nsys
-from falaj.drivers.processes.supervisor.ranks import plan_ranks
+from falaj.drivers.processes.supervisor.init_plan import plan_ranks
 from falaj.errors import InvalidInput
 from falaj.ports.launcher import Launch
 from launcher_testbed import STRONGEST_SANDBOX, LauncherTestbed

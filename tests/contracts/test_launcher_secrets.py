@@ -44,8 +44,8 @@ def test_secrets_are_on_no_command_line_and_in_no_environment_of_ours(testbed: L
     testbed.launcher().start(launch)
 
     testbed.wait_for(b"up")
-    (shim,) = testbed.supervisors()
-    assert SECRET.encode() not in Path(f"/proc/{shim}/environ").read_bytes()
+    (supervisor,) = testbed.supervisors()
+    assert SECRET.encode() not in Path(f"/proc/{supervisor}/environ").read_bytes()
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [line for line in lines if SECRET.encode() in line]
 
@@ -70,9 +70,11 @@ def test_shim_whose_secrets_did_not_come_whole_starts_nothing_and_another_start_
     folder = AttemptFolder(testbed.control / "job_1%2F1")
     folder.path.mkdir(parents=True)
     write_json(folder.launch, AttemptSpec(launch, testbed.sandbox, 1 << 20).to_json())
-    shim = [sys.executable, "-m", "falaj.drivers.processes.supervisor", str(folder.path)]
+    supervisor = [sys.executable, "-m", "falaj.drivers.processes.supervisor", str(folder.path)]
 
-    done = subprocess.run(shim, input=sent, capture_output=True)  # as when its caller is killed meanwhile
+    done = subprocess.run(
+        supervisor, input=sent, capture_output=True
+    )  # as when its caller is killed meanwhile
 
     assert done.returncode == 1
     assert b"s3cr3t" not in done.stdout + done.stderr

@@ -24,7 +24,7 @@ from falaj.governance.isolation import Protection, decide
 from falaj.ports.sandbox import Mechanism, UserCode
 from sandbox_ground import DEADLINE_SECONDS, PLAIN, Ground, ended, first_line, kill, machine, running_platform
 
-WALLED = pytest.mark.parametrize("ground", ["bubblewrap", "uid", "uid-plain"], indirect=True)
+ISOLATED = pytest.mark.parametrize("ground", ["bubblewrap", "uid", "uid-plain"], indirect=True)
 BUBBLEWRAP = pytest.mark.parametrize("ground", ["bubblewrap"], indirect=True)
 SAME_UID = pytest.mark.parametrize("ground", ["same-uid"], indirect=True)
 
@@ -164,7 +164,7 @@ def test_the_attacks_work_where_nothing_is_protected(raid: Raid) -> None:
     assert raid.platform_exit == -signal.SIGTERM
 
 
-@WALLED
+@ISOLATED
 def test_no_protected_secret_is_anywhere_in_the_loot(raid: Raid) -> None:
     guarded = [secret for secret, protection in SECRETS.items() if protection in raid.protects]
 
@@ -174,7 +174,7 @@ def test_no_protected_secret_is_anywhere_in_the_loot(raid: Raid) -> None:
     assert [secret for secret in guarded if secret in found] == []
 
 
-@WALLED
+@ISOLATED
 def test_platform_outlives_the_raid(raid: Raid) -> None:
     assert raid.platform_exit is None
 
@@ -188,7 +188,7 @@ def test_job_environment_is_on_no_command_line(raid: Raid) -> None:
     assert TOKEN not in raid.command_lines
 
 
-@WALLED
+@ISOLATED
 def test_no_rights_are_left_and_none_can_be_gained(raid: Raid) -> None:
     status = dict(line.split(":\t", 1) for line in raid.loot["own status"]["loot"].splitlines())
 
@@ -205,7 +205,7 @@ def test_output_and_exit_code_come_through(ground: Ground) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
 
 
-@WALLED
+@ISOLATED
 def test_missing_command_fails_by_name(ground: Ground) -> None:
     done = ground.run(ground.code("no-such-command"))
 
@@ -305,7 +305,7 @@ def test_child_that_leaves_the_session_dies_too_where_claimed(ground: Ground) ->
         os.kill(stray, signal.SIGKILL)  # it is still there to be killed
 
 
-@WALLED
+@ISOLATED
 def test_job_dies_with_the_platform(ground: Ground) -> None:
     code = ground.python("import signal; print('up', flush=True); signal.pause()")
     output, job_output = os.pipe()
@@ -333,7 +333,7 @@ def test_launcher_never_loads_what_the_user_preloads(ground: Ground) -> None:
     assert done.stderr.count(b"evil.so") == 1, done.stderr.decode()
 
 
-@WALLED
+@ISOLATED
 def test_hidden_folder_inside_a_readable_one_stays_hidden(ground: Ground) -> None:
     project = ground.root / "project"
     (project / "home").mkdir(parents=True, mode=0o700)
@@ -376,7 +376,7 @@ def test_job_directory_inside_the_hidden_home_is_all_that_shows_of_it(ground: Gr
     assert (home / "job" / "made").exists()
 
 
-@WALLED
+@ISOLATED
 def test_files_left_by_a_job_are_not_roots(ground: Ground) -> None:
     code = ground.python("import os; open('tool', 'w'); os.chmod('tool', 0o4755)", job="setuid")
 
@@ -385,7 +385,7 @@ def test_files_left_by_a_job_are_not_roots(ground: Ground) -> None:
     assert (code.directory / "tool").stat().st_uid in (ground.facts.spare_uids or [os.getuid()])
 
 
-@WALLED
+@ISOLATED
 def test_stored_file_linked_into_a_job_keeps_its_owner(ground: Ground) -> None:
     stored = ground.root / "blob"
     stored.write_text("stored")

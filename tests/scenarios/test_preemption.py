@@ -124,7 +124,7 @@ def test_controllers_that_are_killed_while_a_job_makes_room_evict_it_once_and_lo
         (JobState.DONE, 2, 1),
     ], [job.reason for job in ended]
     assert verdicts(stage, borrower) == ["preempted", "done"]
-    made_room = [entry for entry in stage.platform.entries() if entry["action"] == "jobs.preempt"]
+    made_room = [entry for entry in stage.platform.entries() if entry["action"] == "jobs.preempt_for"]
     assert [entry["outcome"] for entry in made_room] == ["done"]
     logged, expected = stage.losses(borrower), undisturbed()
     assert [logged[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]

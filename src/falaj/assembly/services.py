@@ -13,9 +13,8 @@ from falaj.assembly.compute import LocalCompute
 from falaj.assembly.deferred import deferred
 from falaj.assembly.home import Home
 from falaj.assembly.model_server import LocalModelServer
-from falaj.control.nodes import Nodes
 from falaj.control.pipelines.service import Pipelines
-from falaj.control.service import PlatformService
+from falaj.control.service import Nodes, PlatformService
 from falaj.control.services import Services, all_operations
 from falaj.control.workflows.service import IntentQueue, WorkService
 from falaj.features import store as feature_store
@@ -24,17 +23,16 @@ from falaj.features.service import Features
 from falaj.governance.audit.service import Audit
 from falaj.governance.blobs.contents import BlobContents
 from falaj.governance.blobs.service import Blobs
-from falaj.governance.catalog.service import Objects, Zones
+from falaj.governance.catalog.service import Objects
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.keyring import Keyring
 from falaj.governance.encryption.service import Keys
 from falaj.governance.encryption.values import SealedValues
-from falaj.governance.identity.tokens import Tokens
-from falaj.governance.identity.users import Groups, Users
-from falaj.governance.identity.workspaces import Workspaces
+from falaj.governance.identity.service import Groups, Tokens, Users, Workspaces
 from falaj.governance.lineage.service import Lineage
 from falaj.governance.operations.gate import Gate
 from falaj.governance.policy.service import Policies
+from falaj.governance.residency.service import Zones
 from falaj.governance.secrets.service import Secrets
 from falaj.monitoring.service import Monitoring
 from falaj.optimization.service import Optimizations
@@ -47,7 +45,7 @@ from falaj.scheduling.usage import Usage
 from falaj.serving.service import Endpoints
 from falaj.tracking.job_runs import JobRuns
 from falaj.tracking.service import Runs
-from falaj.training import job_counts
+from falaj.training import store as job_store
 from falaj.training.service import Jobs
 
 
@@ -92,7 +90,7 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
         nodes=Nodes(gate, context.compute),
         jobs=_jobs(context, runs, stores, accounts),
         queues=_queues(context, accounts),
-        usage=Usage(gate, accounts=accounts, jobs=job_counts),
+        usage=Usage(gate, accounts=accounts, jobs=job_store),
         features=features,
         models=models,
         endpoints=_endpoints(context, models, stores),
@@ -139,7 +137,7 @@ def _queues(context: ServiceContext, accounts: QueueAccounts) -> Queues:
         context.gate,
         context.intents,
         accounts=accounts,
-        jobs=job_counts,
+        jobs=job_store,
         sealed=SealedValues(context.keyring, "comparisons"),
         wanted=context.intents.pending.set,
     )

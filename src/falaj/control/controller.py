@@ -18,8 +18,8 @@ from falaj.control.jobs.reconciler import JobReconciler
 from falaj.control.pipelines import triggers
 from falaj.control.services import Services
 from falaj.control.workflows import service
-from falaj.control.workflows.builtin import SELF_UNDOING, WORKFLOWS, Workflow
-from falaj.control.workflows.context import LONGEST_PAUSE_S
+from falaj.control.workflows.builtin import SELF_UNDOING, WORKFLOWS
+from falaj.control.workflows.context import LONGEST_PAUSE_S, Workflow
 from falaj.errors import Conflict, Denied, FalajError, Fenced, Unavailable
 from falaj.governance import objects
 from falaj.governance.identity.directory import is_still_valid

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import bindparam, insert, select, update
 
-from falaj.control.holders import is_dead
 from falaj.control.tables import leases
 from falaj.errors import Conflict
 from falaj.ports.metadata import Database, Transaction

@@ -6,21 +6,19 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import get_type_hints
 
-from falaj.control.nodes import Nodes
 from falaj.control.pipelines.service import Pipelines
-from falaj.control.service import PlatformService
+from falaj.control.service import Nodes, PlatformService
 from falaj.control.workflows.service import WorkService
 from falaj.features.service import Features
 from falaj.governance.audit.service import Audit
 from falaj.governance.blobs.service import Blobs
-from falaj.governance.catalog.service import Objects, Zones
+from falaj.governance.catalog.service import Objects
 from falaj.governance.encryption.service import Keys
-from falaj.governance.identity.tokens import Tokens
-from falaj.governance.identity.users import Groups, Users
-from falaj.governance.identity.workspaces import Workspaces
+from falaj.governance.identity.service import Groups, Tokens, Users, Workspaces
 from falaj.governance.lineage.service import Lineage
 from falaj.governance.operations.operation import Operation, operations_of
 from falaj.governance.policy.service import Policies
+from falaj.governance.residency.service import Zones
 from falaj.governance.secrets.service import Secrets
 from falaj.monitoring.service import Monitoring
 from falaj.optimization.service import Optimizations

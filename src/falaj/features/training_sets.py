@@ -6,8 +6,7 @@ from typing import Any
 
 from falaj.errors import FalajError
 from falaj.features import store
-from falaj.features.joining import join
-from falaj.features.joins import ROW
+from falaj.features.joins import ROW, join
 from falaj.features.spines import Spine, keep_spine, load_spine
 from falaj.features.views import FeatureBackends, feature_rows, join_input, require_scan
 from falaj.governance.operations.call import Call

@@ -10,8 +10,7 @@ from falaj.governance import objects
 from falaj.governance.audit.log import AuditLog
 from falaj.governance.audit.merkle import Frontier
 from falaj.governance.encryption.keyring import Keyring
-from falaj.governance.identity.users import add_principal
-from falaj.governance.identity.workspaces import grant_role
+from falaj.governance.identity.principals import add_principal, grant_role
 from falaj.governance.tables import audit_state, epochs, principals
 from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction

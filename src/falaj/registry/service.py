@@ -39,10 +39,9 @@ from falaj.records.registry import (
     VersionCheck,
 )
 from falaj.registry import aliases, manifests, store
-from falaj.registry.files import ModelBlobSource, require_same, verified
+from falaj.registry.files import ModelBlobSource, check_files, require_same, verified
 from falaj.registry.formats import model_format
 from falaj.registry.registration import inspect_files, model_object, require_placed
-from falaj.registry.verification import check_files
 
 Position = Annotated[int, Field(ge=1, le=2**31)]
 Files = Annotated[tuple[BlobRef, ...], Field(min_length=1, max_length=1000)]

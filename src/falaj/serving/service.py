@@ -41,9 +41,9 @@ from falaj.records.serving import (
     VersionCounts,
 )
 from falaj.serving import store, validation
-from falaj.serving.dependencies import LoadVersion, LoadView
+from falaj.serving.dependencies import LoadVersion, LoadView, ModelServerClient
 from falaj.serving.feedback import score_labels
-from falaj.serving.inference_client import ModelServerClient, request_inference
+from falaj.serving.inference_client import request_inference
 from falaj.serving.prediction_log import PredictionLog
 
 MODEL_SERVER = "model-server"

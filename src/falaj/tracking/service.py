@@ -42,7 +42,6 @@ from falaj.records.tracking import (
     Tags,
 )
 from falaj.tracking import store
-from falaj.tracking.history import read_history
 from falaj.tracking.tables import params as params_table
 from falaj.tracking.tables import tags as tags_table
 

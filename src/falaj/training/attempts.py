@@ -16,7 +16,6 @@ from falaj.training import store
 from falaj.training.dependencies import Accounts, BlobSource, ExecutionBackend, TrackedRuns
 from falaj.training.moves import finish_move
 from falaj.training.queue import request_for
-from falaj.training.transitions import RUN_STATUS, next_state
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from falaj.records.training.jobs import JobSpec, JobState
 from falaj.training import store
 from falaj.training.dependencies import Accounts
 from falaj.training.store import QueuedJob
-from falaj.training.transitions import LONGEST_PAUSE_S
 
 LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_S)
 

@@ -259,8 +259,8 @@ class Jobs:
         self._books.begin(current_call(), attempt, placements, borrows=borrows, decided=decided)
         return self._record()
 
-    @operation("jobs.preempt", resource="job", allow=Role.OPERATOR)
-    def preempt(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
+    @operation("jobs.preempt_for", resource="job", allow=Role.OPERATOR)
+    def preempt_for(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
         """Give a waiting job a claim to what others hold, and have those save themselves and leave.
 
         They go back to their queues, and later go on. The controller does this, as the scheduler decides.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from falaj.apps.api.server import introduce_owner
+from falaj.apps.api.server import issue_owner_credentials
 from falaj.control.authorization import requester
 from falaj.errors import Unauthenticated
 from falaj.governance.identity.directory import Authenticator, BuiltInDirectory
@@ -17,12 +17,12 @@ from platforms import OwnPlatform
 def test_a_job_that_was_submitted_before_a_restart_may_still_act(light_platform: OwnPlatform) -> None:
     parts = light_platform.parts
     authenticator = Authenticator([BuiltInDirectory(parts.database, parts.gate.clock)], parts.database)
-    first = introduce_owner(parts)["token"]
+    first = issue_owner_credentials(parts)["token"]
     caller, _ = authenticator.authenticate(first, origin="test")
     with acting_as(caller):
         job = light_platform.jobs.submit(JobSpec(name="fit", module="falaj.optimization.runs"))
 
-    second = introduce_owner(parts)["token"]
+    second = issue_owner_credentials(parts)["token"]
 
     (row,) = (each for each in light_platform.rows(jobs) if each["id"] == job.id)
     assert row["token"] == caller.token
@@ -34,11 +34,11 @@ def test_a_job_that_was_submitted_before_a_restart_may_still_act(light_platform:
 
 
 def test_a_token_that_was_revoked_stays_so(light_platform: OwnPlatform) -> None:
-    introduce_owner(light_platform.parts)
+    issue_owner_credentials(light_platform.parts)
     (before,) = light_platform.tokens.list().items
     light_platform.tokens.revoke(before.id)
 
-    introduce_owner(light_platform.parts)
+    issue_owner_credentials(light_platform.parts)
 
     found = {each.id: each for each in light_platform.tokens.list().items}
     assert found[before.id].revoked_at is not None

@@ -228,7 +228,7 @@ def test_a_fault_of_ours_shows_no_traceback_unless_asked(
 def test_an_internal_error_is_in_the_log_of_the_home(
     falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("falaj.governance.identity.workspaces.workspace_record", lambda found: 1 / 0)
+    monkeypatch.setattr("falaj.governance.identity.service.workspace_record", lambda found: 1 / 0)
 
     ran = falaj("workspaces", "show", "default")
 

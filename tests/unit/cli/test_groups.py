@@ -14,15 +14,16 @@ import pytest
 
 from command_line import CommandLine, command_line, make_template
 from falaj.apps.cli.commands import blobs
+from falaj.apps.cli.commands.lineage import draw_lineage
 from falaj.apps.cli.output import tables
-from falaj.apps.cli.output.lineage_tree import draw_lineage, encodable
-from falaj.apps.cli.output.values import format_value, printable, size
+from falaj.apps.cli.output.values import encodable, format_value, printable
 from falaj.control.workflows.service import WorkService
 from falaj.errors import Interrupted
 from falaj.governance.blobs.service import Blobs
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.governance.lineage import LineageNode
 from falaj.records.names import ObjectId
+from falaj.records.sizes import format_size
 
 FORBID = '@id("no-personal")\nforbid (principal, action == Action::"blobs.read", resource)\n'
 FORBID += 'when { resource.classes.contains("personal") };\n'
@@ -612,7 +613,7 @@ def test_work_is_watched_until_it_ends(
     ("count", "words"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
 )
 def test_sizes(count: int, words: str) -> None:
-    assert size(count) == words
+    assert format_size(count) == words
     assert format_value(count, "size_bytes") == words
 
 

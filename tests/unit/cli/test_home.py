@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from command_line import CommandLine, CommandResult, command_line, make_template
-from falaj.apps.cli.output.toml import toml_lines
+from falaj.apps.cli.commands.config import toml_lines
 from falaj.assembly.config import read_config
 from falaj.assembly.home import open_home
 from falaj.records.config import Config, ServerConfig

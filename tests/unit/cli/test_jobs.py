@@ -17,8 +17,7 @@ from rich.console import Console
 import falaj as fj
 from command_line import CommandLine, command_line, make_template
 from falaj.apps.cli.commands import jobs_top
-from falaj.apps.cli.commands.train import warn_about_secrets
-from falaj.apps.cli.commands.train_options import OPTIONS
+from falaj.apps.cli.commands.train import OPTIONS, warn_about_secrets
 from falaj.apps.cli.output import job_progress
 from falaj.apps.cli.output.job_summary import (
     describe_affinity,

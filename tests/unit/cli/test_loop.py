@@ -11,12 +11,12 @@ import pytest
 
 import falaj as fj
 from command_line import CommandLine, command_line
-from falaj.apps.cli.commands.endpoints_infer import tensor
+from falaj.apps.cli.commands.endpoints import tensor
 from falaj.apps.cli.files import atomic_file
 from falaj.apps.cli.output.messages import result_message
 from falaj.apps.cli.output.values import format_elapsed
 from falaj.errors import InvalidInput
-from falaj.governance.operations.wording import rule
+from falaj.governance.operations.operation import allowed_values
 from falaj.records.monitoring.monitors import Alert
 from falaj.records.registry import TensorSpec
 
@@ -161,7 +161,7 @@ BAD = (
     ("models approve churn@1 --alias champion", 1, "it takes the role approver"),
     ("models approvals churn@9 --alias champion", 1, "there is no model_version"),
     ("models protect nope --alias champion", 1, "there is no model 'nope'"),
-    ("models rollback churn --alias champion", 1, "no earlier target"),
+    ("models rollback churn --alias champion", 1, "no previous version"),
     ("models verify churn@9", 1, "there is no model_version"),
     ("models resolve churn --alias champion", 1, "churn has no champion now"),
     ("models alias-history nope --alias champion", 1, "there is no model 'nope'"),
@@ -174,7 +174,7 @@ BAD = (
     ("deploy churn@1 --scoring luck", 2, "'log_loss' or 'squared_error'"),
     ("endpoints show nope", 1, "look     falaj endpoints list"),
     ("endpoints stats churn --since yesterday", 2, "a moment, like"),
-    ("endpoints route churn 9=10", 2, "a route leads nowhere"),
+    ("endpoints route churn 9=10", 2, "a route names an unknown version"),
     ("endpoints route churn 1=x", 2, "a whole number behind '='"),
     ("endpoints infer churn", 2, "an input at least"),
     ("endpoints infer churn customer_id", 2, "a name, '=', and values"),
@@ -334,7 +334,7 @@ def test_endpoints_are_deployed_routed_and_removed(falaj: CommandLine) -> None:
 
 
 def test_monitors_watch_check_rebase_and_go(falaj: CommandLine) -> None:
-    assert "nothing was handed in" in falaj.done("monitoring", "check", "churn").out
+    assert "no windows were received" in falaj.done("monitoring", "check", "churn").out
     rebased = falaj.done("monitoring", "set-reference", "churn", "--reference", "churn-train").out
     assert "churn compares with churn-train from now on: 20 rows" in rebased
     assert falaj.done("monitoring", "alerts").err.strip() == "none"
@@ -401,7 +401,7 @@ def test_what_is_no_file_is_written_to_and_never_replaced(tmp_path: Path) -> Non
     ],
 )
 def test_rules_are_in_our_words(given: str, said: str) -> None:
-    assert rule(given) == said
+    assert allowed_values(given) == said
 
 
 def test_a_span_without_an_end_is_not_told() -> None:

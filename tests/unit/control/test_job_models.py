@@ -36,7 +36,7 @@ def show(reference: str) -> Any:
 def test_the_training_set_is_found_among_the_inputs(
     inputs: dict[str, str], workspace: str | None, found: str | None
 ) -> None:
-    services: Any = SimpleNamespace(object=SimpleNamespace(show=show))
+    services: Any = SimpleNamespace(objects=SimpleNamespace(show=show))
     job: Any = SimpleNamespace(spec=SimpleNamespace(inputs=inputs))
 
     assert _training_set(services, job, workspace) == found

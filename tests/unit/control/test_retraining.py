@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from falaj.control.pipelines.retraining import canary, retrain
+from falaj.control.pipelines.canary import canary
+from falaj.control.pipelines.retraining import retrain
 from falaj.errors import Conflict, NotFound
 from falaj.records.control.pipelines import Canary, Pipeline
 from falaj.records.record import utc_now
@@ -97,7 +98,7 @@ class Rooms:
         monitors = [SimpleNamespace(id=f"monitor_{n}", endpoint=f"endpoint_{n}") for n in (1, 2)]
         self.monitoring = SimpleNamespace(
             list=lambda **_more: SimpleNamespace(items=monitors),
-            rebase=self._note("rebase", Record(id="monitor_1")),
+            set_reference=self._note("set_reference", Record(id="monitor_1")),
         )
 
     def _endpoint(self, _name: str) -> Any:
@@ -167,7 +168,7 @@ def test_a_good_model_goes_from_training_set_to_promotion() -> None:
     assert services.asked("register")[0]["training_set"] == "dataset_1"
     assert weights(services) == [{"1": 90, "2": 10}, {"2": 100}]
     assert services.asked("promote")[0]["to"] == "champion"
-    assert services.asked("rebase") == [{"first": "monitor_1", "reference": "dataset_1"}]
+    assert services.asked("set_reference") == [{"first": "monitor_1", "reference": "dataset_1"}]
     assert ended["verdict"]["promote"] is True
     assert (ended["cause"], ended["job"], ended["version"]) == ("drift", "job_1", "version_2")
 

@@ -13,7 +13,7 @@ from platforms import OwnPlatform
 
 
 @dataclass
-class Ground:
+class FeaturesEnv:
     """A platform, its room of features, and where their bytes lie."""
 
     platform: OwnPlatform
@@ -29,12 +29,12 @@ class Ground:
 
 
 @pytest.fixture
-def ground(platform: OwnPlatform) -> Ground:
+def env(platform: OwnPlatform) -> FeaturesEnv:
     """The test runs once on SQLite and once on PostgreSQL."""
-    return Ground(platform, platform.features, platform.home.path)
+    return FeaturesEnv(platform, platform.features, platform.home.path)
 
 
 @pytest.fixture
-def light_ground(light_platform: OwnPlatform) -> Ground:
+def light_env(light_platform: OwnPlatform) -> FeaturesEnv:
     """The same on SQLite only, for what does not depend on the database."""
-    return Ground(light_platform, light_platform.features, light_platform.home.path)
+    return FeaturesEnv(light_platform, light_platform.features, light_platform.home.path)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from falaj.drivers.duckdb.queries import DuckDbQueryEngine
 from falaj.features.aggregations import aggregated_rows, newest_windows
-from falaj.features.joining import join
-from falaj.features.joins import ARRIVAL, ROW, newest_rows
+from falaj.features.joins import ARRIVAL, ROW, join, newest_rows
 from falaj.features.views import join_input
 from falaj.records.features import (
     AggregateFunction,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.drivers.duckdb.queries import DuckDbQueryEngine
-from falaj.features.joining import join
-from falaj.features.joins import ARRIVAL, ROW, JoinedView, newest_rows, pair_counts, point_in_time_join
+from falaj.features.joins import ARRIVAL, ROW, JoinedView, join, newest_rows, pair_counts, point_in_time_join
 
 QUERIES = DuckDbQueryEngine(threads=1)
 MOMENT = pa.timestamp("us", "UTC")

@@ -1,4 +1,4 @@
-"""Blobs through the whole platform: encrypted at rest, visible when committed, swept when nobody refers to them."""
+"""Blobs through the whole platform: encrypted at rest, visible when committed, cleaned up when nothing refers to them."""
 
 from __future__ import annotations
 

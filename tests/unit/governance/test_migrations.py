@@ -57,8 +57,8 @@ def schema(engine: sa.Engine) -> dict[str, Any]:
     }
 
 
-def test_migrations_make_what_the_rooms_speak_of(engine: sa.Engine) -> None:
-    assert Services  # every room's tables are loaded
+def test_migrations_make_the_tables_of_the_services(engine: sa.Engine) -> None:
+    assert Services  # every service's tables are loaded
 
     with engine.connect() as connection:
         options = {"compare_type": True, "compare_server_default": True}
@@ -122,7 +122,7 @@ def test_processes_that_start_at_once_migrate_once(postgres_url: str) -> None:
     engine.dispose()
 
 
-def test_platforms_that_start_at_once_on_one_database_found_it_once(
+def test_platforms_that_start_at_once_on_one_database_bootstrap_it_once(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_TEST_METADATA_URL", postgres_url)

@@ -27,7 +27,7 @@ SLOT = timedelta(seconds=10)
 Rows = Mapping[str, Any]
 
 
-class Stand:
+class ObjectFactory:
     """Makes objects of other services, so that a test of this one need not run them."""
 
     def __init__(self, gate: Gate) -> None:
@@ -48,24 +48,24 @@ class Stand:
 
 
 @dataclass
-class Ground:
+class MonitoringEnv:
     """The room on a real platform. Training sets are tables that the test holds, by the name of their object."""
 
     platform: OwnPlatform
-    room: Monitoring
-    stand: Stand
+    service: Monitoring
+    factory: ObjectFactory
     tables: dict[str, pa.Table] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
 
     def training_set(self, name: str, rows: Rows, *, sources: tuple[str, ...] = ()) -> str:
         self.tables[name] = pa.table({column: pa.array(values) for column, values in rows.items()})
-        return self.stand.make("dataset", name, sources=sources).id
+        return self.factory.make("dataset", name, sources=sources).id
 
     def watched(self, rows: Rows, **options: Any) -> Monitor:
         """A monitor of the endpoint `delay`, which is made too, on a training set of `rows`."""
-        self.stand.make("endpoint", "delay")
+        self.factory.make("endpoint", "delay")
         self.training_set("flights", rows)
-        return self.room.watch("delay", reference="flights", **options)
+        return self.service.watch("delay", reference="flights", **options)
 
     def serve(self, rows: Rows, *, version: str = "3", answers: Rows | None = None) -> WindowRecord:
         """What a server that saw `rows` hands in ten seconds later."""
@@ -77,39 +77,41 @@ class Ground:
         (served,) = collector.flush()
         return served.window
 
-    def hand_in(self, rows: Rows, **options: Any) -> None:
-        self.room.record("delay", windows=(self.serve(rows, **options),))
+    def deliver(self, rows: Rows, **options: Any) -> None:
+        self.service.record("delay", windows=(self.serve(rows, **options),))
 
     def again(self) -> Monitoring:
         """The room of another process on the same database."""
-        return room_on(self.platform.again(), self.tables)
+        return service_on(self.platform.again(), self.tables)
 
 
-def room_on(platform: OwnPlatform, tables: dict[str, pa.Table]) -> Monitoring:
-    room = platform.monitoring
-    stand = partial(_stream, tables)
-    return Monitoring(platform.gate_with(Stand), training_set=stand, sealed=room._sealed)
+def service_on(platform: OwnPlatform, tables: dict[str, pa.Table]) -> Monitoring:
+    service = platform.monitoring
+    factory = partial(_stream, tables)
+    return Monitoring(platform.gate_with(ObjectFactory), training_set=factory, sealed=service._sealed)
 
 
 def _stream(tables: dict[str, pa.Table], found: StoredObject) -> pa.RecordBatchReader:
     return tables[found.name].to_reader(max_chunksize=1000)
 
 
-def grounded(platform: OwnPlatform) -> Ground:
+def make_env(platform: OwnPlatform) -> MonitoringEnv:
     tables: dict[str, pa.Table] = {}
-    return Ground(platform, room_on(platform, tables), Stand(platform.gate_with(Stand)), tables)
+    return MonitoringEnv(
+        platform, service_on(platform, tables), ObjectFactory(platform.gate_with(ObjectFactory)), tables
+    )
 
 
 @pytest.fixture
-def ground(platform: OwnPlatform) -> Ground:
+def env(platform: OwnPlatform) -> MonitoringEnv:
     """The test runs once on SQLite and once on PostgreSQL."""
-    return grounded(platform)
+    return make_env(platform)
 
 
 @pytest.fixture
-def light_ground(light_platform: OwnPlatform) -> Ground:
+def light_env(light_platform: OwnPlatform) -> MonitoringEnv:
     """The same on SQLite only, for what does not depend on the database."""
-    return grounded(light_platform)
+    return make_env(light_platform)
 
 
 class MakeEndpoint(Protocol):
@@ -119,4 +121,4 @@ class MakeEndpoint(Protocol):
 @pytest.fixture
 def make_endpoint() -> MakeEndpoint:
     """Makes an endpoint that serves nothing."""
-    return lambda platform, name: Stand(platform.gate_with(Stand)).make("endpoint", name).id
+    return lambda platform, name: ObjectFactory(platform.gate_with(ObjectFactory)).make("endpoint", name).id

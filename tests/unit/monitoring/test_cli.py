@@ -68,7 +68,7 @@ def test_an_endpoint_is_watched_and_its_drift_is_told(falaj: CommandLine) -> Non
         "delay watches delay beside flights: 1000 rows, all columns that both have\n"
     )
     assert "falaj monitoring check delay" in watched.out
-    assert "nothing was handed in" in falaj.done("monitoring", "check", "delay").out
+    assert "no windows were received" in falaj.done("monitoring", "check", "delay").out
 
     serve(falaj.folder, RNG.normal(2, 1, 300))
 

@@ -22,7 +22,7 @@ from platforms import Clock
 from polling import eventually
 
 if TYPE_CHECKING:
-    from conftest import Ground
+    from conftest import MonitoringEnv
 
 
 class Platform:
@@ -109,7 +109,7 @@ def test_what_cannot_be_sketched_is_passed_over(caplog: pytest.LogCaptureFixture
 
 
 def test_what_is_put_aside_is_bounded() -> None:
-    collector = Collector(values_aside=1000)
+    collector = Collector(pending_values=1000)
     for _ in range(1000):
         collector.add("delay", "3", {"a": np.ones(10), "b": np.ones(10)})
         assert collector._versions["delay", "3"].values < 1000
@@ -118,7 +118,7 @@ def test_what_is_put_aside_is_bounded() -> None:
 
 
 def test_threads_lose_no_row() -> None:
-    collector, total, done = Collector(values_aside=500), 0, threading.Event()
+    collector, total, done = Collector(pending_values=500), 0, threading.Event()
 
     def serve() -> None:
         for _ in range(500):
@@ -196,7 +196,7 @@ def test_a_window_whose_answer_was_lost_counts_once() -> None:
 def test_a_window_of_an_endpoint_that_is_gone_does_not_stop_the_others() -> None:
     collector, taken = Collector(), []
 
-    def hand_in(endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
+    def deliver(endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
         if endpoint == "gone":
             raise NotFound("there is no endpoint 'gone'")
         taken.append(endpoint)
@@ -204,53 +204,51 @@ def test_a_window_of_an_endpoint_that_is_gone_does_not_stop_the_others() -> None
     collector.add("gone", "1", {"x": np.ones(10)})
     collector.add("delay", "1", {"x": np.ones(10)})
 
-    delivery = Delivery(collector, hand_in)
+    delivery = Delivery(collector, deliver)
     delivery.deliver()
 
     assert (taken, delivery.waiting) == (["delay"], 0)
 
 
-def test_a_wide_window_travels_in_parts_that_fit(light_ground: Ground) -> None:
-    rng, record = light_ground.rng, operations_of(Monitoring)["record"]
+def test_a_wide_window_travels_in_parts_that_fit(light_env: MonitoringEnv) -> None:
+    rng, record = light_env.rng, operations_of(Monitoring)["record"]
     rows = {f"c{number}": rng.normal(size=5000) for number in range(80)}
     rows["c0"][0] = np.inf
-    light_ground.watched(
-        {name: values[:500] for name, values in rows.items()}, window=MonitorWindow(rows=5000)
-    )
+    light_env.watched({name: values[:500] for name, values in rows.items()}, window=MonitorWindow(rows=5000))
 
-    parts = list(split_window(light_ground.serve(rows)))
+    parts = list(split_window(light_env.serve(rows)))
     for part in parts:
         body = (
             record.input.model_validate({"endpoint": "delay", "windows": (part,)}).model_dump_json().encode()
         )
         assert len(body) < 2**20
-        light_ground.room.record("delay", windows=record.check_json(body).windows)  # type: ignore[attr-defined]
+        light_env.service.record("delay", windows=record.check_json(body).windows)  # type: ignore[attr-defined]
 
     assert len(parts) > 1
     assert [part.rows for part in parts] == [5000] + [0] * (len(parts) - 1)
-    assert light_ground.room.evaluate().windows == 1
-    (progress,) = light_ground.room.show("delay").versions
+    assert light_env.service.evaluate().windows == 1
+    (progress,) = light_env.service.show("delay").versions
     assert (progress.rows, progress.waiting_rows) == (5000, 0)
-    assert light_ground.platform.count(slots) == len(parts)
-    (look,) = light_ground.room.check("delay").looks
+    assert light_env.platform.count(slots) == len(parts)
+    (look,) = light_env.service.check("delay").looks
     assert len(look.reports) == 80
     assert {report.kind for report in look.reports} == {ColumnKind.NUMERIC}
 
 
-def test_deliveries_to_the_room_count_once_through_the_gate(ground: Ground) -> None:
-    ground.watched({"x": ground.rng.normal(size=2000)})
-    collector, breaks = Collector(clock=ground.platform.clock), True
+def test_deliveries_to_the_room_count_once_through_the_gate(env: MonitoringEnv) -> None:
+    env.watched({"x": env.rng.normal(size=2000)})
+    collector, breaks = Collector(clock=env.platform.clock), True
 
-    def hand_in(endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
-        ground.room.record(endpoint, windows=windows)
+    def deliver(endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
+        env.service.record(endpoint, windows=windows)
         if breaks:
             raise Unavailable("the connection broke")
 
-    delivery = Delivery(collector, hand_in)
+    delivery = Delivery(collector, deliver)
     for _ in range(3):
-        collector.add("delay", "3", {"x": ground.rng.normal(size=100)})
+        collector.add("delay", "3", {"x": env.rng.normal(size=100)})
         delivery.deliver()
     breaks = False
     delivery.deliver()
 
-    assert ground.room.show("delay").versions[0].waiting_rows == 300
+    assert env.service.show("delay").versions[0].waiting_rows == 300

@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 
 from falaj.errors import InvalidInput
-from falaj.monitoring.drift.chi_square import chi_square_critical, chi_square_tail
-from falaj.monitoring.drift.comparison import MINIMUM_ROWS, compare
+from falaj.monitoring.drift.comparison import MINIMUM_ROWS, chi_square_critical, chi_square_tail, compare
 from falaj.monitoring.drift.verdicts import conventional_psi_class, detect_drift
 from falaj.monitoring.sketches.kll import RANK_ERROR
 from falaj.monitoring.sketches.sketchers import WindowSketcher, sketch_column, sketch_reference
@@ -247,7 +246,7 @@ def test_drifted_columns_come_first_the_largest_effect_on_top() -> None:
 
     assert [report.name for report in look.reports] == ["much", "some", "calm", "gone", "new"]
     assert look.words == "delay@3: 2 of 3 columns drift: much, some"
-    assert look.reports[3].words == "gone is not judged: the window does not hold it"
+    assert look.reports[3].words == "gone was not evaluated: it is not in the window"
     assert look.reports[0].effect == pytest.approx(2, rel=0.15)
     assert (look.reports[0].window_rows, look.reports[0].reference_rows) == (3_000, 5_000)
 
@@ -258,7 +257,7 @@ def test_no_drift_is_said_in_words() -> None:
     assert judged(flights(rng, 3_000), flights(rng, 3_000)).words == "delay@3: no drift in 6 columns"
     assert (
         judged({"x": np.ones(9)}, {"x": np.ones(9)}).words
-        == "delay@3: too few rows to judge any of 1 columns"
+        == "delay@3: too few rows to evaluate any of 1 columns"
     )
 
 

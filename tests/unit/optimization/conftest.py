@@ -97,7 +97,7 @@ def network_file(network: Any, rows: Learnable, tmp_path_factory: pytest.TempPat
 
 
 @dataclass(frozen=True)
-class Ground:
+class OptimizationEnv:
     """A platform with a model version and a training set of its features."""
 
     platform: Any
@@ -111,24 +111,24 @@ class Ground:
 
 
 @pytest.fixture
-def ground(platform: OwnPlatform, boosted: Any, rows: Learnable) -> Ground:
+def env(platform: OwnPlatform, boosted: Any, rows: Learnable) -> OptimizationEnv:
     """The test runs once on SQLite and once on PostgreSQL."""
-    return furnish(platform, boosted, rows)
+    return populate(platform, boosted, rows)
 
 
 @pytest.fixture
-def light_ground(light_platform: OwnPlatform, boosted: Any, rows: Learnable) -> Ground:
+def light_env(light_platform: OwnPlatform, boosted: Any, rows: Learnable) -> OptimizationEnv:
     """The same on SQLite only, for what does not depend on the database."""
-    return furnish(light_platform, boosted, rows)
+    return populate(light_platform, boosted, rows)
 
 
 @pytest.fixture
-def furnished(boosted: Any, rows: Learnable) -> Callable[[Platform], Ground]:
+def populated(boosted: Any, rows: Learnable) -> Callable[[Platform], OptimizationEnv]:
     """Put the model and the data into a platform of the test's own."""
-    return partial(furnish, boosted=boosted, rows=rows)
+    return partial(populate, boosted=boosted, rows=rows)
 
 
-def furnish(platform: Platform, boosted: Any, rows: Learnable) -> Ground:
+def populate(platform: Platform, boosted: Any, rows: Learnable) -> OptimizationEnv:
     """Register the trees, and store the rows as a training set."""
     model = platform.blobs.upload(iter([bytes(boosted.get_booster().save_raw("json"))]))
     data = training_set(platform, rows)
@@ -142,7 +142,7 @@ def furnish(platform: Platform, boosted: Any, rows: Learnable) -> Ground:
         card="# Late",
     )
     assert version.format is FileFormat.XGBOOST
-    return Ground(platform, version, data)
+    return OptimizationEnv(platform, version, data)
 
 
 def training_set(platform: Platform, rows: Learnable) -> str:

@@ -247,7 +247,7 @@ def test_splits_on_categories_are_refused(rows: Learnable, path: Path) -> None:
     ("sample", "words"),
     [
         (np.zeros((4, 3), np.float32), "X has 3 features, but LinearRegression is expecting 8"),
-        (np.zeros((0, 8), np.float32), "one row at least"),
+        (np.zeros((0, 8), np.float32), "at least one row"),
         (np.zeros(8, np.float32), "[rows, features]"),
         ([["a"] * 8], "encode text"),
         ((np.zeros((4, 8)), np.zeros((4, 8))), "one array of rows"),
@@ -264,7 +264,7 @@ def test_names_must_fit_the_columns(rows: Learnable, path: Path) -> None:
     model = LinearRegression().fit(rows.features, rows.target)
 
     assert "3 names" in refusal(model, path, rows.features, names=["a", "b", "c"])
-    assert "7 of them different" in refusal(model, path, rows.features, names=[*"abcdefg", "a"])
+    assert "7 of them unique" in refusal(model, path, rows.features, names=[*"abcdefg", "a"])
 
 
 def test_what_is_no_model_is_refused(rows: Learnable, path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_file_that_predicts_something_else_is_not_written(rows: Learnable, pat
 
     said = refusal(model, path, rows.features, tolerance=1e-12)
 
-    assert "does not predict what the model does" in said
+    assert "predicts differently from the model" in said
     assert "output probability at" in said
 
 

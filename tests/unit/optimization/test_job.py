@@ -44,7 +44,7 @@ class Job:
         (self.inputs / "model" / name).write_bytes(content)
 
     def run(self, settings: OptimizationSettings = SETTINGS) -> OptimizationReport:
-        return optimize(settings, inputs=self.inputs, outputs=self.outputs, say=lambda _: None)
+        return optimize(settings, inputs=self.inputs, outputs=self.outputs, log=lambda _: None)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_the_program_runs_under_the_contract_of_jobs(job: Job, boosted: Any, row
     ran = launch(job, *SETTINGS.arguments())
 
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "judging by log_loss on 1500 rows" in ran.stdout
+    assert "evaluating log_loss on 1500 rows" in ran.stdout
     assert "int8 refused: trees only compare" in ran.stdout
     report = json.loads((job.outputs / "report.json").read_text())
     assert [each["recipe"] for each in report["variants"]] == ["onnx", "int8", "fp16"]

@@ -24,7 +24,7 @@ from falaj.records.optimization import (
 )
 
 if TYPE_CHECKING:
-    from conftest import Ground  # type: ignore[attr-defined]
+    from conftest import OptimizationEnv  # type: ignore[attr-defined]
 
 MEASURED = Measurement(
     latency_p50_us=10,
@@ -57,42 +57,40 @@ REPORT = OptimizationReport(
 )
 
 
-def job_object(ground: Ground) -> ObjectId:
+def job_object(env: OptimizationEnv) -> ObjectId:
     """A job, as far as the room knows of it."""
-    home = ground.platform.workspaces.show("default")
-    owner = ground.version.author
+    home = env.platform.workspaces.show("default")
+    owner = env.version.author
     ident = new_id("job")
     new = StoredObject(
-        id=ident, workspace=home.id, kind="job", name=ident, owner=owner, created_at=ground.platform.clock.now
+        id=ident, workspace=home.id, kind="job", name=ident, owner=owner, created_at=env.platform.clock.now
     )
-    with ground.platform.database.write() as tx:
+    with env.platform.database.write() as tx:
         objects.create(tx, new)
     return ident
 
 
-def record(ground: Ground, **changed: Any):
+def record(env: OptimizationEnv, **changed: Any):
     given = {
-        **ground.start,
-        "job": job_object(ground),
+        **env.start,
+        "job": job_object(env),
         "budget": AcceptanceBudget(),
         "report": REPORT,
         **changed,
     }
-    return ground.platform.optimization.record(given.pop("model"), **given)
+    return env.platform.optimization.record(given.pop("model"), **given)
 
 
-def test_a_start_is_written_down_for_the_controller(ground: Ground) -> None:
-    start = ground.start
-    work = ground.platform.optimization.start(
-        start.pop("model"), **start, budget=AcceptanceBudget(worse=0.02)
-    )
+def test_a_start_is_written_down_for_the_controller(env: OptimizationEnv) -> None:
+    start = env.start
+    work = env.platform.optimization.start(start.pop("model"), **start, budget=AcceptanceBudget(worse=0.02))
 
     assert (work.workflow, work.state) == ("optimization.start", "waiting")
-    (given,) = [row["input"] for row in ground.platform.rows(_work())]
+    (given,) = [row["input"] for row in env.platform.rows(_work())]
     assert given == {
-        "model": ground.version.id,
-        "workspace": ground.version.workspace,
-        "data": ground.data,
+        "model": env.version.id,
+        "workspace": env.version.workspace,
+        "data": env.data,
         "target": "late",
         "features": [*start["features"]],
         "recipes": ["onnx", "int8"],
@@ -100,28 +98,28 @@ def test_a_start_is_written_down_for_the_controller(ground: Ground) -> None:
     }
 
 
-def test_what_came_of_it_is_kept(ground: Ground) -> None:
-    made = record(ground)
+def test_what_came_of_it_is_kept(env: OptimizationEnv) -> None:
+    made = record(env)
 
     assert (made.model, made.data, made.report) == ("late@1", "june", REPORT)
-    assert ground.platform.optimization.show(made.id) == made
-    assert ground.platform.optimization.list().items == (made,)
-    above = [node.id for node in ground.platform.lineage.graph(made.id, direction=Direction.UP)]
-    assert {ground.version.id, ground.data, made.job} <= set(above)
+    assert env.platform.optimization.show(made.id) == made
+    assert env.platform.optimization.list().items == (made,)
+    above = [node.id for node in env.platform.lineage.graph(made.id, direction=Direction.UP)]
+    assert {env.version.id, env.data, made.job} <= set(above)
 
 
-def test_a_developer_cannot_record_what_was_never_measured(light_ground: Ground) -> None:
-    developer = light_ground.platform.join("dana", Role.DEVELOPER)
+def test_a_developer_cannot_record_what_was_never_measured(light_env: OptimizationEnv) -> None:
+    developer = light_env.platform.join("dana", Role.DEVELOPER)
 
     with acting_as(developer), pytest.raises(Denied):
-        record(light_ground, job=job_object(light_ground))
+        record(light_env, job=job_object(light_env))
 
 
-def test_features_are_those_of_the_signature_unless_given(light_ground: Ground) -> None:
-    light_ground.platform.optimization.start("late@1", data=light_ground.data, target="late")
+def test_features_are_those_of_the_signature_unless_given(light_env: OptimizationEnv) -> None:
+    light_env.platform.optimization.start("late@1", data=light_env.data, target="late")
 
-    (given,) = [row["input"] for row in light_ground.platform.rows(_work())]
-    assert tuple(given["features"]) == light_ground.start["features"]
+    (given,) = [row["input"] for row in light_env.platform.rows(_work())]
+    assert tuple(given["features"]) == light_env.start["features"]
 
 
 @pytest.mark.parametrize(
@@ -138,52 +136,52 @@ def test_features_are_those_of_the_signature_unless_given(light_ground: Ground) 
     ids=["target", "feature", "twice", "target among them", "no recipe", "unknown recipe", "budget"],
 )
 def test_a_start_that_does_not_fit_is_refused(
-    changed: dict[str, Any], words: str, light_ground: Ground
+    changed: dict[str, Any], words: str, light_env: OptimizationEnv
 ) -> None:
-    start = {**light_ground.start, **changed}
+    start = {**light_env.start, **changed}
 
     with pytest.raises(InvalidInput) as caught:
-        light_ground.platform.optimization.start(start.pop("model"), **start)
+        light_env.platform.optimization.start(start.pop("model"), **start)
 
     assert words in str(caught.value)
-    assert light_ground.platform.count(_work()) == 0
+    assert light_env.platform.count(_work()) == 0
 
 
-def test_a_format_that_cannot_be_measured_is_refused(light_ground: Ground) -> None:
-    platform = light_ground.platform
+def test_a_format_that_cannot_be_measured_is_refused(light_env: OptimizationEnv) -> None:
+    platform = light_env.platform
     blob = platform.blobs.upload(iter([model_files.safetensors()]))
     platform.models.register("weights", files=(blob.id,), paths=("w.safetensors",))
 
     with pytest.raises(InvalidInput, match="weights@1, which is safetensors"):
-        platform.optimization.start("weights@1", data=light_ground.data, target="late", features=("f0",))
+        platform.optimization.start("weights@1", data=light_env.data, target="late", features=("f0",))
 
 
-def test_unknown_models_and_data_are_not_found(light_ground: Ground) -> None:
-    start = light_ground.platform.optimization.start
+def test_unknown_models_and_data_are_not_found(light_env: OptimizationEnv) -> None:
+    start = light_env.platform.optimization.start
 
     with pytest.raises(NotFound):
-        start("late@7", data=light_ground.data, target="late")
+        start("late@7", data=light_env.data, target="late")
     with pytest.raises(NotFound):
         start("late@1", data="july", target="late")
 
 
-def test_a_viewer_may_look_but_not_start(light_ground: Ground) -> None:
-    made = record(light_ground)
-    viewer = light_ground.platform.join("vera", Role.VIEWER)
-    start = light_ground.start
+def test_a_viewer_may_look_but_not_start(light_env: OptimizationEnv) -> None:
+    made = record(light_env)
+    viewer = light_env.platform.join("vera", Role.VIEWER)
+    start = light_env.start
 
     with acting_as(viewer):
-        assert light_ground.platform.optimization.show(made.id) == made
+        assert light_env.platform.optimization.show(made.id) == made
         with pytest.raises(Denied):
-            light_ground.platform.optimization.start(start.pop("model"), **start)
+            light_env.platform.optimization.start(start.pop("model"), **start)
 
 
-def test_restrictions_flow_into_what_is_kept(light_ground: Ground) -> None:
-    light_ground.platform.objects.label(light_ground.data, only=("AE",))
+def test_restrictions_flow_into_what_is_kept(light_env: OptimizationEnv) -> None:
+    light_env.platform.objects.label(light_env.data, only=("AE",))
 
-    made = record(light_ground)
+    made = record(light_env)
 
-    assert light_ground.platform.objects.show(made.id).label.only == frozenset({"AE"})
+    assert light_env.platform.objects.show(made.id).label.only == frozenset({"AE"})
 
 
 def _work():

@@ -29,7 +29,7 @@ from falaj.records.training.jobs import Job, JobOutput, JobSpec, JobState
 from polling import eventually
 
 if TYPE_CHECKING:
-    from conftest import Ground  # type: ignore[attr-defined]
+    from conftest import OptimizationEnv  # type: ignore[attr-defined]
 
 
 class Killed(BaseException):
@@ -76,9 +76,9 @@ class Walk:
 class Jobs:
     """The room of jobs as the workflow sees it: a job runs when it is looked at, in this process."""
 
-    def __init__(self, ground: Ground, folder: Path) -> None:
-        self._platform = ground.platform
-        self._author = ground.version.author
+    def __init__(self, env: OptimizationEnv, folder: Path) -> None:
+        self._platform = env.platform
+        self._author = env.version.author
         self._folder = folder
         self.submitted: dict[str, Job] = {}
         self.fails = ""
@@ -130,7 +130,7 @@ class Jobs:
             self._platform.features.load(job.spec.inputs["data"]).read_all(), inputs / "data.parquet"
         )
         optimization_job.optimize(
-            parse_settings(job.spec.args), inputs=inputs, outputs=outputs, say=lambda _: None
+            parse_settings(job.spec.args), inputs=inputs, outputs=outputs, log=lambda _: None
         )
         found = [
             JobOutput(path=path.relative_to(outputs).as_posix(), blob=self._put(path, job))
@@ -145,25 +145,25 @@ class Jobs:
 
 
 class Stage:
-    def __init__(self, ground: Ground, folder: Path) -> None:
-        self.ground = ground
-        self.jobs = Jobs(ground, folder)
-        self.services: Any = SimpleNamespace(**vars(ground.platform.parts.services) | {"jobs": self.jobs})
+    def __init__(self, env: OptimizationEnv, folder: Path) -> None:
+        self.env = env
+        self.jobs = Jobs(env, folder)
+        self.services: Any = SimpleNamespace(**vars(env.platform.parts.services) | {"jobs": self.jobs})
         self.given = {
-            "model": ground.version.id,
-            "workspace": ground.version.workspace,
-            "data": ground.data,
+            "model": env.version.id,
+            "workspace": env.version.workspace,
+            "data": env.data,
             "target": "late",
-            "features": [*ground.start["features"]],
+            "features": [*env.start["features"]],
             "recipes": ["onnx", "int8"],
             "budget": {"speedup": 1.1, "worse": 0.01},
         }
 
 
 @pytest.fixture
-def stage(light_ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def stage(light_env: OptimizationEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setattr(latency, "BLOCK_S", 0.001)
-    return Stage(light_ground, tmp_path / "job")
+    return Stage(light_env, tmp_path / "job")
 
 
 def test_the_controller_knows_it() -> None:
@@ -173,7 +173,7 @@ def test_the_controller_knows_it() -> None:
 def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(stage: Stage) -> None:
     result = optimize(stage.services, Walk(), stage.given)
 
-    platform, original = stage.ground.platform, stage.ground.version
+    platform, original = stage.env.platform, stage.env.version
     made = platform.models.version("late@2")
     assert result["versions"] == [made.id]
     assert (made.format, made.sources, made.training_set) == (
@@ -181,7 +181,7 @@ def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(st
         (original.id,),
         original.training_set,
     )
-    assert made.inputs[0].features == stage.ground.start["features"]
+    assert made.inputs[0].features == stage.env.start["features"]
     assert made.outputs[0].name == "probability"
     assert made.metrics["auc"] == 0.8
     assert made.metrics["optimization.loss"] > 0
@@ -192,7 +192,7 @@ def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(st
     assert (int8.verdict, int8.version) == (OptimizationVerdict.REFUSED, None)
     assert "nothing to quantize" in int8.reason
     with platform.database.read() as tx:
-        assert {original.id, stage.ground.data} <= set(relatives(tx, made.id, up=True, depth=None))
+        assert {original.id, stage.env.data} <= set(relatives(tx, made.id, up=True, depth=None))
 
 
 STEPS = ["submit", "measure variants", "read the report", "register onnx", "record"]
@@ -211,8 +211,8 @@ def test_killed_before_or_after_a_step_nothing_happens_twice(stage: Stage, step:
 
     assert [*walk.kept] == STEPS
     assert len(stage.jobs.submitted) == 1
-    assert stage.ground.platform.models.show("late").versions == 2
-    assert [each.id for each in stage.ground.platform.optimization.list().items] == [result["id"]]
+    assert stage.env.platform.models.show("late").versions == 2
+    assert [each.id for each in stage.env.platform.optimization.list().items] == [result["id"]]
 
 
 def test_cancelled_work_takes_its_job_with_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +237,8 @@ def test_a_job_that_fails_is_the_end_of_it(stage: Stage) -> None:
     with pytest.raises(Conflict, match=r"failed: exit status 1; falaj jobs logs job_"):
         optimize(stage.services, Walk(), stage.given)
 
-    assert stage.ground.platform.models.show("late").versions == 1
-    assert stage.ground.platform.optimization.list().items == ()
+    assert stage.env.platform.models.show("late").versions == 1
+    assert stage.env.platform.optimization.list().items == ()
 
 
 def test_a_report_that_cannot_be_read_is_the_end_of_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,30 +258,30 @@ def test_a_report_that_cannot_be_read_is_the_end_of_it(stage: Stage, monkeypatch
 # ------------------------------------------------------------------------------------------- the real thing
 
 
-def test_a_real_job_measures_under_the_controller(tmp_path: Path, furnished: Callable[[Any], Ground]) -> None:
+def test_a_real_job_measures_under_the_controller(
+    tmp_path: Path, populated: Callable[[Any], OptimizationEnv]
+) -> None:
     """Embedded: the controller, the queue and the job's process are those of a running platform."""
     with fj.open(tmp_path / "home") as platform:
-        ground = furnished(platform)
+        env = populated(platform)
 
-        work = platform.optimization.start("late@1", data=ground.data, target="late")
+        work = platform.optimization.start("late@1", data=env.data, target="late")
         *_, ended = platform.workflows.watch(work.id)
 
         assert (ended.state, ended.error) == (WorkflowState.DONE, None)
         result = ended.result or {}
         kept = platform.optimization.show(result["id"])
         assert [each.recipe for each in kept.report.variants] == ["onnx", "int8"]
-        assert [platform.models.version(each).sources for each in result["versions"]] == [
-            (ground.version.id,)
-        ]
-        assert "judging by log_loss" in b"".join(platform.jobs.logs(kept.job)).decode()
+        assert [platform.models.version(each).sources for each in result["versions"]] == [(env.version.id,)]
+        assert "evaluating log_loss" in b"".join(platform.jobs.logs(kept.job)).decode()
 
 
 def test_cancelling_it_under_the_controller_cancels_its_job(
-    tmp_path: Path, furnished: Callable[[Any], Ground]
+    tmp_path: Path, populated: Callable[[Any], OptimizationEnv]
 ) -> None:
     with fj.open(tmp_path / "home") as platform:
-        ground = furnished(platform)
-        work = platform.optimization.start("late@1", data=ground.data, target="late")
+        env = populated(platform)
+        work = platform.optimization.start("late@1", data=env.data, target="late")
         (job,) = eventually(lambda: platform.jobs.list().items, within=60)
 
         platform.workflows.cancel(work.id)

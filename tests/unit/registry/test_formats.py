@@ -149,7 +149,7 @@ def test_a_pickle_that_is_plain_text_is_refused(code: bytes) -> None:
         (zlib.compress(pickle.dumps(Bomb())), "joblib"),
         (b"ZF0x1f" + bytes([0x8F]) * 30, "joblib"),
         (b"\x1f\x8b\x08" + bytes(30), "gzip"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(30), "not known"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(30), "unknown format"),
     ],
 )
 def test_a_pickle_in_disguise_is_refused_with_its_place_and_a_way_out(data: bytes, says: str) -> None:
@@ -207,19 +207,19 @@ def encrypted() -> bytes:
     ("data", "says"),
     [
         (bomb_archive(), "neither"),
-        (files.torch_export()[:-10], "cut off"),
-        (files.torch_export() + b"tail", "cut off"),
-        (files.torch_export()[:40] + files.torch_export()[60:], "something before"),
+        (files.torch_export()[:-10], "truncated"),
+        (files.torch_export() + b"tail", "truncated"),
+        (files.torch_export()[:40] + files.torch_export()[60:], "data outside"),
         (files.torch_export()[:32] + b"?" + files.torch_export()[33:], "damaged"),
-        (b"PK\x03\x04", "cut off"),
+        (b"PK\x03\x04", "truncated"),
         (encrypted(), "encrypted"),
         (files.archive({"a.npy": files.array()}, compression=zipfile.ZIP_LZMA), "compression"),
         (files.archive({f"{n}": b"" for n in range(10_001)}), "10001 members"),
         (b"\xff\xff\xff\x7f\0\0\0\0{" + bytes(20), "header of 2147483647"),
-        (b"\xff\xff\0\0\0\0\0\0{" + bytes(20), "cut off"),
-        (files.onnx()[:-1], "not known"),
-        (b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "not known"),
-        (b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "not known"),
+        (b"\xff\xff\0\0\0\0\0\0{" + bytes(20), "truncated"),
+        (files.onnx()[:-1], "unknown format"),
+        (b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "unknown format"),
+        (b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "unknown format"),
         (files.torch_export(**{"data__weights__model_weights_config.json": "[" * 50_000}), "list of weights"),
         (files.array("'<f4'" + " " * 4000), "Python objects"),
     ],
@@ -229,4 +229,4 @@ def test_hostile_files_give_typed_errors(data: bytes, says: str) -> None:
 
 
 def test_an_archive_with_two_members_of_one_name_is_refused() -> None:
-    assert "one name" in refusal(twins())
+    assert "duplicate member names" in refusal(twins())

@@ -285,7 +285,7 @@ def test_a_deleted_blob_is_found(light_platform: OwnPlatform, models: Models, re
 def test_verify_tells_how_far_it_is(
     light_platform: OwnPlatform, models: Models, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("falaj.registry.verification.REPORT_BYTES", 1)
+    monkeypatch.setattr("falaj.registry.files.REPORT_BYTES", 1)
     made = register(data=model_files.safetensors() + bytes(3 << 20))
 
     checks = list(models.verify("churn@1"))

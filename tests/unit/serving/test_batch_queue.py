@@ -105,7 +105,7 @@ def test_a_fixed_first_dimension_is_never_shared(tmp_path: Path) -> None:
 def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = constant(tmp_path / "m.onnx", 1)
 
-    with pytest.raises(Damaged, match="m@1 is not what was registered"):
+    with pytest.raises(Damaged, match="m@1 differs from the registered one"):
         load(ServedFile(model="m", version="1", path=path, sha256="0" * 64))
     path.write_bytes(b"not a model")
     with pytest.raises(InvalidInput, match="m@1 is not an ONNX model"):

@@ -179,7 +179,7 @@ def lookup(view: str = "riders", **more: Any) -> Lookup:
 def test_what_cannot_be_served_is_refused_with_the_reason(platform: OwnPlatform, riders: str) -> None:
     assert "optimize or export it first" in refused(InvalidInput, platform, model="weights@1")
     assert "m@99" in refused(NotFound, platform, model="m@99")
-    assert "no word of the inference protocol" in refused(InvalidInput, platform, "infer")
+    assert "not reserved by the inference protocol" in refused(InvalidInput, platform, "infer")
     assert "nothere" in refused(NotFound, platform, lookup=lookup("nothere"))
     assert "3 columns" in refused(InvalidInput, platform, lookup=lookup(features=("trips", "a", "b")))
     assert "none of its features" in refused(InvalidInput, platform, lookup=lookup(features=("a", "b")))
@@ -191,7 +191,7 @@ def test_a_route_leads_to_versions_of_the_model_only(platform: OwnPlatform) -> N
     platform.endpoints.deploy("routes", model="m@1")
     route = platform.endpoints.route
 
-    with pytest.raises(InvalidInput, match="nowhere"):
+    with pytest.raises(InvalidInput, match="unknown version"):
         route("routes", routes=(Route(version="9"), Route(version="weights@1")))
     with pytest.raises(InvalidInput, match="routes is not valid"):
         route("routes", routes=(Route(version="1"), Route(version="m@1")))

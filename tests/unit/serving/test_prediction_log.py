@@ -67,7 +67,7 @@ def answered(log: PredictionRecorder, *sizes: int) -> list[str]:
     """The ids of requests with so many rows each, answered as one batch."""
     requests, at = [], 0
     for size in sizes:
-        requests.append(PredictedRequest("endpoint", log.name(*KEY), "", "vera", slice(at, at + size)))
+        requests.append(PredictedRequest("endpoint", log.next_id(*KEY), "", "vera", slice(at, at + size)))
         at += size
     rows = np.arange(2 * at, dtype=np.float32).reshape(at, 2)
     texts = np.array(["yes"] * at, np.object_)
@@ -152,7 +152,7 @@ def test_an_endpoint_that_is_gone_does_not_hold_up_the_others() -> None:
 def test_a_batch_waits_for_the_answers_that_have_their_ids() -> None:
     store = Store()
     log = made_log(store)
-    requests = [PredictedRequest("endpoint", log.name(*KEY), "", "vera", slice(0, 1))]
+    requests = [PredictedRequest("endpoint", log.next_id(*KEY), "", "vera", slice(0, 1))]
     row = np.zeros((1, 2), np.float32)
     answer = PredictedBatch(MODEL, datetime.now(UTC), requests, [row], [np.array(["no"], np.object_), row])
     late = threading.Timer(0.3, log.add, [answer])
@@ -168,7 +168,7 @@ def test_an_answer_that_comes_after_its_batch_is_counted_as_lost(monkeypatch: py
     monkeypatch.setattr(recorder, "MAX_RESPONSE_WAIT_S", 0.05)
     store = Store()
     log = made_log(store)
-    name = log.name(*KEY)
+    name = log.next_id(*KEY)
     log.flush()
 
     requests = [PredictedRequest("endpoint", name, "", "vera", slice(0, 1))]

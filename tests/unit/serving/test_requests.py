@@ -34,7 +34,7 @@ class Kept:
         self.batches: list[PredictedBatch] = []
         self.fails = False
 
-    def name(self, endpoint: str, version: str) -> str:
+    def next_id(self, endpoint: str, version: str) -> str:
         return f"{endpoint}-{len(self.batches)}"
 
     def add(self, batch: PredictedBatch) -> None:
@@ -102,22 +102,22 @@ BAD = {
     x([None, 1]): "Expected `float`, got `null`",
     x([1]): "1 values, where the shape needs 2",
     x([1, 2, 3]): "3 values, where the shape needs 2",
-    x([[1, 2, 3]]): "nested lists that do not have the shape",
-    x([[1], [2]]): "nested lists that do not have the shape",
-    x([[[1, 2]]]): "nested lists that do not have the shape",
+    x([[1, 2, 3]]): "nested lists that do not match the shape",
+    x([[1], [2]]): "nested lists that do not match the shape",
+    x([[[1, 2]]]): "nested lists that do not match the shape",
     x([["1", "2"]]): "Expected `float`, got `str`",
     b"[" * 100_000: "not an inference request",
     x([])[:-4] + b"[" * 100_000: "not an inference request",
-    x([])[:-4] + b"[" * 499 + b"]" * 500 + b"}]}": "nested lists that do not have the shape",
+    x([])[:-4] + b"[" * 499 + b"]" * 500 + b"}]}": "nested lists that do not match the shape",
     x([1e300, 0]): "too large",
     x([], shape=[0, 2]): "given shape [0, 2]",
     x([1, 2], shape=[-1, 2]): "given shape [-1, 2]",
     x([1, 2], shape=[2**62, 2]): "2 values, where the shape needs",
     x([1, 2], datatype="FLOAT"): "given datatype FLOAT, allowed FP32",
-    x([1, 2], parameters={"shared_memory_region": "r"}): "shared_memory_region is not served here",
+    x([1, 2], parameters={"shared_memory_region": "r"}): "shared_memory_region is not supported",
     x([1, 2], parameters={"binary_data_size": 8}): "given binary_data_size 8",
     x([1, 2], parameters={"binary_data_size": "8"}): "given binary_data_size",
-    x([1, 2])[:-2] + b',{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}': "it twice",
+    x([1, 2])[:-2] + b',{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}': "given a duplicate",
     x([1, 2])[:-1]
     + b',"outputs":[{"name":"q"}]}': "output 'q': given an unknown name, allowed the outputs y",
 }
@@ -151,7 +151,7 @@ def test_an_output_is_given_once(client: RawClient) -> None:
 
     assert (status, json.loads(answer)["error"]) == (
         400,
-        "output 'y': given it twice, allowed each output once",
+        "output 'y': given a duplicate, allowed each output once",
     )
 
 
@@ -272,7 +272,12 @@ def test_whoever_brings_the_whole_input_looks_nothing_up(client: RawClient, log:
             400,
             "input 'miles': given datatype BYTES, allowed numbers",
         ),
-        ("mixed", named(("passenger", "BYTES", ["7"]), ("miles", "FP32", [1, 2])), 400, "as many in each"),
+        (
+            "mixed",
+            named(("passenger", "BYTES", ["7"]), ("miles", "FP32", [1, 2])),
+            400,
+            "the same number of rows in each",
+        ),
         ("offline", named(("passenger", "BYTES", ["7"])), 409, "not online"),
     ],
 )

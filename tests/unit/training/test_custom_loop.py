@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import falaj as fj
 from falaj.training.runtime.data.batches import BatchPlan
-from falaj.training.runtime.data.errors import is_out_of_memory
 from falaj.training.runtime.errors import CheckpointMismatch, InvalidTraining, OutOfMemory
 from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 
 mse = nn.functional.mse_loss
 SAMPLES, BATCH = 40, 8
@@ -241,7 +241,7 @@ def test_a_plan_is_looked_for_on_the_first_batch_and_comes_with_the_state(
 
     found = losses(step, batches())
 
-    assert "looking for the fastest way" in capsys.readouterr().out
+    assert "searching for the fastest plan" in capsys.readouterr().out
     assert found == pytest.approx(plain_loop(), rel=1e-3)
     other = fj.step(make_model(), mse, compile=False, device="cpu", tune_seconds=2.0)
     other.load_state_dict(step.state_dict())

@@ -183,7 +183,9 @@ def test_a_new_interpreter_reads_the_same() -> None:
     expected = InlineLoader(reader).take(1, batches.indices(1))
 
     options: dict[str, Any] = {"last": 2, "count": 1, "prefetch": 1}
-    with closing(WorkerPoolLoader(reader, source, batches, way=StartMethod("spawn"), **options)) as workers:
+    with closing(
+        WorkerPoolLoader(reader, source, batches, start_method=StartMethod("spawn"), **options)
+    ) as workers:
         found = workers.take(1, batches.indices(1))
 
     assert [part.place for part in found] == [0, 1]
@@ -205,7 +207,7 @@ def test_steps_can_be_taken_in_any_order() -> None:
 def workers_over(dataset: Any, *, count: int, last: int = 100) -> WorkerPoolLoader:
     items = DatasetSource(dataset)
     reader, batches = MicroBatchReader(items, seed=5, count=1), BatchPlan(len(items), 8, seed=5)
-    return WorkerPoolLoader(reader, items, batches, last=last, count=count, prefetch=2, way=FORK)
+    return WorkerPoolLoader(reader, items, batches, last=last, count=count, prefetch=2, start_method=FORK)
 
 
 def test_a_thread_reads_the_same_in_any_order() -> None:

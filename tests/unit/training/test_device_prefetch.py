@@ -22,7 +22,7 @@ ROWS = torch.arange(64.0)
 BATCHES = BatchPlan(64, 8, seed=5)
 
 
-class NotedRoad:
+class RecordedTransfer:
     """Writes down what is done; a batch is there once it was received."""
 
     def __init__(self, *, idle: bool = False) -> None:
@@ -35,8 +35,8 @@ class NotedRoad:
         self.notes.append(f"send {self._sent}")
         return batch.clone(), self._sent
 
-    def receive(self, batch: Batch, moment: Any) -> None:
-        self.notes.append(f"receive {moment}")
+    def receive(self, batch: Batch, event: Any) -> None:
+        self.notes.append(f"receive {event}")
 
     def mark(self) -> None:
         self.notes.append("computed")
@@ -55,26 +55,26 @@ class Torn(InlineLoader):
 
 
 def staged(
-    road: NotedRoad, *, count: int = 1, last: int = 4, kind: type[InlineLoader] = InlineLoader
+    transfer: RecordedTransfer, *, count: int = 1, last: int = 4, kind: type[InlineLoader] = InlineLoader
 ) -> tuple[DevicePrefetcher, MicroBatchReader]:
     reader = MicroBatchReader(TensorSource(ROWS, where="data"), seed=5, count=count)
-    return DevicePrefetcher(kind(reader), reader, BATCHES, road, last=last), reader
+    return DevicePrefetcher(kind(reader), reader, BATCHES, transfer, last=last), reader
 
 
 def compute(loader: DevicePrefetcher, step: int) -> list[MicroBatch]:
     parts = loader.take(step, BATCHES.indices(step))
-    loader.look_ahead(step)
+    loader.prefetch_next(step)
     return parts
 
 
 def test_a_step_is_sent_while_the_one_before_is_computed_and_none_after_the_last() -> None:
-    road = NotedRoad()
-    loader, _ = staged(road, last=3)
+    transfer = RecordedTransfer()
+    loader, _ = staged(transfer, last=3)
 
     with closing(loader):
         found = [compute(loader, step)[0].batch for step in (1, 2, 3)]
 
-    assert road.notes == [
+    assert transfer.notes == [
         *("send 1", "receive 1", "computed"),
         *("send 2", "receive 2", "computed"),
         *("send 3", "receive 3"),
@@ -83,24 +83,28 @@ def test_a_step_is_sent_while_the_one_before_is_computed_and_none_after_the_last
 
 
 def test_every_part_of_a_step_is_received_before_it_is_used() -> None:
-    road = NotedRoad()
-    loader, _ = staged(road, count=2)
+    transfer = RecordedTransfer()
+    loader, _ = staged(transfer, count=2)
 
     compute(loader, 1)
     parts = compute(loader, 2)
 
-    assert road.notes[:7] == [*("send 1", "send 2", "receive 1", "receive 2", "computed"), "send 3", "send 4"]
+    assert transfer.notes[:7] == [
+        *("send 1", "send 2", "receive 1", "receive 2", "computed"),
+        "send 3",
+        "send 4",
+    ]
     assert [part.place for part in parts] == [0, 1]
     assert torch.equal(torch.cat([part.batch for part in parts]), ROWS[BATCHES.indices(2)])
 
 
 def test_what_was_sent_for_another_step_or_cut_is_not_used() -> None:
-    road = NotedRoad()
-    loader, reader = staged(road)
+    transfer = RecordedTransfer()
+    loader, reader = staged(transfer)
     compute(loader, 1)
 
     (jumped,) = compute(loader, 3)
-    reader.cut(2)
+    reader.set_count(2)
     halves = compute(loader, 4)
 
     assert torch.equal(jumped.batch, ROWS[BATCHES.indices(3)])
@@ -109,7 +113,7 @@ def test_what_was_sent_for_another_step_or_cut_is_not_used() -> None:
 
 
 def test_a_step_that_cannot_be_read_fails_when_it_is_its_turn() -> None:
-    loader, _ = staged(NotedRoad(), kind=Torn)
+    loader, _ = staged(RecordedTransfer(), kind=Torn)
 
     compute(loader, 1)
     compute(loader, 2)
@@ -131,7 +135,7 @@ class Bereft(InlineLoader):
 
 
 def test_a_worker_that_is_lost_while_the_next_step_is_read_is_not_passed_over() -> None:
-    loader, _ = staged(NotedRoad(), kind=Bereft)
+    loader, _ = staged(RecordedTransfer(), kind=Bereft)
 
     compute(loader, 1)
 
@@ -157,7 +161,7 @@ class Drawn:
 
 def test_what_is_drawn_between_two_steps_does_not_depend_on_what_is_read_ahead() -> None:
     reader = MicroBatchReader(DatasetSource(Drawn()), seed=5, count=1)
-    ahead = DevicePrefetcher(InlineLoader(reader), reader, BATCHES, NotedRoad(), last=4)
+    ahead = DevicePrefetcher(InlineLoader(reader), reader, BATCHES, RecordedTransfer(), last=4)
     plain = InlineLoader(reader)
 
     def drawn(loader: DevicePrefetcher | InlineLoader) -> list[float]:
@@ -166,7 +170,7 @@ def test_what_is_drawn_between_two_steps_does_not_depend_on_what_is_read_ahead()
             (part,) = loader.take(step, BATCHES.indices(step))
             rng.seed_step(step, 0)
             found += [part.batch.sum().item(), random.random()]  # as a model may in its forward pass
-            loader.look_ahead(step)
+            loader.prefetch_next(step)
             found.append(torch.rand(1).item())
         return found
 
@@ -175,10 +179,10 @@ def test_what_is_drawn_between_two_steps_does_not_depend_on_what_is_read_ahead()
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_reading_counts_as_waiting_only_while_the_device_has_nothing_to_do(idle: bool) -> None:
-    loader, _ = staged(NotedRoad(idle=idle))
+    loader, _ = staged(RecordedTransfer(idle=idle))
     loader.take(1, BATCHES.indices(1))
     first = loader.waited_s
-    loader.look_ahead(1)
+    loader.prefetch_next(1)
 
     assert first > 0
     assert (loader.waited_s > first) == idle

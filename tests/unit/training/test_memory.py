@@ -19,9 +19,8 @@ from falaj.training.runtime.errors import InvalidTraining, NoEstimate
 from falaj.training.runtime.memory import tracing
 from falaj.training.runtime.memory.dry_run import EstimateDone
 from falaj.training.runtime.memory.estimate import estimate
-from falaj.training.runtime.memory.estimates import MemoryEstimate
-from falaj.training.runtime.memory.sizes import available_memory, machine_memory
-from falaj.training.runtime.memory.words import format_bytes
+from falaj.training.runtime.memory.estimator import MemoryEstimate
+from falaj.training.runtime.memory.sizes import available_memory, format_bytes, machine_memory
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.step import Loss

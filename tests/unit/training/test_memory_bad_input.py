@@ -19,8 +19,7 @@ import falaj as fj
 from falaj.training.runtime.errors import InvalidTraining, NoEstimate
 from falaj.training.runtime.memory.dry_run import EstimateDone
 from falaj.training.runtime.memory.estimate import estimate
-from falaj.training.runtime.memory.estimates import MemoryEstimate
-from falaj.training.runtime.memory.estimator import MemoryEstimator
+from falaj.training.runtime.memory.estimator import MemoryEstimate, MemoryEstimator
 
 WIDTH, SAMPLES = 64, 512
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from falaj.apps.cli.commands.train_options import request_from_options
+from falaj.apps.cli.commands.train import request_from_options
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.sdk.definition_files.job_yaml import spell_job
 from falaj.sdk.training import prepare

@@ -14,7 +14,7 @@ from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.fit import fit
 from falaj.training.runtime.memory.estimate import estimate
 from falaj.training.runtime.memory.estimator import MemoryEstimator
-from falaj.training.runtime.memory.words import format_bytes
+from falaj.training.runtime.memory.sizes import format_bytes
 from falaj.training.runtime.parallel.auto import choose, decide, rough_bytes
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.plan import Plan
@@ -38,7 +38,7 @@ def test_copies_shards_and_refusals_over_two_processes(tmp_path: Path) -> None:
     assert copies[0]["peak"] == pytest.approx(expected["ddp 2"], rel=0.05)
     assert shards[0]["peak"] == pytest.approx(expected["fsdp 2"], rel=0.15)
     sizes = format_bytes(expected["fsdp 2"]), format_bytes(expected["ddp 2"])
-    assert f"parallel: fsdp 2, {sizes[0]} a process of 10 MiB; ddp 2 would take {sizes[1]}" in said
+    assert f"parallel: fsdp 2, {sizes[0]} a process of 10 MiB; ddp 2 would need {sizes[1]}" in said
     assert shards[0]["losses"] == shards[1]["losses"] == pytest.approx(copies[0]["losses"], rel=1e-5)
     assert refused[0] == refused[1]
     assert "does not fit" in refused[0]["refused"]
@@ -112,7 +112,7 @@ def test_memory_is_a_whole_number() -> None:
 
 
 def decided(*, memory: int) -> dict[str, Any]:
-    from falaj.training.runtime.settings import (
+    from falaj.training.runtime.options import (
         BatchOptions,
         ComputeOptions,
         EvaluationOptions,

@@ -13,8 +13,7 @@ from falaj.training.runtime.data.sources import open_data
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.memory.configurations import automatic_layouts
 from falaj.training.runtime.memory.estimate import estimate
-from falaj.training.runtime.memory.estimates import MemoryEstimate
-from falaj.training.runtime.memory.estimator import MemoryEstimator
+from falaj.training.runtime.memory.estimator import MemoryEstimate, MemoryEstimator
 from falaj.training.runtime.parallel.auto import choose
 from falaj.training.runtime.planning.plan import Plan, Precision
 from falaj.training.runtime.step.optimizers import OptimizerChoice
@@ -41,7 +40,7 @@ def test_what_only_stages_have_room_for_is_trained_in_stages(tmp_path: Path) -> 
     assert max(each["peak"] for each in staged) == pytest.approx(expected.peak_bytes, rel=0.1)
     assert copies[0]["peak"] > 1.2 * memory
     assert "parallel: pipeline 2, " in said
-    assert "; ddp 2 would take" in said
+    assert "; ddp 2 would need" in said
     assert staged[0]["losses"] == staged[1]["losses"] == pytest.approx(copies[0]["losses"], rel=1e-4)
 
 

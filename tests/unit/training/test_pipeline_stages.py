@@ -11,11 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.errors import InvalidTraining
-from falaj.training.runtime.parallel.pipeline.partition import balanced_starts, partition_model
-from falaj.training.runtime.parallel.pipeline.schedule import schedule_1f1b
-from falaj.training.runtime.parallel.pipeline.serialization import assemble, describe, empty_tensors
-from falaj.training.runtime.parallel.pipeline.stage import StageRunner, extract_stage
-from falaj.training.runtime.settings import (
+from falaj.training.runtime.options import (
     BatchOptions,
     ComputeOptions,
     EvaluationOptions,
@@ -23,6 +19,10 @@ from falaj.training.runtime.settings import (
     OptimizerOptions,
     ParallelOptions,
 )
+from falaj.training.runtime.parallel.pipeline.partition import balanced_starts, partition_model
+from falaj.training.runtime.parallel.pipeline.serialization import assemble, describe, empty_tensors
+from falaj.training.runtime.parallel.pipeline.stage import StageRunner, extract_stage
+from falaj.training.runtime.parallel.pipeline.step import schedule_1f1b
 from parallel_models import FEATURES, make_model
 
 CPU = torch.device("cpu")
@@ -151,10 +151,10 @@ def test_the_user_says_where_to_cut() -> None:
     ("model", "words"),
     [
         (make_model("tied"), "read.weight, which is used in more than one stage"),
-        (make_model("branches"), "whose forward cannot be followed"),
-        (make_model("branches", a_step=1), "does not do the same each time"),
-        (Changing("mode"), "does not do the same each time"),
-        (Changing("chance"), "does not do the same each time"),
+        (make_model("branches"), "whose forward cannot be traced"),
+        (make_model("branches", a_step=1), "is not deterministic"),
+        (Changing("mode"), "is not deterministic"),
+        (Changing("chance"), "is not deterministic"),
         (Changing("noise"), "makes a tensor that does not come from its inputs"),
         (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "1 layers with parameters (0)"),
         (

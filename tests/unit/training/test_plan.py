@@ -156,7 +156,7 @@ def test_when_the_time_is_up_the_rest_is_named_but_not_tried() -> None:
     found = search(GPU, try_out, budget=lambda _: 0.0)
 
     assert tried == [Plan()]
-    assert all(each.rejection == "not tried: the time is up" for each in found.tried[1:])
+    assert all(each.rejection == "not tried: out of time" for each in found.tried[1:])
     assert found.plan == Plan()
 
 

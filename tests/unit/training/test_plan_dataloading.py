@@ -18,9 +18,8 @@ from falaj.training.runtime.planning import dataloading_search, trials
 from falaj.training.runtime.planning.candidates import SearchSpace
 from falaj.training.runtime.planning.dataloading_search import DataloadingTrials, search_dataloading
 from falaj.training.runtime.planning.plan import Plan
-from falaj.training.runtime.planning.sampling import SampledSource, sample_items
 from falaj.training.runtime.planning.search import SearchResult, format_outcomes, search
-from falaj.training.runtime.planning.trials import TrialOutcome
+from falaj.training.runtime.planning.trials import SampledSource, TrialOutcome, sample_items
 
 
 class Slow:
@@ -89,7 +88,7 @@ def test_when_the_time_is_up_the_rest_is_named() -> None:
     result = found(lambda _: 100.0, allowed_s=0.0)
 
     assert result.plan == Plan(fused=True, workers=0)
-    assert result.tried[1].rejection == "not tried: the time is up"
+    assert result.tried[1].rejection == "not tried: out of time"
 
 
 def test_a_dataset_that_no_process_can_have_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +160,7 @@ def test_the_search_chooses_workers_says_so_and_keeps_it(
     second = train(tune_seconds=20.0, compile=False)
 
     assert first.plan.workers == second.plan.workers == 2
-    assert "reading, beside the computing:" in said
+    assert "data loading:" in said
     assert "2 workers" in said
     assert 0 < count == len(tried)
     assert first.losses == second.losses
@@ -179,7 +178,7 @@ def test_trials_read_the_dataset_itself_with_real_workers(capsys: pytest.Capture
 
     said = capsys.readouterr().out
     assert result.plan.workers is not None
-    assert "reading, beside the computing:" in said
+    assert "data loading:" in said
     assert "1 workers" in said
 
 

@@ -108,7 +108,7 @@ def test_where_no_plan_can_be_looked_for_the_run_goes_on_with_the_plain_one(
 
     assert result.plan == Plan(batch_size=result.plan.batch_size)
     assert result.step == steps.get("steps", 12)
-    assert "no plan is looked for: " in capsys.readouterr().out
+    assert "plan search skipped: " in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------- the loss

@@ -16,18 +16,18 @@ from falaj.training.runtime.agent.agents import FolderAgent
 from falaj.training.runtime.data.sources import open_data
 from falaj.training.runtime.errors import InvalidTraining, OutOfMemory
 from falaj.training.runtime.fit import FitResult, fit
-from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.planning import selection
-from falaj.training.runtime.planning.plan import Plan
-from falaj.training.runtime.planning.search import SubprocessTrials
-from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
-from falaj.training.runtime.settings import (
+from falaj.training.runtime.options import (
     BatchOptions,
     ComputeOptions,
     EvaluationOptions,
     FitOptions,
     OptimizerOptions,
 )
+from falaj.training.runtime.parallel.process_group import ProcessGroup
+from falaj.training.runtime.planning import selection
+from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.planning.search import SubprocessTrials
+from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
 
 mse = nn.functional.mse_loss
 
@@ -235,7 +235,7 @@ def test_the_search_is_said_kept_as_parameters_and_skipped_next_time(
     assert "chosen" in words
     assert count > 1
     assert len(found) == count
-    assert "found before" in capsys.readouterr().err
+    assert "from the cache" in capsys.readouterr().err
     assert '"plan": "fp32, fused"' in (tmp_path / "two" / "params.json").read_text()
 
 

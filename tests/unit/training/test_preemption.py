@@ -166,7 +166,7 @@ def test_nobody_is_told_to_leave_for_a_job_that_does_not_wait(harness: JobHarnes
         harness.jobs.cancel(urgent.id)
 
     with harness.as_controller(), on_terms(fence=harness.fence), pytest.raises(Conflict):
-        harness.jobs.preempt(urgent.id, leaving=(victim.id,))
+        harness.jobs.preempt_for(urgent.id, leaving=(victim.id,))
 
     assert not any(each["leaving"] or each["claim"] for each in harness.platform.rows(jobs))
 
@@ -176,7 +176,7 @@ def test_who_leaves_for_whom_is_written_down_for_all_or_for_none(harness: JobHar
     harness.begin(there)
 
     with harness.as_controller(), on_terms(fence=harness.fence), pytest.raises(Conflict):
-        harness.jobs.preempt(urgent.id, leaving=(there.id, gone.id))
+        harness.jobs.preempt_for(urgent.id, leaving=(there.id, gone.id))
 
     assert not any(each["leaving"] or each["claim"] for each in harness.platform.rows(jobs))
 
@@ -228,6 +228,6 @@ def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
         assert set(harness.launcher.runs.values()) == {1}, step
         step += 1
 
-    told = [entry for entry in harness.platform.entries() if entry["action"] == "jobs.preempt"]
+    told = [entry for entry in harness.platform.entries() if entry["action"] == "jobs.preempt_for"]
     assert len([entry for entry in told if entry["outcome"] == "done"]) == step
     assert step > 20, step

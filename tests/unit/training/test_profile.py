@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falaj.drivers.processes.supervisor.ranks import free_ports
+from falaj.drivers.processes.supervisor.init_plan import free_ports
 from falaj.training.runtime.agent.agents import read_metrics
 from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.fit import fit
@@ -163,7 +163,7 @@ def test_profiler_that_fails_costs_the_profile_and_not_the_run(
 
     assert result.profile is None
     assert result.step == 12
-    assert "the profile failed (OSError: no space left); training goes on" in capsys.readouterr().err
+    assert "the profile failed (OSError: no space left); training continues" in capsys.readouterr().err
 
 
 def test_run_that_breaks_in_the_middle_of_a_profile_says_what_broke(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_nvtx_ranges_are_around_steps_and_their_parts(
         seen.append(f"-{name}")
 
     monkeypatch.setattr("torch.cuda.nvtx.range", noting)
-    monkeypatch.setattr("falaj.training.runtime.showing.nvtx_is_there", lambda: True)
+    monkeypatch.setattr("falaj.training.runtime.options.has_nvtx", lambda: True)
     monkeypatch.setenv("FALAJ_NVTX", "1")
     data = ROWS, ROWS[:, :1]
     fit(nn.Linear(8, 1), mse, data, batch_size=8, steps=12, profile=2, device="cpu", run=tmp_path)

@@ -8,10 +8,16 @@ import pytest
 
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.profiling.bottleneck import BottleneckReport, RunConditions, diagnose
-from falaj.training.runtime.profiling.breakdown import PARTS, Overlap, time_breakdown
+from falaj.training.runtime.profiling.breakdown import (
+    PARTS,
+    Overlap,
+    difference,
+    intersection,
+    time_breakdown,
+    union,
+)
 from falaj.training.runtime.profiling.cost import StepCost
 from falaj.training.runtime.profiling.events import TraceEvent, events_of
-from falaj.training.runtime.profiling.intervals import difference, intersection, union
 from falaj.training.runtime.profiling.peaks import DevicePeaks, gpu_peaks
 
 ALONE = RunConditions(Plan())

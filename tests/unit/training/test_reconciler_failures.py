@@ -15,17 +15,16 @@ import pytest
 
 from falaj.control.jobs import backoff, decision_trigger, staging
 from falaj.control.jobs import reconciler as keeping
-from falaj.control.jobs.backoff import Backoff
 from falaj.control.jobs.context import ControllerContext
-from falaj.control.jobs.reconciler import JobReconciler
+from falaj.control.jobs.reconciler import Backoff, JobReconciler
 from falaj.errors import Conflict, InvalidInput
 from falaj.ports.launcher import AttemptState
 from falaj.records.scheduling.snapshot import Decision, Snapshot
 from falaj.records.training.jobs import Job, JobState
 from falaj.scheduling import Backlog
 from falaj.training import code_archive, store
+from falaj.training.queue import LONGEST_PAUSE_S
 from falaj.training.tables import attempts
-from falaj.training.transitions import LONGEST_PAUSE_S
 from job_harness import DONE, FAILED, NODE, JobHarness
 from polling import eventually
 

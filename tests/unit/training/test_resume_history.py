@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_harness import agent_of
-from falaj.control.jobs.run_history import read_run_history
+from falaj.control.jobs.agent import read_run_history
 from falaj.records.tracking import MetricPoint
 from falaj.records.training.jobs import Job
 from falaj.training.runs import CONTINUES_RUN

@@ -89,7 +89,7 @@ def workers_over(dataset: Any, *, count: int = 1, cuts: int = 1) -> WorkerPoolLo
     items = DatasetSource(dataset)
     reader = MicroBatchReader(items, seed=5, count=cuts)
     return WorkerPoolLoader(
-        reader, items, BATCHES, last=1000, count=count, prefetch=2, way=StartMethod("fork")
+        reader, items, BATCHES, last=1000, count=count, prefetch=2, start_method=StartMethod("fork")
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from falaj.training.runtime.agent.agents import FolderAgent
-from falaj.training.runtime.terminating import sigterm_stops
+from falaj.training.runtime.fit import sigterm_stops
 from polling import eventually
 
 STEPS = 400

@@ -58,7 +58,7 @@ def metrics_of(folder: Path) -> dict[str, dict[int, float]]:
 
 def test_rates_are_of_the_steps_since_the_last_time() -> None:
     clock = OwnClock(0.0, 0.0)
-    meter = ThroughputMeter(clock, PLAN, Position(), total=100, price=None)
+    meter = ThroughputMeter(clock, PLAN, Position(), total=100, model_cost=None)
 
     clock.times = 4.0, 2.0
     first = {metric.name: metric.value for metric in meter.since_last(10)}
@@ -76,7 +76,7 @@ def test_goodput_counts_what_a_kill_has_cost() -> None:
     clock = OwnClock(0.0, 0.0)
     # 40 s of steps in 50 s, then it was killed, and was down for 30 s, its last steps included.
     before = Position(step=10, useful_s=40.0, spent_s=50.0, left_at=clock.began_at - 30.0)
-    meter = ThroughputMeter(clock, PLAN, before, total=100, price=None)
+    meter = ThroughputMeter(clock, PLAN, before, total=100, model_cost=None)
     clock.times = 20.0, 20.0
 
     assert meter.overall(20).goodput == pytest.approx(60.0 / 100.0)
@@ -84,10 +84,10 @@ def test_goodput_counts_what_a_kill_has_cost() -> None:
 
 def test_no_time_goes_by_after_an_orderly_end() -> None:
     clock = OwnClock(50.0, 40.0)
-    ended = ThroughputMeter(clock, PLAN, Position(), total=10, price=None).remember(
+    ended = ThroughputMeter(clock, PLAN, Position(), total=10, model_cost=None).remember(
         Position(step=10), ends=True
     )
-    going_on = ThroughputMeter(clock, PLAN, Position(), total=20, price=None).remember(
+    going_on = ThroughputMeter(clock, PLAN, Position(), total=20, model_cost=None).remember(
         Position(step=10), ends=False
     )
 
@@ -277,11 +277,11 @@ def test_cost_is_counted_once_for_a_structure(monkeypatch: pytest.MonkeyPatch) -
 
 def test_copy_that_was_made_before_tells_the_cost_of_what_was_changed_since() -> None:
     model = nn.Linear(3, 1)
-    price = priced(model)
-    price.make_ghost()
+    model_cost = priced(model)
+    model_cost.make_ghost()
     model.weight = nn.Parameter(torch.randn(1, 300))
 
-    found = price.count()
+    found = model_cost.count()
 
     assert found is not None
     assert found.flops == 8 * 12
@@ -296,11 +296,11 @@ def priced(model: nn.Module | None = None, *, devices: int = 1) -> ModelCost:
 def test_mfu_is_what_the_model_needs_of_what_the_devices_could_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks_module, "measure_flops", lambda *_: 48_000.0)
 
-    price = priced(devices=2)
+    model_cost = priced(devices=2)
 
-    unknown = price.mfu(1000.0)
-    price.count()
-    found = price.mfu(1000.0)
+    unknown = model_cost.mfu(1000.0)
+    model_cost.count()
+    found = model_cost.mfu(1000.0)
 
     assert unknown is None
     assert found == pytest.approx(12 * 1000 / 2 / 48_000)  # 12 operations a sample, forward and backward
@@ -335,10 +335,10 @@ def test_device_without_room_to_measure_has_no_mfu(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(peaks_module, "measure_flops", full)
 
-    price = priced()
+    model_cost = priced()
 
-    assert price.count() is not None
-    assert price.mfu(1000.0) is None
+    assert model_cost.count() is not None
+    assert model_cost.mfu(1000.0) is None
 
 
 def test_long_run_counts_its_mfu_and_a_short_one_only_recalls_it(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_long_run_counts_its_mfu_and_a_short_one_only_recalls_it(tmp_path: Path)
 
     def metered(*, seconds_a_step: float) -> set[str]:
         meter = ThroughputMeter(
-            clock, PLAN, Position(), total=100, price=ModelCost(nn.Linear(3, 1), mse, sample, **options)
+            clock, PLAN, Position(), total=100, model_cost=ModelCost(nn.Linear(3, 1), mse, sample, **options)
         )
         clock.times = 10 * seconds_a_step, 10 * seconds_a_step
         found = {metric.name for metric in meter.since_last(10)}

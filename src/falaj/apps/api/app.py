@@ -23,7 +23,6 @@ from falaj.apps.api.headers import SecurityHeaders
 from falaj.apps.api.openapi import openapi
 from falaj.apps.api.requests import body_stream, idempotency_key, read_body, request_id, typed_input
 from falaj.apps.api.responses import ResponseBuilder
-from falaj.apps.api.telemetry import REQUESTS, SECONDS
 from falaj.assembly.platform import LocalPlatform
 from falaj.control.lease import held_by
 from falaj.control.services import all_operations

@@ -17,9 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from falaj.apps.api.app import make_app
 from falaj.apps.api.errors import error_response
 from falaj.apps.api.headers import HEADERS
-from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
-from falaj.apps.process_setup import raise_file_limit
+from falaj.apps.process_setup import raise_file_limit, stop_with_parent
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform, assemble, local_caller
 from falaj.errors import InvalidInput, NotFound
@@ -150,12 +149,12 @@ def _announce(platform: LocalPlatform, bind: str, port: int) -> None:
     host = f"[{bind}]" if ":" in bind else bind
     told = {"url": f"{scheme}://{host}:{port}"}
     if "FALAJ_RESTART" not in os.environ:
-        told |= introduce_owner(platform)
+        told |= issue_owner_credentials(platform)
     with os.fdopen(int(os.environ["FALAJ_READY_FD"]), "w") as parent:
         json.dump(told, parent)
 
 
-def introduce_owner(platform: LocalPlatform) -> dict[str, str]:
+def issue_owner_credentials(platform: LocalPlatform) -> dict[str, str]:
     """A new token in place of those of earlier starts, whose work goes on, and a sign-in code."""
     try:
         owner = local_caller(platform.database)

@@ -7,16 +7,16 @@ import signal
 import threading
 from collections.abc import Mapping
 
-from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.logs import log_to
-from falaj.apps.process_setup import raise_file_limit
+from falaj.apps.process_setup import raise_file_limit, stop_with_parent
 from falaj.assembly import drivers
 from falaj.assembly.compute import job_reconciler
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
 from falaj.control.controller import Controller, ControllerTiming
-from falaj.control.holders import holder_name
-from falaj.control.workflows.builtin import WORKFLOWS, Workflow
+from falaj.control.lease import holder_name
+from falaj.control.workflows.builtin import WORKFLOWS
+from falaj.control.workflows.context import Workflow
 
 OPEN_FILES = 16_384
 """Each attempt may hold hundreds of connections to its agent; 1024, as is usual, are those of three."""

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from falaj.apps.lifeline import stop_with_parent
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.server import ModelServer
+from falaj.apps.process_setup import stop_with_parent
 from falaj.assembly.model_server import service_caller, version_opener
 from falaj.assembly.platform import LocalPlatform
 from falaj.records.governance.identity import Role

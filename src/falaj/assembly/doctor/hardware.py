@@ -21,7 +21,7 @@ def check_hardware(context: DoctorContext) -> Iterable[Finding]:
     for facts in LocalMachine(mps_directory=mps).nodes():
         yield ok("hardware", describe(facts))
         yield from check_gpus(facts, mps)
-        yield check_energy(facts, counts_cpus=CpuEnergy(Path("/")).is_there)
+        yield check_energy(facts, counts_cpus=CpuEnergy(Path("/")).is_available)
 
 
 def describe(facts: NodeFacts) -> str:

@@ -19,7 +19,6 @@ from typing import Any
 
 from falaj.control.authorization import acting
 from falaj.control.jobs.checkpoints import CheckpointUploads
-from falaj.control.jobs.run_history import read_run_history
 from falaj.control.jobs.storage_limits import StorageLimits
 from falaj.control.services import Services
 from falaj.errors import FalajError, Fenced, Interrupted, InvalidInput, TooLarge, Unavailable

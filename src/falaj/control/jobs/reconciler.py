@@ -17,9 +17,7 @@ from typing import Any, NoReturn
 
 from falaj.control.authorization import acting, controller_caller
 from falaj.control.jobs.attempts import Attempt
-from falaj.control.jobs.backoff import Backoff
 from falaj.control.jobs.context import ControllerContext, JobHost, remove_attempt
-from falaj.control.jobs.decision_trigger import DecisionTrigger
 from falaj.control.jobs.staging import make_traversable
 from falaj.control.services import Services
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
@@ -192,7 +190,7 @@ class JobReconciler:
     def _make_room(self, job: ObjectId, victims: list[ObjectId]) -> None:
         """Write down who leaves for whom; those that run are told at the next look."""
         log.info("jobs make room", extra={"job": job, "leaving": victims})
-        self._written(job, lambda: self._context.services.jobs.preempt(job, leaving=tuple(victims)))
+        self._written(job, lambda: self._context.services.jobs.preempt_for(job, leaving=tuple(victims)))
 
     def _written(self, job: ObjectId, write: Callable[[], object]) -> bool:
         """Whether something about a waiting job was written down. One that cannot be waits a while, and says so."""

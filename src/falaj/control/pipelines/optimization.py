@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from falaj.control.authorization import controller_caller
 from falaj.control.services import Services
-from falaj.control.workflows.context import WorkflowContext
-from falaj.control.workflows.job_wait import wait_for_job
+from falaj.control.workflows.context import WorkflowContext, wait_for_job
 from falaj.errors import Conflict
 from falaj.governance.operations.caller import acting_as
 from falaj.optimization.settings import OptimizationSettings

@@ -13,8 +13,7 @@ from typing import Any
 from falaj.control.jobs.models import read_description, register_version
 from falaj.control.pipelines.canary import analyses_reached, evaluate_canary
 from falaj.control.services import Services
-from falaj.control.workflows.context import WorkflowContext
-from falaj.control.workflows.job_wait import wait_for_job
+from falaj.control.workflows.context import WorkflowContext, wait_for_job
 from falaj.errors import Conflict, FalajError
 from falaj.ports.workflows import JsonObject
 from falaj.records.control.pipelines import Canary, Pipeline, PipelineOptimization

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from falaj.control.pipelines.canary import canary
 from falaj.control.pipelines.optimization import optimize
-from falaj.control.pipelines.retraining import canary, retrain
+from falaj.control.pipelines.retraining import retrain
 from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext
 from falaj.control.workflows.what_if import replay_what_if

@@ -9,10 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from falaj.drivers.machine import mps
-from falaj.drivers.machine.capacity import affinity, cpu_facts, memory_bytes, numa_nodes, sockets
-from falaj.drivers.machine.cgroups import cpu_limit, memory_limit_bytes
+from falaj.drivers.machine.capacity import (
+    affinity,
+    cpu_facts,
+    cpu_limit,
+    memory_bytes,
+    memory_limit_bytes,
+    numa_nodes,
+    sockets,
+)
 from falaj.drivers.machine.gpus import GpuDiscovery, find_cards, schedulable_gpus
-from falaj.drivers.machine.infiniband import rdma_ports
 from falaj.ports.hardware import NodeFacts
 from falaj.records.scheduling.hardware import MPS_DIRECTORY
 

@@ -15,8 +15,7 @@ from obstore.store import LocalStore, ObjectStore, S3Store
 from falaj import errors
 from falaj.drivers.objectstore.bucket_publisher import BucketPublisher
 from falaj.drivers.objectstore.file_publisher import FilePublisher
-from falaj.drivers.objectstore.publisher import translate_errors
-from falaj.drivers.objectstore.staging import STAGING
+from falaj.drivers.objectstore.publisher import STAGING, translate_errors
 from falaj.ports.blobs import BlobKey, StoredBlob
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import obstore
 from obstore.store import ObjectStore
 
 from falaj import errors
-from falaj.drivers.objectstore.publisher import already_exists, translate_errors
-from falaj.drivers.objectstore.staging import staging_name
+from falaj.drivers.objectstore.publisher import already_exists, staging_name, translate_errors
 from falaj.ports.blobs import BlobKey
 
 PART_BYTES = 32 << 20  # a bucket takes 10,000 parts: blobs up to 312 GiB

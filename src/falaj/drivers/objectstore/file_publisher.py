@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from falaj import errors
-from falaj.drivers.objectstore.publisher import already_exists
-from falaj.drivers.objectstore.staging import STAGING, staging_name
+from falaj.drivers.objectstore.publisher import STAGING, already_exists, staging_name
 from falaj.ports.blobs import BlobKey
 
 FLUSH_BYTES = 32 << 20  # the disk works while more is written, and the last fsync is short

@@ -60,7 +60,7 @@ class AttemptFolder:
         return self.path / "cgroup.json"
 
     @property
-    def faults(self) -> Path:
+    def error_log(self) -> Path:
         """What the shim itself had to say: empty unless it has a bug."""
         return self.path / "shim.err"
 

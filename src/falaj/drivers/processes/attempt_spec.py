@@ -30,7 +30,7 @@ class AttemptSpec:
     launch: Launch
     sandbox: SandboxSpec
     log_limit_bytes: int
-    most_tasks: int | None = None
+    max_tasks: int | None = None
     reserve_bytes: int | None = None
     cgroup: Path | None = None
     nsys: str | None = None
@@ -49,7 +49,7 @@ class AttemptSpec:
             "launch": launch,
             "walls": sandbox,
             "log_limit_bytes": self.log_limit_bytes,
-            "most_tasks": self.most_tasks,
+            "max_tasks": self.max_tasks,
             "reserve_bytes": self.reserve_bytes,
             "cgroup": None if self.cgroup is None else str(self.cgroup),
             "nsys": self.nsys,
@@ -65,7 +65,7 @@ class AttemptSpec:
         facts = dict(found["walls"]["facts"])
         facts["spare_uids"] = range(*facts["spare_uids"])
         sandbox = SandboxSpec(found["walls"]["mechanism"], MachineFacts(**facts))
-        limits = {name: found.get(name) for name in ("most_tasks", "reserve_bytes")}
+        limits = {name: found.get(name) for name in ("max_tasks", "reserve_bytes")}
         cgroup = None if found.get("cgroup") is None else Path(found["cgroup"])
         return cls(
             Launch(**launch),

@@ -43,23 +43,23 @@ class ProcessLauncher:
         *,
         sandbox: Callable[[], SandboxSpec],
         log_limit_bytes: int = LOG_LIMIT_BYTES,
-        most_tasks: int | None = None,
+        max_tasks: int | None = None,
         reserve_bytes: int | None = None,
         cgroup: Path | None = None,
     ) -> None:
         self._root = root.absolute()
         self._walls = sandbox
-        self._limits = (log_limit_bytes, most_tasks, reserve_bytes, cgroup)
+        self._limits = (log_limit_bytes, max_tasks, reserve_bytes, cgroup)
 
     def start(self, launch: Launch) -> None:
         folder = self._folder(launch.attempt)
         if folder.started.exists() or folder.is_locked():
             return
         check_launch(launch)
-        order = AttemptSpec(launch, self._walls(), *self._limits, nsys=find_nsys(launch))
+        spec = AttemptSpec(launch, self._walls(), *self._limits, nsys=find_nsys(launch))
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.path.mkdir(mode=0o700, exist_ok=True)
-        write_json(folder.launch, order.to_json())
+        write_json(folder.launch, spec.to_json())
         try:
             said = start_supervisor(folder, launch.secrets)
         except subprocess.TimeoutExpired:
@@ -122,9 +122,9 @@ class ProcessLauncher:
         made = read_json(folder.cgroup)
         if made is not None:
             AttemptCgroup(Path(made["path"])).remove()
-        order = read_json(folder.launch)
-        if order is not None:
-            remove_tree(Path(order["launch"]["directory"]))
+        spec = read_json(folder.launch)
+        if spec is not None:
+            remove_tree(Path(spec["launch"]["directory"]))
         remove_tree(folder.path)
 
     def _folder(self, attempt: str) -> AttemptFolder:
@@ -179,7 +179,7 @@ def check_launch(launch: Launch) -> None:
 
 
 def explain_loss(folder: AttemptFolder) -> str:
-    said = folder.faults.read_text(errors="replace").split("\n") if folder.faults.exists() else []
+    said = folder.error_log.read_text(errors="replace").split("\n") if folder.error_log.exists() else []
     fault = next((line for line in reversed(said) if line), "")
     return f"What watched over it failed: {fault}" if fault else LOST
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from falaj.errors import Unauthenticated
 from falaj.governance import objects
 from falaj.governance.identity import tokens
-from falaj.governance.identity.users import is_disabled
+from falaj.governance.identity.principals import is_disabled
 from falaj.governance.operations.caller import Caller
 from falaj.ports.directory import Directory, VerifiedPrincipal
 from falaj.ports.metadata import Database, Transaction

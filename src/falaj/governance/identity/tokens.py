@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, delete, insert, select, update
 
 from falaj.errors import Conflict, Denied, Unauthenticated
 from falaj.governance import objects
-from falaj.governance.identity.users import is_disabled
+from falaj.governance.identity.principals import is_disabled
 from falaj.governance.operations.call import current_call
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.gate import Gate

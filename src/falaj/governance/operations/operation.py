@@ -14,7 +14,6 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from falaj.errors import FalajError, Fault, InvalidInput, shorten
-from falaj.governance.operations.wording import rule
 from falaj.records.governance.identity import Role
 from falaj.records.names import PlacedIn, RefersTo, Withheld
 
@@ -261,7 +260,7 @@ def invalid(where: str, error: ValidationError) -> InvalidInput:
         Fault(
             where=".".join(str(part) for part in fault["loc"]) or "body",
             given=None if fault["type"] == "missing" else shorten(fault["input"]),
-            allowed=rule(fault["msg"]),
+            allowed=allowed_values(fault["msg"]),
             fix=_remedy(fault["type"]),
         )
         for fault in _telling(error.errors(include_url=False, include_context=False))[:50]

@@ -15,7 +15,6 @@ import numpy as np
 
 from falaj.errors import InvalidInput
 from falaj.monitoring.drift.bins import ENOUGH, Bins, bin_categories, bin_numbers
-from falaj.monitoring.drift.chi_square import chi_square_critical, chi_square_tail
 from falaj.monitoring.sketches.kll import TAIL, Points, read_points
 from falaj.records.monitoring.sketches import ColumnKind, FeatureSketch, Statistic
 

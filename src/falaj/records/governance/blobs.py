@@ -10,7 +10,7 @@ from falaj.records.record import Record
 
 
 class Blob(Record):
-    """Immutable bytes under a name. Until it is committed it is staged: unnamed, and swept when it expires."""
+    """Immutable bytes under a name. Until it is committed it is staged: unnamed, and removed when it expires."""
 
     id: ObjectId
     workspace: ObjectId

@@ -14,7 +14,6 @@ import onnxruntime as ort
 from falaj.errors import Damaged, InvalidInput, NotFound
 from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
 from falaj.serving.runtime.probe import RunCost, measure
-from falaj.serving.runtime.watchdog import Watchdog
 
 Array = npt.NDArray[Any]
 

@@ -43,12 +43,12 @@ class Callbacks:
     ) -> None:
         """`wish` is told to end the run, or to stop it until the next call. The first step comes after `done`."""
         self._request, self._done = request, done
-        self._by_moment = {moment: list(_methods(given, moment)) for moment in HOOKS}
+        self._by_hook = {hook: list(_methods(given, hook)) for hook in HOOKS}
         self._told = 0
         self._failure: CallbackFailed | None = None
 
     def __bool__(self) -> bool:
-        return any(self._by_moment.values())
+        return any(self._by_hook.values())
 
     def start(self, step: int, total: int) -> None:
         self._call("on_start", step, total)
@@ -65,22 +65,22 @@ class Callbacks:
     def checkpoint(self, step: int) -> None:
         self._call("on_checkpoint", step)
 
-    def end(self, result: Any, *, kept: str) -> None:
+    def end(self, result: Any, *, last_checkpoint: str) -> None:
         """The run is over and saved. CallbackFailed if one of them has failed, now or before."""
         self._call("on_end", result)
         if self._failure is not None:
-            words = f"{self._failure.message}; the run ended, its last checkpoint: {kept}"
+            words = f"{self._failure.message}; the run ended, its last checkpoint: {last_checkpoint}"
             raise CallbackFailed(words) from self._failure.__cause__
 
-    def _call(self, moment: str, *values: Any) -> None:
-        for name, call in self._by_moment[moment]:
+    def _call(self, hook: str, *values: Any) -> None:
+        for name, call in self._by_hook[hook]:
             if self._failure is not None:
                 return
             try:
                 if call(*values) is STOP:
                     self._request("end")
             except Exception as error:
-                self._failure = _failed(name, moment, values, error)
+                self._failure = _failed(name, hook, values, error)
                 self._request("stop")
 
 
@@ -91,25 +91,25 @@ def callback_faults(given: object) -> list[TrainingFault]:
     faults = []
     for place, each in enumerate(given):
         unknown = [name for name in dir(each) if name.startswith("on_") and name not in HOOKS]
-        if unknown or not any(_methods([each], moment) for moment in HOOKS):
+        if unknown or not any(_methods([each], hook) for hook in HOOKS):
             named = f"{type(each).__name__} with {', '.join(unknown)}" if unknown else type(each).__name__
             allowed = f"a function of (step, loss), or an object with any of {', '.join(HOOKS)}"
             faults.append(TrainingFault(f"callbacks[{place}]", named, allowed, EXAMPLE))
     return faults
 
 
-def _methods(given: Iterable[Callback], moment: str) -> list[tuple[str, Callable[..., Any]]]:
+def _methods(given: Iterable[Callback], hook: str) -> list[tuple[str, Callable[..., Any]]]:
     found: list[tuple[str, Callable[..., Any]]] = []
     for each in given:
-        method = getattr(each, moment, None)
+        method = getattr(each, hook, None)
         if callable(method):
-            found.append((f"{type(each).__name__}.{moment}", method))
-        elif moment == "on_step" and callable(each) and not any(hasattr(each, name) for name in HOOKS):
+            found.append((f"{type(each).__name__}.{hook}", method))
+        elif hook == "on_step" and callable(each) and not any(hasattr(each, name) for name in HOOKS):
             found.append((getattr(each, "__qualname__", type(each).__name__), each))
     return found
 
 
-def _failed(name: str, moment: str, values: Sequence[Any], error: Exception) -> CallbackFailed:
+def _failed(name: str, hook: str, values: Sequence[Any], error: Exception) -> CallbackFailed:
     at = f" at step {values[0]}" if isinstance(values[0], int) else ""
     failed = CallbackFailed(f"the callback {name} failed{at}: {type(error).__name__}: {error}")
     failed.__cause__ = error

@@ -28,13 +28,7 @@ from falaj.training.runtime.data.dataloading.loaders import InlineLoader
 from falaj.training.runtime.data.sources import Batch, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.handed import BatchSource, LocalBatchReader, UnseededRng
-from falaj.training.runtime.parallel.layout import Parallel, parallel_layout
-from falaj.training.runtime.parallel.process_group import join_process_group
-from falaj.training.runtime.parallel.tensor_plan import TensorPlan
-from falaj.training.runtime.planning.numerics import apply_numerics
-from falaj.training.runtime.planning.plan import CompileMode, Plan, Precision, plan_from
-from falaj.training.runtime.planning.selection import select_plan
-from falaj.training.runtime.settings import (
+from falaj.training.runtime.options import (
     BatchOptions,
     ComputeOptions,
     EvaluationOptions,
@@ -42,8 +36,13 @@ from falaj.training.runtime.settings import (
     OptimizerOptions,
     ParallelOptions,
     Tune,
-    find_device,
 )
+from falaj.training.runtime.parallel.layout import Parallel, parallel_layout
+from falaj.training.runtime.parallel.process_group import find_device, join_process_group
+from falaj.training.runtime.parallel.tensor_plan import TensorPlan
+from falaj.training.runtime.planning.numerics import apply_numerics
+from falaj.training.runtime.planning.plan import CompileMode, Plan, Precision, plan_from
+from falaj.training.runtime.planning.selection import select_plan
 from falaj.training.runtime.step.cuda_graph import CudaGraphStep
 from falaj.training.runtime.step.engine import (
     StepEngine,
@@ -224,7 +223,7 @@ class TrainingStep:
             can_split=can_split,
             notify=print,
         )
-        self._engine.get_ready(plan)
+        self._engine.prepare(plan)
         self.plan = plan
         self._is_plain = graph is None and plan.threads is None and plan.precision != "tf32"
         return self._engine

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from falaj.training.runtime.data.errors import is_out_of_memory
 from falaj.training.runtime.data.sources import Data, SampleSource, is_table, open_data, to_device
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.step.modes import preserved_modes
+from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 from falaj.training.runtime.step.step import Step
 
 Evaluate: TypeAlias = Callable[[nn.Module], float] | Data
@@ -48,7 +48,7 @@ class Evaluation:
     def out_of_patience(self) -> bool:
         return self.patience is not None and self.stale >= self.patience
 
-    def judge(self, step: int) -> float:
+    def evaluate(self, step: int) -> float:
         """The score of the model after `step`."""
         score = self.score()
         if self._is_best(score):

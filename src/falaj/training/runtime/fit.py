@@ -19,19 +19,16 @@ from falaj.training.runtime.data.dataloading.start_method import require_not_in_
 from falaj.training.runtime.data.sources import Data, SampleSource, open_data
 from falaj.training.runtime.loop import FitResult, prepare, train
 from falaj.training.runtime.memory.dry_run import is_dry_run, write_estimate
-from falaj.training.runtime.opening import open_checkpointer, open_run
-from falaj.training.runtime.options import FitKeywords, completed, settings_from, shown
+from falaj.training.runtime.options import FitKeywords, FitOptions, completed, settings_from, shown
 from falaj.training.runtime.parallel.agreement import require_same_arguments
 from falaj.training.runtime.parallel.auto import resolve_layout
-from falaj.training.runtime.parallel.process_group import join_process_group
+from falaj.training.runtime.parallel.process_group import find_device, join_process_group
 from falaj.training.runtime.planning.numerics import apply_numerics
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.planning.selection import select_plan
-from falaj.training.runtime.settings import FitOptions, find_device
 from falaj.training.runtime.step.allocator import retained_heap
 from falaj.training.runtime.step.model_checks import require_trainable
 from falaj.training.runtime.step.step import Loss
-from falaj.training.runtime.terminating import sigterm_stops
 
 __all__ = ["FitResult", "Plan", "fit"]
 

@@ -21,6 +21,7 @@ from falaj.training.runtime.checkpointing.saver import CheckpointSaver
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.sources import SampleSource
 from falaj.training.runtime.evaluation import BestScore, Evaluation, make_scorer
+from falaj.training.runtime.options import INITIAL_BATCH_SIZE, BatchOptions, FitOptions
 from falaj.training.runtime.parallel.layout import parallel_layout
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.plan import Plan
@@ -28,7 +29,6 @@ from falaj.training.runtime.profiling.bottleneck import BottleneckReport
 from falaj.training.runtime.reporting.report import TrainingReport
 from falaj.training.runtime.reporting.report_builder import ReportBuilder
 from falaj.training.runtime.reporting.throughput import StepClock
-from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, BatchOptions, FitOptions
 from falaj.training.runtime.step.engine import StepEngine, make_engine
 from falaj.training.runtime.step.model_checks import memory_limit_warning
 from falaj.training.runtime.step.step import Loss, Step
@@ -122,7 +122,7 @@ def train(training: TrainingRun) -> FitResult:
     with t.clock.excluded():
         t.saver.flush()
     result = make_result(t, stopped)
-    t.callbacks.end(result, kept=t.saver.kept)
+    t.callbacks.end(result, last_checkpoint=t.saver.last_checkpoint)
     return result
 
 
@@ -156,7 +156,7 @@ def prepare(
             saver.save(done)  # so that also a run that is killed before its next one starts from this model
             saver.flush()  # before anybody hears of a loss: one that begins anew would have others
     apply_position(done, engine, evaluation)
-    engine.get_ready(chosen)
+    engine.prepare(chosen)
     report = report_builder.report(engine, saver, clock, done)
     resume_history = ResumeHistory(done, layout=layout, is_exact=options.parallelism.exact, notify=notify)
     if agent is not None:
@@ -264,7 +264,7 @@ def reason_to_stop(t: TrainingRun) -> StopReason | None:
 def evaluate(t: TrainingRun, evaluation: Evaluation) -> None:
     t.report.read_losses()
     with t.clock.excluded():
-        score = evaluation.judge(t.number)
+        score = evaluation.evaluate(t.number)
         t.report.log(t.number, "evaluation", score)
         t.saver.note_evaluation(is_best=evaluation.best is not None and evaluation.best.step == t.number)
     t.callbacks.steps(t.report.losses)
@@ -275,7 +275,7 @@ def save(t: TrainingRun) -> None:
     """Save the run as it stands. The metrics go first: no checkpoint is ahead of them."""
     t.report.read_losses()
     t.callbacks.steps(t.report.losses)
-    before = t.saver.taken
+    before = t.saver.last_started
     with t.clock.excluded():
         t.report.send()
         best = t.evaluation.best if t.evaluation else None
@@ -290,7 +290,7 @@ def save(t: TrainingRun) -> None:
         )
         position = t.resume_history.remember(position)
         t.saver.save(t.report.meter.remember(position, ends=reason_to_stop(t) is not None))
-    if t.saver.taken != before and t.callbacks:
+    if t.saver.last_started != before and t.callbacks:
         t.saver.wait_for_staging()  # what is called may change the model
         t.callbacks.checkpoint(t.number)
 

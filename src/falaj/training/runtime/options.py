@@ -17,18 +17,6 @@ from falaj.training.runtime.evaluation import Better, Evaluate
 from falaj.training.runtime.parallel.layout import Parallel
 from falaj.training.runtime.parallel.tensor_plan import TensorPlan
 from falaj.training.runtime.planning.plan import CompileMode, Precision
-from falaj.training.runtime.settings import (
-    BatchOptions,
-    BatchSize,
-    ComputeOptions,
-    DataOptions,
-    EvaluationOptions,
-    FitOptions,
-    OptimizerOptions,
-    ParallelOptions,
-    Tune,
-)
-from falaj.training.runtime.showing import ProfileChoice, ReportingOptions
 from falaj.training.runtime.step.optimizers import OptimizerChoice, Schedule
 
 P = ParamSpec("P")

@@ -9,7 +9,7 @@ import pytest
 
 from falaj.apps.cli.commands import nodes
 from falaj.assembly.doctor import hardware
-from falaj.control.nodes import free_capacity, machine_record
+from falaj.control.service import free_capacity, machine_record
 from falaj.governance.operations.caller import acting_as
 from falaj.ports.hardware import NodeFacts
 from falaj.records.governance.identity import Role

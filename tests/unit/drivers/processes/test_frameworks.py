@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from falaj.drivers.processes.frameworks.contracts import (
+    CONTRACTS,
+    plan_processes,
+    process_name,
+    tolerated_losses,
+)
 from pydantic import ValidationError
 
 from falaj.drivers.processes.diagnosis.reasons import AttemptOutcome, explain_failure
-from falaj.drivers.processes.frameworks import CONTRACTS, plan_processes, process_name, tolerated_losses
 from falaj.drivers.processes.frameworks.process import PlannedProcess
-from falaj.drivers.processes.supervisor.ranks import free_ports, plan_ranks, shared_environment
+from falaj.drivers.processes.supervisor.init_plan import free_ports, plan_ranks, shared_environment
 from falaj.ports.launcher import Launch
 from falaj.records.training.jobs import Framework, JobSpec
 
@@ -40,7 +45,7 @@ def test_plan_fits_into_json_and_names_who_decides(framework: Framework) -> None
     ranks = plan_ranks(replace(LAUNCH, framework=framework))
 
     assert json.loads(json.dumps(ranks)) == ranks
-    assert any(each["decides"] for each in ranks)
+    assert any(each["is_essential"] for each in ranks)
 
 
 def test_free_ports_are_different_ones() -> None:
@@ -86,7 +91,7 @@ def test_tensorflow_workers_know_the_cluster_and_themselves() -> None:
     told = [json.loads(each.environment["TF_CONFIG"]) for each in workers]
     assert told[0]["cluster"] == told[1]["cluster"] == {"worker": ["127.0.0.1:4001", "127.0.0.1:4002"]}
     assert [each["task"] for each in told] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
-    assert all(each.decides for each in workers)
+    assert all(each.is_essential for each in workers)
 
 
 def test_the_chief_decides_where_there_are_parameter_servers() -> None:
@@ -95,7 +100,7 @@ def test_the_chief_decides_where_there_are_parameter_servers() -> None:
     tasks = planned("tensorflow", processes=4, roles=roles)
 
     assert [each.name for each in tasks] == ["chief 0", "worker 0", "worker 1", "ps 0"]
-    assert [each.decides for each in tasks] == [True, False, False, False]
+    assert [each.is_essential for each in tasks] == [True, False, False, False]
     cluster = json.loads(tasks[0].environment["TF_CONFIG"])["cluster"]
     assert {role: len(where) for role, where in cluster.items()} == roles
     assert values(tasks, "FALAJ_RANK") == ["0", "1", "2", "3"]
@@ -104,11 +109,11 @@ def test_the_chief_decides_where_there_are_parameter_servers() -> None:
 def test_workers_decide_without_a_chief() -> None:
     tasks = planned("tensorflow", processes=3, roles={"ps": 1, "worker": 2})
 
-    assert [each.decides for each in tasks] == [True, True, False]
+    assert [each.is_essential for each in tasks] == [True, True, False]
 
 
 def test_chief_and_workers_decide_together_without_servers() -> None:
-    assert all(each.decides for each in planned("tensorflow", roles={"chief": 1, "worker": 1}))
+    assert all(each.is_essential for each in planned("tensorflow", roles={"chief": 1, "worker": 1}))
 
 
 def test_gpus_go_to_those_who_compute() -> None:
@@ -158,7 +163,7 @@ def test_xgboosts_tracker_runs_beside_the_workers_and_does_not_decide() -> None:
 
     assert values([first, second], "DMLC_TASK_ID") == ["0", "1"]
     assert values([first, second], "DMLC_TRACKER_PORT") == ["4001", "4001"]
-    assert (first.decides, second.decides, tracker.decides) == (True, True, False)
+    assert (first.is_essential, second.is_essential, tracker.is_essential) == (True, True, False)
     assert tracker.command[:3] == ["python", "-u", "-c"]
     assert list(tracker.command[-3:]) == ["2", "127.0.0.1", "4001"]
 
@@ -175,7 +180,7 @@ def test_mxnet_workers_decide_and_servers_and_the_scheduler_only_import_it() -> 
 
     assert [each.name for each in tasks] == ["worker 0", "worker 1", "server 0", "scheduler"]
     assert values(tasks, "DMLC_ROLE") == ["worker", "worker", "server", "scheduler"]
-    assert [each.decides for each in tasks] == [True, True, False, False]
+    assert [each.is_essential for each in tasks] == [True, True, False, False]
     assert tasks[2].command == tasks[3].command == ["python", "-u", "-c", "import mxnet"]
     assert len(planned("mxnet")) == 4
 

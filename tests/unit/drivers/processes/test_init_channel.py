@@ -17,10 +17,10 @@ def ends(tmp_path: Path) -> Iterator[tuple[InitChannel, socket.socket]]:
     before = Path.cwd()
     talk = InitChannel(tmp_path)
     try:
-        with socket.socket(socket.AF_UNIX) as caller:
-            caller.connect(SOCKET)
+        with socket.socket(socket.AF_UNIX) as peer_pid:
+            peer_pid.connect(SOCKET)
             talk.accept()
-            yield talk, caller
+            yield talk, peer_pid
     finally:
         os.chdir(before)
         talk._socket.close()
@@ -29,32 +29,32 @@ def ends(tmp_path: Path) -> Iterator[tuple[InitChannel, socket.socket]]:
 def test_a_wish_for_a_cgroup_is_heard_behind_what_was_said_before(
     ends: tuple[InitChannel, socket.socket],
 ) -> None:
-    talk, caller = ends
+    talk, peer_pid = ends
 
-    caller.sendall(b'{"running": true}\n{"enter": "rank-0"}\n')
-    talk.hear()
+    peer_pid.sendall(b'{"running": true}\n{"enter": "rank-0"}\n')
+    talk.receive()
 
     assert talk.request() == "rank-0"
     assert talk.request() is None
 
 
 def test_half_a_wish_waits_for_its_other_half(ends: tuple[InitChannel, socket.socket]) -> None:
-    talk, caller = ends
-    caller.sendall(b'{"running": true}\n{"enter": ')
-    talk.hear()
+    talk, peer_pid = ends
+    peer_pid.sendall(b'{"running": true}\n{"enter": ')
+    talk.receive()
     assert talk.request() is None
 
-    caller.sendall(b'"home"}\n')
-    talk.hear()
+    peer_pid.sendall(b'"home"}\n')
+    talk.receive()
 
     assert talk.request() == "home"
 
 
 def test_the_report_is_found_behind_wishes(ends: tuple[InitChannel, socket.socket]) -> None:
-    talk, caller = ends
+    talk, peer_pid = ends
 
-    caller.sendall(b'{"enter": "home"}\n{"rank": 1, "exit_code": 3, "signal": null}\n')
-    talk.hear()
+    peer_pid.sendall(b'{"enter": "home"}\n{"rank": 1, "exit_code": 3, "signal": null}\n')
+    talk.receive()
 
     assert talk.request() == "home"
     assert talk.report() == InitReport(rank=1, exit_code=3, signal=None)

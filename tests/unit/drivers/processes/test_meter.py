@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from falaj.drivers.processes.metering import process_tree
-from falaj.drivers.processes.metering.energy import CpuEnergy
-from falaj.drivers.processes.metering.gpu_energy import GpuEnergy
+from falaj.drivers.processes.metering.energy import CpuEnergy, GpuEnergy
 from falaj.drivers.processes.metering.meter import ResourceMeter
 from falaj.ports.launcher import Launch, ResourceUsage
 from recorded_machines import ReplayedNvml, recording, unpack
@@ -148,9 +147,9 @@ def test_packages_and_their_memory_count_and_what_counts_them_again_does_not(dgx
 
     rapl(dgx, rapl_0=3_000_000, rapl_0_0=6_500_000, rapl_2=99_000_000)
 
-    assert energy.is_there
-    assert energy.more_j() == pytest.approx(2.0 + 1.5)
-    assert energy.more_j() == 0.0
+    assert energy.is_available
+    assert energy.read_j() == pytest.approx(2.0 + 1.5)
+    assert energy.read_j() == 0.0
 
 
 def test_a_counter_that_wraps_goes_on(dgx: Path) -> None:
@@ -158,14 +157,14 @@ def test_a_counter_that_wraps_goes_on(dgx: Path) -> None:
 
     rapl(dgx, rapl_1=1_000_000)  # it stood at 262,000 J, and wraps at 262,143.32885 J
 
-    assert energy.more_j() == pytest.approx(143.32885 + 1.0)
+    assert energy.read_j() == pytest.approx(143.32885 + 1.0)
 
 
 def test_where_the_counters_cannot_be_read_the_energy_is_unknown(dgx: Path) -> None:
     (dgx / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
 
-    assert not CpuEnergy(dgx).is_there
-    assert not CpuEnergy(dgx / "nowhere").is_there
+    assert not CpuEnergy(dgx).is_available
+    assert not CpuEnergy(dgx / "nowhere").is_available
 
 
 def processes(root: Path, *, busy: int) -> None:

@@ -38,13 +38,13 @@ Current thread 0x01 (most recent call first):
 """
 
 
-def why(silent: list[int], text: str, processes: int = 2) -> str:
-    return explain_hang(silent, hang_s=120, text=text, processes=processes)
+def why(silent_ranks: list[int], text: str, processes: int = 2) -> str:
+    return explain_hang(silent_ranks, hang_s=120, text=text, processes=processes)
 
 
 @pytest.mark.parametrize("silent", [[], [0, 1], [1], [1, 0]])
-def test_rank_that_others_wait_for_is_blamed_wherever_it_stands(silent: list[int]) -> None:
-    assert why(silent, AGENT + WAITING + STUCK) == (
+def test_rank_that_others_wait_for_is_blamed_wherever_it_stands(silent_ranks: list[int]) -> None:
+    assert why(silent_ranks, AGENT + WAITING + STUCK) == (
         "rank 1 hung: no sign of life for 120 s; it stood in next_batch (reader.py:3)"
     )
 
@@ -72,7 +72,9 @@ def test_stack_is_of_the_main_thread_of_the_rank_itself() -> None:
 
 
 def test_hang_is_told_in_the_reason() -> None:
-    ended = AttemptOutcome(signal=15, cause="hung", silent=[0, 1], told=(WAITING + STUCK).encode())
+    ended = AttemptOutcome(
+        signal=15, cause="hung", silent_ranks=[0, 1], hang_output=(WAITING + STUCK).encode()
+    )
 
     assert explain_failure(ended, PAIR, b"") == (
         "Rank 1 hung: no sign of life for 120 s; it stood in next_batch (reader.py:3)"

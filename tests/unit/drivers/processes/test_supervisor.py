@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from falaj.ports.boot import boot_identity
 
-from falaj.drivers.processes.attempt_folder import AttemptFolder, boot_identity, create_marker, write_json
+from falaj.drivers.processes.attempt_folder import AttemptFolder, create_marker, write_json
 from falaj.drivers.processes.attempt_spec import AttemptSpec, SandboxSpec
 from falaj.drivers.processes.launcher import ProcessLauncher
 from falaj.drivers.processes.sandbox_init.init import Gang
 from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
-from falaj.drivers.processes.supervisor.ranks import plan_ranks, shared_environment
+from falaj.drivers.processes.supervisor.init_plan import plan_ranks, shared_environment
 from falaj.drivers.processes.supervisor.termination import TEARDOWN_DELAY_S, Termination
 from falaj.drivers.sandbox.bubblewrap import view
 from falaj.ports.launcher import Launch, ResourceUsage
@@ -68,7 +69,7 @@ def test_a_gang_that_can_do_without_one_has_all_the_others_started(tmp_path: Pat
         {"command": command, "environment": {}, "name": f"agent {number}"}
         for number, command in enumerate([waits, missing, waits, waits])
     ]
-    plan = {"ranks": ranks, "folder": str(tmp_path), "limits": {}, "tolerates": 2, "grace_s": 1}
+    plan = {"ranks": ranks, "folder": str(tmp_path), "limits": {}, "tolerated_losses": 2, "grace_s": 1}
     gang = Gang(plan, SimpleNamespace(enter=lambda _: None))  # type: ignore[arg-type]
 
     gang.start()
@@ -99,7 +100,7 @@ def test_stopping_asks_then_kills_then_tears_down() -> None:
     stopping = Termination(timeout_at=None, grace_s=10)
     assert stopping.due(99) is None
 
-    stopping.ask("stopped", grace_s=5, now=100)
+    stopping.request("stopped", grace_s=5, now=100)
 
     assert [stopping.due(now) for now in (100, 104.9, 105, 105 + TEARDOWN_DELAY_S)] == [
         "term",
@@ -114,9 +115,9 @@ def test_later_request_only_brings_the_end_nearer() -> None:
 
     assert stopping.due(49) is None
     assert stopping.due(50) == "term"
-    stopping.ask("stopped", grace_s=100, now=51)
+    stopping.request("stopped", grace_s=100, now=51)
     assert stopping.kill_at == 60
-    stopping.ask("stopped", grace_s=0, now=52)
+    stopping.request("stopped", grace_s=0, now=52)
 
     assert (stopping.due(52), stopping.cause) == ("kill", "timeout")
 
@@ -151,9 +152,9 @@ def test_order_comes_back_as_it_was() -> None:
     launch = replace(
         LAUNCH, readable=[Path("/data")], hidden=[Path("/home")], gpus=("GPU-1",), environment={"A": "b"}
     )
-    order = AttemptSpec(launch, SandboxSpec("uid", facts), 5)
+    spec = AttemptSpec(launch, SandboxSpec("uid", facts), 5)
 
-    assert AttemptSpec.from_json(json.loads(json.dumps(order.to_json()))) == order
+    assert AttemptSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 def test_devices_are_shown_over_the_sandboxs_own_dev() -> None:

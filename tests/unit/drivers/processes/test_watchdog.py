@@ -17,10 +17,11 @@ from falaj.drivers.processes.attempt_folder import AttemptFolder
 from falaj.drivers.processes.diagnosis import heartbeats
 from falaj.drivers.processes.diagnosis.heartbeats import HeartbeatMonitor
 from falaj.drivers.processes.limits.disk_quota import DiskPressure, DiskQuota, UsageScan, publish_usage
-from falaj.drivers.processes.limits.disk_usage import MAX_DEPTH, MAX_SHARES, format_bytes, measure_usage
+from falaj.drivers.processes.limits.disk_usage import MAX_DEPTH, MAX_SHARES, measure_usage
 from falaj.drivers.processes.limits.tasks import TaskLimit, count_descendant_tasks
 from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
 from falaj.drivers.processes.supervisor.secret_mask import SecretMask
+from falaj.records.sizes import format_size
 from falaj.training.runtime.agent import heartbeat
 
 MIB = 1 << 20
@@ -186,7 +187,7 @@ def test_volume_that_runs_short_takes_the_largest_that_lives(tmp_path: Path) -> 
     lock = other.acquire()
     faults = []
     for now in (0, 1, 2):
-        shortage.look(now)
+        shortage.check(now)
         faults.append(shortage.fault(usage))
     assert lock is not None
     os.close(lock)
@@ -198,13 +199,13 @@ def test_volume_that_runs_short_takes_the_largest_that_lives(tmp_path: Path) -> 
 def test_volume_with_room_is_nobodys_fault(tmp_path: Path) -> None:
     shortage = DiskPressure(AttemptFolder(tmp_path), tmp_path, reserve_bytes=0)
 
-    shortage.look(0)
+    shortage.check(0)
 
     assert not shortage.is_short
 
 
 def test_sizes_are_for_people() -> None:
-    assert [format_bytes(size) for size in (0, 1023, 1536, 256 * MIB, 1.2 * 1024 * MIB, 1 << 50)] == [
+    assert [format_size(size) for size in (0, 1023, 1536, 256 * MIB, 1.2 * 1024 * MIB, 1 << 50)] == [
         "0 bytes",
         "1023 bytes",
         "1.5 KiB",
@@ -219,73 +220,73 @@ def test_sizes_are_for_people() -> None:
 
 def test_rank_that_stops_beating_is_silent_whatever_is_printed() -> None:
     silence = HeartbeatMonitor(10, now=0)
-    silence.look({"0": 1, "1": 1}, now=1)
+    silence.check({"0": 1, "1": 1}, now=1)
 
-    silence.look({"0": 2, "1": 1}, now=9)
-    silence.heard(10.9)
+    silence.check({"0": 2, "1": 1}, now=9)
+    silence.record_output(10.9)
 
-    assert silence.silent(10.9) is None
-    assert silence.silent(11) == [1]
+    assert silence.silent_ranks(10.9) is None
+    assert silence.silent_ranks(11) == [1]
 
 
 def test_clock_of_the_machine_that_jumps_is_no_sign_of_death() -> None:
     silence = HeartbeatMonitor(10, now=0)
-    silence.look({"0": 1_800_000_000}, now=1)
+    silence.check({"0": 1_800_000_000}, now=1)
 
-    silence.look({"0": 5}, now=9)  # the clock was set back by fifty years, and the rank beats
+    silence.check({"0": 5}, now=9)  # the clock was set back by fifty years, and the rank beats
 
-    assert silence.silent(18) is None
-    assert silence.silent(19) == [0]
+    assert silence.silent_ranks(18) is None
+    assert silence.silent_ranks(19) == [0]
 
 
 def test_clock_that_jumps_ahead_does_not_keep_a_dead_rank_alive() -> None:
     silence = HeartbeatMonitor(10, now=0)
 
     for now in range(1, 30):
-        silence.look({"0": 4_000_000_000}, now=now)
+        silence.check({"0": 4_000_000_000}, now=now)
 
-    assert silence.silent(11) == [0]
+    assert silence.silent_ranks(11) == [0]
 
 
 def test_without_beats_output_is_life_and_an_ended_promise_too() -> None:
     silence = HeartbeatMonitor(10, now=0)
-    assert silence.silent(9.9) is None
-    assert silence.silent(10) == []
+    assert silence.silent_ranks(9.9) is None
+    assert silence.silent_ranks(10) == []
 
-    silence.heard(5)
-    assert silence.silent(14.9) is None
-    silence.look({"any": 7}, now=14)
-    assert silence.silent(23.9) is None
-    silence.look({"any": 7, "0": 1}, now=24)
-    silence.look({"any": 7}, now=33)
+    silence.record_output(5)
+    assert silence.silent_ranks(14.9) is None
+    silence.check({"any": 7}, now=14)
+    assert silence.silent_ranks(23.9) is None
+    silence.check({"any": 7, "0": 1}, now=24)
+    silence.check({"any": 7}, now=33)
 
-    assert silence.silent(42.9) is None
-    assert silence.silent(43) == []
+    assert silence.silent_ranks(42.9) is None
+    assert silence.silent_ranks(43) == []
 
 
 def test_promise_of_a_rank_that_is_gone_is_void_until_it_is_renewed() -> None:
     silence = HeartbeatMonitor(10, now=0)
-    silence.look({"0": 1, "3": 1}, now=1)
-    silence.look({"0": 2, "3": 1}, now=11)
-    assert silence.silent(11) == [3]
+    silence.check({"0": 1, "3": 1}, now=1)
+    silence.check({"0": 2, "3": 1}, now=11)
+    assert silence.silent_ranks(11) == [3]
 
-    silence.void([3])
-    silence.look({"0": 2, "3": 1}, now=12)
-    assert silence.silent(12) is None
-    assert silence.silent(21) == [0]
-    silence.look({"0": 3, "3": 2}, now=22)
+    silence.discard([3])
+    silence.check({"0": 2, "3": 1}, now=12)
+    assert silence.silent_ranks(12) is None
+    assert silence.silent_ranks(21) == [0]
+    silence.check({"0": 3, "3": 2}, now=22)
 
-    assert silence.silent(32) == [0, 3]
+    assert silence.silent_ranks(32) == [0, 3]
 
 
 def test_without_a_valid_promise_output_counts_again() -> None:
     silence = HeartbeatMonitor(10, now=0)
-    silence.look({"3": 1}, now=1)
-    silence.void([3])
+    silence.check({"3": 1}, now=1)
+    silence.discard([3])
 
-    silence.look({"3": 1}, now=11)
+    silence.check({"3": 1}, now=11)
 
-    assert silence.silent(11) == []
+    assert silence.silent_ranks(11) == []
 
 
 def test_folder_full_of_heartbeats_is_looked_at_only_so_far(tmp_path: Path) -> None:
@@ -305,7 +306,7 @@ def test_whatever_lies_in_the_folder_of_heartbeats_is_borne(tmp_path: Path) -> N
 
     assert found.keys() == {"0", "1", "any"}
     silence = HeartbeatMonitor(1, now=0)
-    silence.look({**found, "9" * 4000: 3}, now=0)
+    silence.check({**found, "9" * 4000: 3}, now=0)
     assert heartbeats.read_heartbeats(tmp_path / "none") == {}
 
 
@@ -359,4 +360,4 @@ def test_machine_with_few_tasks_is_not_searched(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "loadavg").write_text("0.1 0.2 0.3 2/85 4242\n")
 
-    assert TaskLimit(86, root=tmp_path).look(1.0) is None
+    assert TaskLimit(86, root=tmp_path).check(1.0) is None

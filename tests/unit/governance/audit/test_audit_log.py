@@ -26,7 +26,7 @@ from processes import running
 DOOMED = Path(__file__).parents[3] / "killed_platform.py"
 
 
-def test_the_first_entry_is_the_founding(platform: OwnPlatform) -> None:
+def test_the_first_entry_is_the_bootstrap(platform: OwnPlatform) -> None:
     (first,) = platform.entries()
 
     assert (first["seq"], first["action"], first["outcome"]) == (0, "platform.bootstrap", "done")

@@ -1,4 +1,4 @@
-"""Hot doors: decided from memory, recorded by window, and still felt when the rules change."""
+"""The hot path: decided from memory, recorded by window, and changed policies take effect."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ from platforms import OwnPlatform
 
 
 class Probes:
-    """A room of the test's own."""
+    """A service of the test's own."""
 
-    def __init__(self, gate: Gate, neighbour: Any = None) -> None:
+    def __init__(self, gate: Gate, dependency: Any = None) -> None:
         self.gate = gate
-        self.neighbour = neighbour
+        self.dependency = dependency
 
     @operation("probe.make", resource="workspace")
     def make(
@@ -57,7 +57,7 @@ class Probes:
     @operation("probe.call_neighbour", resource="platform", mode=Mode.READ, allow="anyone")
     def call_neighbour(self) -> int:
         """Call an operation inside an operation."""
-        return len(self.neighbour.list().items)
+        return len(self.dependency.list().items)
 
 
 MAKE = operations_of(Probes)["make"]
@@ -65,7 +65,7 @@ MAKE = operations_of(Probes)["make"]
 
 @pytest.fixture
 def probes(platform: OwnPlatform) -> Probes:
-    return Probes(platform.gate_with(Probes), neighbour=platform.users)
+    return Probes(platform.gate_with(Probes), dependency=platform.users)
 
 
 # ---------------------------------------------------------------------------------------- declaration

@@ -42,7 +42,7 @@ def follow(*streams: list[WorkflowRun | BaseException]) -> WorkflowRun:
                 raise each
             yield each
 
-    platform: Any = SimpleNamespace(work=SimpleNamespace(watch=watch))
+    platform: Any = SimpleNamespace(workflows=SimpleNamespace(watch=watch))
     return work_progress.follow_work(Session(), platform, work(), "replay", result="queues what-if-result")
 
 

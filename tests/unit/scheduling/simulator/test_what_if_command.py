@@ -9,7 +9,7 @@ import pytest
 
 from command_line import CommandLine, command_line, make_template
 from falaj.apps.cli.commands import queues_what_if as command
-from falaj.apps.cli.commands.queues_changes import read_changes
+from falaj.apps.cli.commands.queues_what_if import read_changes
 from falaj.records.scheduling.simulation import Changes, ResourceBound
 from falaj.records.scheduling.snapshot import Price
 from falaj.scheduling.simulator import what_if

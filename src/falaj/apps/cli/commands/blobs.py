@@ -17,11 +17,11 @@ from falaj.apps.cli.generation.operations import present
 from falaj.apps.cli.output.messages import Message, print_message
 from falaj.apps.cli.output.progress import Advance, count_bytes, progress
 from falaj.apps.cli.output.results import show
-from falaj.apps.cli.output.values import size
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import AlreadyExists, Damaged, Fault, Interrupted, InvalidInput
 from falaj.records.governance.blobs import Blob
+from falaj.records.sizes import format_size
 from falaj.sdk.platform import Platform
 
 
@@ -78,7 +78,7 @@ def get(
     if session.json:
         show(found, as_json=True)
     else:
-        print_message(session, Message(f"{target}: {size(found.size_bytes)}, its digest checked"))
+        print_message(session, Message(f"{target}: {format_size(found.size_bytes)}, its digest checked"))
 
 
 def _name_it(session: Session, platform: Platform, staged: Blob, name: str) -> Blob:

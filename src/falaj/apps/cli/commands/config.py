@@ -10,7 +10,6 @@ import typer
 
 from falaj.apps.cli.generation.typer_commands import group
 from falaj.apps.cli.output.results import show as show_result
-from falaj.apps.cli.output.toml import toml_lines
 from falaj.apps.cli.session import Session
 from falaj.assembly.config import read_config
 from falaj.errors import InvalidInput

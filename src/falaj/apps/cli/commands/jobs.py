@@ -11,6 +11,7 @@ import typer
 from falaj.apps.cli.commands.jobs_top import owner_name, top
 from falaj.apps.cli.commands.train import JOB, report_end, submit_file
 from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.output.errors import FAILED
 from falaj.apps.cli.output.job_progress import follow_job, print_log
 from falaj.apps.cli.output.job_summary import (
@@ -22,13 +23,13 @@ from falaj.apps.cli.output.job_summary import (
     describe_state,
     progress_line,
 )
-from falaj.apps.cli.output.pages import show_page
 from falaj.apps.cli.output.results import show_changes
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_value, plural, printable, size
+from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.records.scheduling.snapshot import Explanation
+from falaj.records.sizes import format_size
 from falaj.records.training.jobs import Checkpoint, Job, JobState
 
 
@@ -112,7 +113,7 @@ def _show_checkpoints(found: tuple[Checkpoint, ...], *, job: str) -> None:
         print(f"job {job} has saved nothing yet")
         return
     rows = [
-        [str(each.step), size(each.size_bytes), str(len(each.parts)), each.manifest.blob, each.save]
+        [str(each.step), format_size(each.size_bytes), str(len(each.parts)), each.manifest.blob, each.save]
         for each in found
     ]
     show_rows(["step", "size", "parts", "manifest", "save"], rows)

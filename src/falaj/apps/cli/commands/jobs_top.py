@@ -20,7 +20,7 @@ from falaj.apps.cli.output.job_summary import (
     format_rough_duration,
 )
 from falaj.apps.cli.output.tables import align, count_fitting, on_terminal, widths
-from falaj.apps.cli.output.values import format_number, plural, printable, size
+from falaj.apps.cli.output.values import format_number, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import FalajError, Interrupted, InvalidInput, Unavailable
@@ -28,6 +28,7 @@ from falaj.records.record import utc_now
 from falaj.records.scheduling.accounting import QueueState
 from falaj.records.scheduling.hardware import Machine
 from falaj.records.scheduling.snapshot import WHOLE_GPU
+from falaj.records.sizes import format_size
 from falaj.records.training.jobs import Job, JobState
 from falaj.sdk.platform import Platform
 
@@ -195,7 +196,7 @@ def _node_line(machine: Machine) -> str:
     parts = [f"{node.cpus - free.cpus} of {node.cpus} CPUs"]
     if node.gpus:
         parts.append(f"{len(node.gpus) - sum(free.gpu_milli) / WHOLE_GPU:g} of {len(node.gpus)} GPUs")
-    parts.append(f"{size(node.memory_bytes - free.memory_bytes)} of {size(node.memory_bytes)}")
+    parts.append(f"{format_size(node.memory_bytes - free.memory_bytes)} of {format_size(node.memory_bytes)}")
     fault = f"; {printable(machine.gpu_fault)}" if machine.gpu_fault and (node.gpus or machine.cards) else ""
     return f"node   {node.name}: {', '.join(parts)} in use{fault}"
 

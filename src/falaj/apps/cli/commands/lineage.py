@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from falaj.apps.cli.generation import arguments, parsing
-from falaj.apps.cli.output.lineage_tree import draw_lineage, encodable
 from falaj.apps.cli.output.results import show_json_lines
+from falaj.apps.cli.output.values import encodable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 

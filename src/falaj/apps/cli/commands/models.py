@@ -8,12 +8,13 @@ import typer
 
 from falaj.apps.cli.commands.train import JOB, register_model
 from falaj.apps.cli.generation import arguments, parsing
-from falaj.apps.cli.output.pages import show_page
+from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_metrics, format_value, printable, size
+from falaj.apps.cli.output.values import format_metrics, format_value, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.records.registry import Model, ModelVersion, TensorSpec
+from falaj.records.sizes import format_size
 
 MODEL = Annotated[str, typer.Argument(metavar="MODEL", help="A model: its name or id.")]
 VERSION = Annotated[str, typer.Argument(metavar="VERSION", help="A model version, such as churn@3.")]
@@ -82,7 +83,7 @@ def _show_versions(found: tuple[ModelVersion, ...]) -> None:
         [
             each.reference,
             each.format.value,
-            size(each.size_bytes),
+            format_size(each.size_bytes),
             format_metrics(each.metrics),
             format_value(each.created_at),
         ]
@@ -109,7 +110,8 @@ def _show_version(found: ModelVersion) -> None:
     )
     print()
     show_rows(
-        ["file", "size", "sha256"], [[each.path, size(each.size_bytes), each.sha256] for each in found.files]
+        ["file", "size", "sha256"],
+        [[each.path, format_size(each.size_bytes), each.sha256] for each in found.files],
     )
     tensors = [("input", each) for each in found.inputs] + [("output", each) for each in found.outputs]
     if tensors:
@@ -120,7 +122,7 @@ def _show_version(found: ModelVersion) -> None:
 
 
 def _tensor(way: str, each: TensorSpec) -> list[str]:
-    shape = " × ".join("any" if size < 0 else str(size) for size in each.shape) or "-"
+    shape = " × ".join("any" if format_size < 0 else str(format_size) for format_size in each.shape) or "-"
     return [way, each.name, str(each.dtype), shape, ", ".join(each.features) or "-"]
 
 

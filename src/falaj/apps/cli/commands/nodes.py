@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_value, plural, printable, size
+from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.errors import NotFound
 from falaj.records.scheduling.hardware import Machine
 from falaj.records.scheduling.snapshot import WHOLE_GPU
+from falaj.records.sizes import format_size
 
 
 def list_nodes(session: Session) -> None:
@@ -50,7 +51,7 @@ def _row(machine: Machine) -> list[str]:
         node.zone,
         node.pool,
         f"{free.cpus} of {node.cpus}",
-        f"{size(free.memory_bytes)} of {size(node.memory_bytes)}",
+        f"{format_size(free.memory_bytes)} of {format_size(node.memory_bytes)}",
         f"{sum(free.gpu_milli) / WHOLE_GPU:.3g} of {len(node.gpus)}",
         _kinds(machine),
         node.fabric or "-",
@@ -87,7 +88,7 @@ def _facts(machine: Machine) -> dict[str, str]:
         "CPUs": f"{node.cpus}, {free.cpus} free",
         "CPU": ", ".join(each for each in (machine.cpu_model, sockets, parts) if each),
         "instruction sets": format_value(machine.isa),
-        "memory": f"{size(node.memory_bytes)}, {size(free.memory_bytes)} free",
+        "memory": f"{format_size(node.memory_bytes)}, {format_size(free.memory_bytes)} free",
         "GPUs": _gpus(machine),
         "shared by MPS": format_value(node.shares),
         "fabric": node.fabric or "-",
@@ -107,7 +108,7 @@ def _cards(machine: Machine) -> tuple[list[str], list[list[str]]]:
         [
             str(card.index),
             printable(card.model),
-            size(card.memory_bytes),
+            format_size(card.memory_bytes),
             card.compute_capability or "-",
             str(card.island),
             str(card.nvlinks),

@@ -9,10 +9,11 @@ import typer
 from falaj.apps.cli.generation import parsing
 from falaj.apps.cli.output import results
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_value, printable, size
+from falaj.apps.cli.output.values import format_value, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.records.optimization import Measurement, Optimization
+from falaj.records.sizes import format_size
 
 HEADINGS = (
     "variant",
@@ -75,7 +76,7 @@ def _cells(measured: Measurement | None) -> list[str]:
         f"{measured.latency_p99_us:.1f}",
         f"{measured.rows_per_s_32:,.0f}",
         f"{measured.rows_per_s_256:,.0f}",
-        size(measured.size_bytes),
+        format_size(measured.size_bytes),
         "-" if measured.loss is None else f"{measured.loss:.5f}",
         "-" if measured.auc is None else f"{measured.auc:.5f}",
     ]

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.output.messages import print_message, result_message
-from falaj.apps.cli.output.pages import show_page
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_value

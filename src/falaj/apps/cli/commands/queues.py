@@ -9,8 +9,8 @@ import typer
 
 from falaj.apps.cli.commands.queues_what_if import what_if, what_if_result
 from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.output.messages import Message, print_message
-from falaj.apps.cli.output.pages import show_page
 from falaj.apps.cli.output.prompts import confirm
 from falaj.apps.cli.output.queue_tables import print_budgets, print_queue, print_tree
 from falaj.apps.cli.output.results import show

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from falaj.apps.cli.commands.queues_changes import read_changes
 from falaj.apps.cli.generation import parsing
 from falaj.apps.cli.output.messages import Message, print_message
 from falaj.apps.cli.output.results import show

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from falaj.apps.cli.generation import arguments, parsing
-from falaj.apps.cli.output.pages import show_page
+from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_elapsed, format_number, format_value, printable, size
+from falaj.apps.cli.output.values import format_elapsed, format_number, format_value, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
+from falaj.records.sizes import format_size
 from falaj.records.tracking import Run, RunDetails
 
 RUN = Annotated[str, typer.Argument(metavar="RUN", help="The id of the run.")]
@@ -90,7 +91,7 @@ def _show_details(found: RunDetails) -> None:
     )
     _table(
         ["artifact", "size", "blob"],
-        [[each.path, size(each.size_bytes), each.blob] for each in found.artifacts],
+        [[each.path, format_size(each.size_bytes), each.blob] for each in found.artifacts],
     )
 
 

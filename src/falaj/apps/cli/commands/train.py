@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from falaj.apps.cli.commands.train_options import option_name, option_parameters, request_from_options
+from falaj.apps.cli.commands.train_options import option_name, option_parameters
 from falaj.apps.cli.generation import parsing
 from falaj.apps.cli.generation.typer_commands import command
 from falaj.apps.cli.output.errors import FAILED

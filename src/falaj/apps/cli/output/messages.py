@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from falaj.apps.cli.output.values import format_value, plural, size
+from falaj.apps.cli.output.values import format_value, plural
 from falaj.apps.cli.session import Session
 from falaj.records.control.pipelines import StoredPipeline
 from falaj.records.control.workflows import WorkflowRun
@@ -20,6 +20,7 @@ from falaj.records.governance.secrets import Secret
 from falaj.records.monitoring.monitors import Alert, Monitor, MonitorRemoval
 from falaj.records.registry import Alias, Approval, ModelVersion, Promotion
 from falaj.records.serving import DeployedEndpoint, FeedbackResult
+from falaj.records.sizes import format_size
 from falaj.records.training.jobs import Job, JobMove
 
 
@@ -157,7 +158,7 @@ def _secret_removed(made: Secret, given: Given) -> Message:
 
 def _staged(made: Blob, given: Given) -> Message:
     return Message(
-        f"{size(made.size_bytes)} staged in zone {made.zone} as {made.id}; without a name they are swept in a day",
+        f"{format_size(made.size_bytes)} staged in zone {made.zone} as {made.id}; without a name they are swept in a day",
         (("next", f"blobs commit {made.id} --name NAME"),),
     )
 
@@ -165,7 +166,7 @@ def _staged(made: Blob, given: Given) -> Message:
 def _committed(made: Blob, given: Given) -> Message:
     place = f"{given['workspace']}/" if given.get("workspace") else ""
     named = f"{place}{made.name}" if "workspace" in given else made.id
-    stored = f"{size(made.size_bytes)} in zone {made.zone}, {made.label.describe()}"
+    stored = f"{format_size(made.size_bytes)} in zone {made.zone}, {made.label.describe()}"
     return Message(
         f"blob {made.name} is stored: {stored}\n  sha256 {made.sha256}",
         (("next", f"blobs get {named}"), ("undo", f"blobs delete {named}")),
@@ -174,7 +175,7 @@ def _committed(made: Blob, given: Given) -> Message:
 
 def _deleted(made: Blob, given: Given) -> Message:
     return Message(
-        f"blob {made.name} is deleted; its {size(made.size_bytes)} go with the next sweep",
+        f"blob {made.name} is deleted; its {format_size(made.size_bytes)} go with the next sweep",
         (("next", "blobs cleanup --older-than 0s"),),
     )
 
@@ -257,7 +258,7 @@ def _scored(made: FeedbackResult, given: Given) -> Message:
 
 
 def _registered(made: ModelVersion, given: Given) -> Message:
-    words = f"{made.reference} is registered: {made.format}, {size(made.size_bytes)}, signed"
+    words = f"{made.reference} is registered: {made.format}, {format_size(made.size_bytes)}, signed"
     follow = (
         ("next", f"models promote {made.reference} --to champion"),
         ("next", f"deploy {made.reference}"),

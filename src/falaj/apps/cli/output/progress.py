@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from falaj.apps.cli.output.values import size
+from falaj.records.sizes import format_size
 
 LINE_EVERY_S = 10.0
 
@@ -56,7 +56,7 @@ def _lines(what: str, total: int | None, unit: str) -> Advance:
     done, last = 0, time.monotonic()
 
     def words(amount: int) -> str:
-        return size(amount) if unit == "bytes" else f"{amount} {unit}"
+        return format_size(amount) if unit == "bytes" else f"{amount} {unit}"
 
     def advance(amount: int) -> None:
         nonlocal done, last

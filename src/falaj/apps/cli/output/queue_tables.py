@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from falaj.apps.cli.output.lineage_tree import ASCII
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_exact, format_number, format_value, printable, size
+from falaj.apps.cli.output.values import format_exact, format_number, format_value, printable
 from falaj.records.scheduling.accounting import BudgetState, QueueState
+from falaj.records.sizes import format_size
 
 BAR = 10
 PLAIN = ASCII | str.maketrans({"█": "#", "░": "."})
@@ -116,7 +117,7 @@ def _bar(held: float, whole: float) -> str:
 
 
 def _figure(value: float, field: str) -> str:
-    return size(int(value)) if field == "memory_bytes" and value else format_exact(value)
+    return format_size(int(value)) if field == "memory_bytes" and value else format_exact(value)
 
 
 def _borrowed(each: QueueState) -> str:

@@ -31,19 +31,19 @@ class HeartbeatMonitor:
         self._life_at = now
         self._any: int | None = None
         self._beats: dict[int, tuple[int, float]] = {}  # rank -> the file's time, and when we saw it change
-        self._void: dict[int, int] = {}  # rank -> the time that its file bore
+        self._discarded: dict[int, int] = {}  # rank -> the time that its file bore
 
-    def heard(self, now: float) -> None:
+    def record_output(self, now: float) -> None:
         """Something was printed."""
         self._life_at = now
 
-    def look(self, beats: Mapping[str, int], now: float) -> None:
+    def check(self, beats: Mapping[str, int], now: float) -> None:
         """Take note of the files by their names, and of the times they bear."""
         touched = beats.get(ANY)
         if touched != self._any:
             self._any, self._life_at = touched, now
         told = {int(name): at for name, at in beats.items() if name.isdecimal() and int(name) < MAX_RANKS}
-        ranks = {rank: at for rank, at in told.items() if self._void.get(rank) != at}
+        ranks = {rank: at for rank, at in told.items() if self._discarded.get(rank) != at}
         if self._beats.keys() - ranks.keys():
             self._life_at = now  # one ended its promise, which is life too
         self._beats = {
@@ -51,11 +51,11 @@ class HeartbeatMonitor:
             for rank, at in ranks.items()
         }
 
-    def void(self, ranks: Iterable[int]) -> None:
+    def discard(self, ranks: Iterable[int]) -> None:
         """Expect nothing more of ranks that are gone, unless their files change again."""
-        self._void |= {rank: self._beats.pop(rank)[0] for rank in ranks}
+        self._discarded |= {rank: self._beats.pop(rank)[0] for rank in ranks}
 
-    def silent(self, now: float) -> list[int] | None:
+    def silent_ranks(self, now: float) -> list[int] | None:
         """The ranks that were silent for too long, the longest first; empty: who knows which; none: all is well."""
         late = [(seen, rank) for rank, (_, seen) in self._beats.items() if now - seen >= self._hang_s]
         if late:

@@ -15,10 +15,10 @@ from falaj.drivers.processes.diagnosis.log_errors import (
     without_torchrun_report,
 )
 from falaj.drivers.processes.diagnosis.stacks import explain_hang, locate_crash
-from falaj.drivers.processes.frameworks import process_name
-from falaj.drivers.processes.limits.disk_usage import format_bytes
+from falaj.drivers.processes.frameworks.contracts import process_name
 from falaj.drivers.processes.supervisor.termination import StopCause
 from falaj.ports.launcher import Launch
+from falaj.records.sizes import format_size
 
 MAX_LENGTH = 300
 SIGNAL_EXIT_BASE = 128
@@ -43,8 +43,8 @@ class AttemptOutcome:
     refused: str | None = None
     out_of_memory: bool = False
     began: bool = True
-    silent: Sequence[int] = ()
-    told: bytes = b""
+    silent_ranks: Sequence[int] = ()
+    hang_output: bytes = b""
     killed_for_memory: Sequence[int] = ()
     refused_tasks: int = 0
     process_memory_bytes: int | None = None
@@ -80,8 +80,10 @@ def explain_stop(ended: AttemptOutcome, launch: Launch) -> str:
     if ended.cause == "timeout":
         return f"It was stopped after {launch.timeout_s:g} s, its time limit"
     if ended.cause == "hung":
-        told = ended.told.decode("utf-8", errors="replace")
-        return explain_hang(ended.silent, hang_s=launch.hang_s or 0, text=told, processes=launch.processes)
+        hang_output = ended.hang_output.decode("utf-8", errors="replace")
+        return explain_hang(
+            ended.silent_ranks, hang_s=launch.hang_s or 0, text=hang_output, processes=launch.processes
+        )
     if ended.cause == "fault":
         return ended.why or "It was stopped"
     return f"It was stopped on request: {describe_exit(ended.exit_code, ended.signal)}"
@@ -118,9 +120,9 @@ def describe_limit(ended: AttemptOutcome, death: RankExit, launch: Launch, why: 
     if ended.out_of_memory:
         return "; the machine ran out of memory"
     if ended.process_memory_bytes is not None and why.startswith("MemoryError"):
-        return f" (out of memory: each process may have {format_bytes(ended.process_memory_bytes)})"
+        return f" (out of memory: each process may have {format_size(ended.process_memory_bytes)})"
     if launch.disk_bytes is not None and (death.signal == signal.SIGXFSZ or "[Errno 27]" in why):
-        return f" (its disk quota: no file may have more than {format_bytes(launch.disk_bytes)})"
+        return f" (its disk quota: no file may have more than {format_size(launch.disk_bytes)})"
     if ended.refused_tasks and "[Errno 11]" in why:
         return " (it started too many processes)"
     where = locate_crash(text) if death.signal is not None else ""
@@ -129,7 +131,7 @@ def describe_limit(ended: AttemptOutcome, death: RankExit, launch: Launch, why: 
 
 def describe_oom(ranks: Sequence[int], death: RankExit, launch: Launch) -> str:
     whose = "all processes together" if launch.processes > 1 else "it"
-    limit = "" if launch.memory_bytes is None else f": {whose} may have {format_bytes(launch.memory_bytes)}"
+    limit = "" if launch.memory_bytes is None else f": {whose} may have {format_size(launch.memory_bytes)}"
     others = [rank for rank in ranks if rank != death.rank]
     if others and launch.processes > 1 and launch.framework != "torch":
         return f"; rank {', '.join(map(str, others))} ran out of memory{limit}"

@@ -23,11 +23,11 @@ class StackFrame(NamedTuple):
     function: str
 
 
-def explain_hang(silent: Sequence[int], *, hang_s: float, text: str, processes: int) -> str:
+def explain_hang(silent_ranks: Sequence[int], *, hang_s: float, text: str, processes: int) -> str:
     """Who hung, and where it stood; those that only waited for others in a collective are not to blame."""
     frames = parse_stacks(text)
-    suspects = [rank for rank in silent or sorted(frames) if not is_in_collective(frames.get(rank, []))]
-    blamed = suspects or list(silent) or sorted(frames)
+    suspects = [rank for rank in silent_ranks or sorted(frames) if not is_in_collective(frames.get(rank, []))]
+    blamed = suspects or list(silent_ranks) or sorted(frames)
     since = f"no sign of life for {hang_s:g} s"
     if processes == 1:
         return f"it hung: {since}{describe_position(frames, blamed[:1] or [0], 'it')}"

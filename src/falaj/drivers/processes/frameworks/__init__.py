@@ -23,7 +23,7 @@ from falaj.ports.launcher import Launch
 if TYPE_CHECKING:  # records take pydantic, for which every start of an attempt would wait
     from falaj.records.training.jobs import Framework
 
-__all__ = ["defaults_of", "name_of", "plan", "tolerates"]
+__all__ = ["defaults_of", "name_of", "plan", "tolerated_losses"]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from falaj.drivers.processes.frameworks.process import (
     PlannedProcess,
     PortAllocator,
     addresses,
-    gpu_environment,
     rank_environment,
+    rank_gpu_environment,
 )
 from falaj.ports.launcher import Launch
 
@@ -28,7 +28,7 @@ def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
             {
                 **shared,
                 **rank_environment(rank, of=count),
-                **gpu_environment(launch, rank, of=count),
+                **rank_gpu_environment(launch, rank, of=count),
                 "LIGHTGBM_LOCAL_LISTEN_PORT": str(port),
             },
         )

@@ -8,8 +8,8 @@ from falaj.drivers.processes.frameworks.process import (
     LOOPBACK,
     PlannedProcess,
     PortAllocator,
-    gpu_environment,
     rank_environment,
+    rank_gpu_environment,
 )
 from falaj.drivers.processes.frameworks.torch import split_options
 from falaj.ports.launcher import Launch
@@ -36,17 +36,19 @@ def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
                 {
                     **shared,
                     **rank_environment(rank, of=workers),
-                    **gpu_environment(launch, rank, of=workers),
+                    **rank_gpu_environment(launch, rank, of=workers),
                     "DMLC_ROLE": "worker",
                 },
             )
             for rank in range(workers)
         ),
         *(
-            PlannedProcess(serve, f"server {index}", shared | helper_environment("server"), decides=False)
+            PlannedProcess(
+                serve, f"server {index}", shared | helper_environment("server"), is_essential=False
+            )
             for index in range(servers)
         ),
-        PlannedProcess(serve, "scheduler", shared | helper_environment("scheduler"), decides=False),
+        PlannedProcess(serve, "scheduler", shared | helper_environment("scheduler"), is_essential=False),
     ]
 
 

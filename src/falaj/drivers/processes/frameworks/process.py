@@ -24,7 +24,7 @@ class PlannedProcess:
     command: Sequence[str]
     name: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-    decides: bool = True
+    is_essential: bool = True
 
 
 def rank_environment(rank: int, *, of: int) -> dict[str, str]:
@@ -32,7 +32,7 @@ def rank_environment(rank: int, *, of: int) -> dict[str, str]:
     return {"FALAJ_RANK": str(rank), "FALAJ_WORLD_SIZE": str(of)}
 
 
-def gpu_environment(launch: Launch, rank: int, *, of: int) -> dict[str, str]:
+def rank_gpu_environment(launch: Launch, rank: int, *, of: int) -> dict[str, str]:
     """Nothing where the GPUs do not divide evenly: every rank sees all of them then."""
     each, rest = divmod(len(launch.gpus), of)
     if each == 0 or rest:

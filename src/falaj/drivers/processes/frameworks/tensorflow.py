@@ -9,8 +9,8 @@ from falaj.drivers.processes.frameworks.process import (
     PlannedProcess,
     PortAllocator,
     addresses,
-    gpu_environment,
     rank_environment,
+    rank_gpu_environment,
 )
 from falaj.ports.launcher import Launch
 
@@ -34,7 +34,7 @@ def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
                 **gpus[rank],
                 "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}),
             },
-            decides=role in essential_roles(roles),
+            is_essential=role in essential_roles(roles),
         )
         for rank, (role, index) in enumerate(tasks)
     ]
@@ -52,7 +52,7 @@ def gpu_environments(launch: Launch, tasks: Sequence[tuple[str, int]]) -> list[d
     has_servers = any(role == "ps" for role, _ in tasks)
     computing = [task for task in tasks if task[0] == "worker" or not has_servers]
     return [
-        gpu_environment(launch, computing.index(task), of=len(computing))
+        rank_gpu_environment(launch, computing.index(task), of=len(computing))
         if task in computing
         else {"CUDA_VISIBLE_DEVICES": ""}
         for task in tasks

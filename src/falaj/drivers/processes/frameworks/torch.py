@@ -8,7 +8,7 @@ from falaj.drivers.processes.frameworks.process import (
     LOOPBACK,
     PlannedProcess,
     PortAllocator,
-    gpu_environment,
+    rank_gpu_environment,
 )
 from falaj.ports.launcher import Launch
 
@@ -51,7 +51,7 @@ def elastic_agents(launch: Launch) -> list[PlannedProcess]:
     ]
     command = torchrun(launch.command, options)
     return [
-        PlannedProcess(command, f"agent {number}", gpu_environment(launch, number, of=most))
+        PlannedProcess(command, f"agent {number}", rank_gpu_environment(launch, number, of=most))
         for number in range(most)
     ]
 

@@ -8,8 +8,8 @@ from falaj.drivers.processes.frameworks.process import (
     LOOPBACK,
     PlannedProcess,
     PortAllocator,
-    gpu_environment,
     rank_environment,
+    rank_gpu_environment,
 )
 from falaj.drivers.processes.frameworks.torch import split_options
 from falaj.ports.launcher import Launch
@@ -40,11 +40,11 @@ def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
             {
                 **shared,
                 **rank_environment(rank, of=count),
-                **gpu_environment(launch, rank, of=count),
+                **rank_gpu_environment(launch, rank, of=count),
                 "DMLC_TASK_ID": str(rank),
             },
         )
         for rank in range(count)
     ]
     tracker = [python, *own, "-c", TRACKER, str(count), LOOPBACK, str(port)]
-    return [*workers, PlannedProcess(tracker, "tracker", {"CUDA_VISIBLE_DEVICES": ""}, decides=False)]
+    return [*workers, PlannedProcess(tracker, "tracker", {"CUDA_VISIBLE_DEVICES": ""}, is_essential=False)]

@@ -15,13 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from falaj.drivers.processes.attempt_folder import AttemptFolder
-from falaj.drivers.processes.limits.disk_usage import (
-    DiskUsage,
-    format_bytes,
-    free_bytes,
-    scan_usage,
-    volume_bytes,
-)
+from falaj.drivers.processes.limits.disk_usage import DiskUsage, free_bytes, scan_usage, volume_bytes
+from falaj.records.sizes import format_size
 
 MIN_INTERVAL_S, SELDOMEST_S = 0.5, 30.0
 PAUSE_FACTOR = 20
@@ -82,7 +77,7 @@ class DiskQuota:
         size, entries = usage.size_bytes, usage.entries
         where = f" in {usage.largest}" if usage.largest else ""
         if size > self.limit_bytes:
-            held = f"{format_bytes(size)} of {format_bytes(self.limit_bytes)}"
+            held = f"{format_size(size)} of {format_size(self.limit_bytes)}"
             return f"it filled its disk quota: {held}, most of it{where}"
         if entries > self.limit_entries:
             return f"it made too many files: {entries} of at most {self.limit_entries}, most bytes{where}"
@@ -106,7 +101,7 @@ class DiskPressure:
         self._looks = 0
         self.is_short = False
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         if now < self._next_at:
             return
         self._next_at = now + CHECK_INTERVAL_S
@@ -120,7 +115,7 @@ class DiskPressure:
         is_settled = self._looks >= CONFIRMING_CHECKS  # by then, the others have told too
         if not is_settled or usage.size_bytes < MIN_CULPRIT_BYTES or not self._is_largest(usage.size_bytes):
             return None
-        held, free = format_bytes(usage.size_bytes), format_bytes(free_bytes(self._directory))
+        held, free = format_size(usage.size_bytes), format_size(free_bytes(self._directory))
         where = f", most of it in {usage.largest}" if usage.largest else ""
         return f"the disk ran full ({free} left), and it held most of all attempts here: {held}{where}"
 

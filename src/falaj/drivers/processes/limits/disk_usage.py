@@ -38,13 +38,13 @@ class DiskUsage:
         below = max(((s, p) for s, p in deep if p.startswith(path + "/")), default=(0, ""))
         return below[1] if below[0] * 2 > size else path
 
-    def leave_out(self, given: DiskUsage) -> None:
+    def subtract(self, given: DiskUsage) -> None:
         """Take no account of what there was in the beginning."""
         self.size_bytes = max(0, self.size_bytes - given.size_bytes)  # user code may have removed it
         self.entries = max(0, self.entries - given.entries)
         self.shares.subtract(given.shares)
 
-    def hold(self, size_bytes: int) -> None:
+    def add_unlinked(self, size_bytes: int) -> None:
         """Count files that have no name any more, and are open still."""
         if size_bytes:
             self.size_bytes += size_bytes

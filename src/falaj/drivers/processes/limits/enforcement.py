@@ -24,33 +24,33 @@ class AppliedLimits:
 
     group: AttemptCgroup | None = None
     processes: dict[str, int] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
+    descriptions: tuple[str, ...] = ()
 
 
-def apply_limits(folder: AttemptFolder, order: AttemptSpec, *, ranks: int, most_tasks: int) -> AppliedLimits:
+def apply_limits(folder: AttemptFolder, spec: AttemptSpec, *, ranks: int, max_tasks: int) -> AppliedLimits:
     """Make what there is to make, before the attempt starts."""
-    launch, parent = order.launch, find_parent(order.cgroup)
-    share = CgroupLimits(launch.memory_bytes, max(launch.processes, ranks), ranks, launch.cpus, most_tasks)
+    launch, parent = spec.launch, find_parent(spec.cgroup)
+    share = CgroupLimits(launch.memory_bytes, max(launch.processes, ranks), ranks, launch.cpus, max_tasks)
     group, controllers = None, frozenset[str]()
     if parent is not None:
         with contextlib.suppress(OSError):
             group = create_cgroup(folder, parent, launch.attempt, share)
             controllers = parent.controllers
     limits = dict[str, int]()
-    words = [f"{name}: cgroup" for name in CONTROLLERS if name in controllers]
+    descriptions = [f"{name}: cgroup" for name in CONTROLLERS if name in controllers]
     if launch.memory_bytes is not None and "memory" not in controllers:
         limits["RLIMIT_DATA"] = max(1, launch.memory_bytes // share.processes)
-        words.append("memory: each process (RLIMIT_DATA)")
+        descriptions.append("memory: each process (RLIMIT_DATA)")
     if "pids" not in controllers:
-        if has_own_uid(order):
-            limits["RLIMIT_NPROC"] = most_tasks
-            words.append("pids: its uid (RLIMIT_NPROC), and counted")
+        if has_own_uid(spec):
+            limits["RLIMIT_NPROC"] = max_tasks
+            descriptions.append("pids: its uid (RLIMIT_NPROC), and counted")
         else:
-            words.append("pids: counted")
+            descriptions.append("pids: counted")
     if launch.disk_bytes is not None:
         limits["RLIMIT_FSIZE"] = launch.disk_bytes
-        words.append("disk: measured, and each file (RLIMIT_FSIZE)")
-    return AppliedLimits(group, limits, tuple(words))
+        descriptions.append("disk: measured, and each file (RLIMIT_FSIZE)")
+    return AppliedLimits(group, limits, tuple(descriptions))
 
 
 def create_cgroup(
@@ -62,10 +62,10 @@ def create_cgroup(
     return group
 
 
-def has_own_uid(order: AttemptSpec) -> bool:
+def has_own_uid(spec: AttemptSpec) -> bool:
     """Whether the attempt's uid is nobody else's, so that the kernel's count of its processes is the attempt's."""
-    facts = order.sandbox.facts
-    return order.sandbox.mechanism in ("bubblewrap", "uid") and facts.is_root and len(facts.spare_uids) > 1
+    facts = spec.sandbox.facts
+    return spec.sandbox.mechanism in ("bubblewrap", "uid") and facts.is_root and len(facts.spare_uids) > 1
 
 
 def describe_enforcement(cgroup: Path | None) -> tuple[bool, str]:

@@ -24,7 +24,7 @@ class TaskLimit:
         self._root = root
         self._next_at = 0.0
 
-    def look(self, now: float) -> int | None:
+    def check(self, now: float) -> int | None:
         """How many there are, where it is time for a look and the limit is reached; else none."""
         if now < self._next_at:
             return None

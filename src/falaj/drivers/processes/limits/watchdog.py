@@ -27,64 +27,68 @@ class WatchdogAlarm(NamedTuple):
 class AttemptWatchdog:
     """All that is looked at from time to time; `now` is a reading of one monotonic clock."""
 
-    def __init__(self, folder: AttemptFolder, order: AttemptSpec, *, now: float) -> None:
-        launch = order.launch
+    def __init__(self, folder: AttemptFolder, spec: AttemptSpec, *, now: float) -> None:
+        launch = spec.launch
         self._heartbeats = launch.directory / heartbeats.FOLDER
-        self._silence = None if launch.hang_s is None else heartbeats.HeartbeatMonitor(launch.hang_s, now=now)
+        self._heartbeat_monitor = (
+            None if launch.hang_s is None else heartbeats.HeartbeatMonitor(launch.hang_s, now=now)
+        )
         self._beats_at = now
-        self.silent: list[int] = []
+        self.silent_ranks: list[int] = []
         self._device = launch.directory.stat().st_dev
-        self._given = measure_usage(launch.directory)  # its code and inputs, for which it is not to blame
-        self._measuring = UsageScan(launch.directory)
+        self._initial_usage = measure_usage(
+            launch.directory
+        )  # its code and inputs, for which it is not to blame
+        self._usage_scan = UsageScan(launch.directory)
         self._quota = None if launch.disk_bytes is None else DiskQuota(launch.disk_bytes)
-        self._shortage = DiskPressure(folder, launch.directory, reserve_bytes=order.reserve_bytes)
-        self.most_tasks = task_limit(order)
-        self._tasks = TaskLimit(self.most_tasks)
+        self._disk_pressure = DiskPressure(folder, launch.directory, reserve_bytes=spec.reserve_bytes)
+        self.max_tasks = task_limit(spec)
+        self._tasks = TaskLimit(self.max_tasks)
 
-    def heard(self, now: float) -> None:
+    def record_output(self, now: float) -> None:
         """Something was printed."""
-        if self._silence is not None:
-            self._silence.heard(now)
+        if self._heartbeat_monitor is not None:
+            self._heartbeat_monitor.record_output(now)
 
-    def look(self, now: float) -> WatchdogAlarm | None:
+    def check(self, now: float) -> WatchdogAlarm | None:
         """Whatever is due for a look; none: it may go on."""
         return self._look_for_life(now) or self._look_at_tasks(now) or self._look_at_disk(now)
 
     def _look_for_life(self, now: float) -> WatchdogAlarm | None:
-        if self._silence is None or now < self._beats_at:
+        if self._heartbeat_monitor is None or now < self._beats_at:
             return None
         self._beats_at = now + heartbeats.CHECK_INTERVAL_S
-        self._silence.look(heartbeats.read_heartbeats(self._heartbeats), now)
-        silent = self._silence.silent(now)
-        if silent and (living := living_ranks()):
-            self._silence.void(set(silent) - living)
-            silent = self._silence.silent(now)
-        if silent is None:
+        self._heartbeat_monitor.check(heartbeats.read_heartbeats(self._heartbeats), now)
+        silent_ranks = self._heartbeat_monitor.silent_ranks(now)
+        if silent_ranks and (living := living_ranks()):
+            self._heartbeat_monitor.discard(set(silent_ranks) - living)
+            silent_ranks = self._heartbeat_monitor.silent_ranks(now)
+        if silent_ranks is None:
             return None
-        self.silent = silent
+        self.silent_ranks = silent_ranks
         return WatchdogAlarm("hung", "")
 
     def _look_at_tasks(self, now: float) -> WatchdogAlarm | None:
-        count = self._tasks.look(now)
+        count = self._tasks.check(now)
         if count is None:
             return None
         return WatchdogAlarm(
             "fault",
-            f"it started too many processes: {count} with their threads, of at most {self.most_tasks}",
+            f"it started too many processes: {count} with their threads, of at most {self.max_tasks}",
         )
 
     def _look_at_disk(self, now: float) -> WatchdogAlarm | None:
-        self._shortage.look(now)
-        if self._quota is None and not self._shortage.is_short:
+        self._disk_pressure.check(now)
+        if self._quota is None and not self._disk_pressure.is_short:
             return None
-        usage = self._measuring.advance(now)
+        usage = self._usage_scan.advance(now)
         if usage is None:
             return None
-        usage.leave_out(self._given)
-        usage.hold(unlinked_bytes(os.getpid(), self._device))
+        usage.subtract(self._initial_usage)
+        usage.add_unlinked(unlinked_bytes(os.getpid(), self._device))
         fault = self._quota.fault(usage) if self._quota else None
-        if fault is None and self._shortage.is_short:
-            fault = self._shortage.fault(usage)
+        if fault is None and self._disk_pressure.is_short:
+            fault = self._disk_pressure.fault(usage)
         return None if fault is None else WatchdogAlarm("fault", fault)
 
 
@@ -93,6 +97,6 @@ def living_ranks() -> set[int]:
     return {rank for pid in init.descendants() if (rank := init.rank_of(pid)) is not None}
 
 
-def task_limit(order: AttemptSpec) -> int:
-    usual = DEFAULT_TASKS + TASKS_PER_CORE * (os.cpu_count() or 1) * order.launch.processes
-    return usual if order.most_tasks is None else order.most_tasks
+def task_limit(spec: AttemptSpec) -> int:
+    usual = DEFAULT_TASKS + TASKS_PER_CORE * (os.cpu_count() or 1) * spec.launch.processes
+    return usual if spec.max_tasks is None else spec.max_tasks

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from falaj.drivers.machine.kernel_files import list_entries, read_number, read_text
-from falaj.drivers.processes.metering.counters import CounterDelta
 
 CLASS = "sys/class/powercap"
 MICRO = 1e-6
@@ -24,11 +23,11 @@ class CpuEnergy:
             for zone in list_entries(root / CLASS)
             if is_counted(zone)
         ]
-        self.is_there = bool(self._zones) and all(zone.is_there for zone in self._zones)
+        self.is_available = bool(self._zones) and all(zone.is_available for zone in self._zones)
 
-    def more_j(self) -> float:
+    def read_j(self) -> float:
         """Since the last look. A counter wraps within minutes on a busy machine, so look more often than that."""
-        return sum(zone.more() for zone in self._zones) * MICRO
+        return sum(zone.advance() for zone in self._zones) * MICRO
 
 
 def is_counted(zone: Path) -> bool:

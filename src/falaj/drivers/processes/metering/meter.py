@@ -12,9 +12,7 @@ from pathlib import Path
 
 from falaj.drivers.machine.kernel_files import read_number, read_text
 from falaj.drivers.processes.metering import process_tree
-from falaj.drivers.processes.metering.counters import CounterDelta
-from falaj.drivers.processes.metering.energy import CpuEnergy
-from falaj.drivers.processes.metering.gpu_energy import GpuEnergy
+from falaj.drivers.processes.metering.energy import CounterDelta, CpuEnergy, GpuEnergy
 from falaj.ports.launcher import WHOLE_GPU, Launch, ResourceUsage
 
 INTERVAL_S = 1.0
@@ -57,18 +55,18 @@ class ResourceMeter:
         began = time.monotonic()
         if began < self._next_at:
             return
-        self._look()
+        self._sample()
         took = time.monotonic() - began
         self._pause_s = min(INTERVAL_S, self._pause_s * 2)
         self._next_at = began + max(self._pause_s, took * PAUSE_FACTOR)
 
     def used(self) -> ResourceUsage:
         """What was used by now; call it once more when all have ended and were waited for, and then `close`."""
-        self._look()
+        self._sample()
         return ResourceUsage(
             cpu_s=round(self._cpu_s, 3),
             peak_memory_bytes=self._peak_bytes or None,
-            cpu_energy_j=round(self._cpu_j, 3) if self._cpus.is_there else None,
+            cpu_energy_j=round(self._cpu_j, 3) if self._cpus.is_available else None,
             gpu_energy_j=self._gpu_energy_j(),
         )
 
@@ -76,7 +74,7 @@ class ResourceMeter:
         if self._gpus is not None:
             self._gpus.close()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         if (
             self._launch.gpus and self._gpus is None
         ):  # not sooner: it takes a while, and somebody waits for a start
@@ -108,18 +106,18 @@ class ResourceMeter:
 
     def _charge(self) -> None:
         """The attempt's part of the CPUs' energy is its part of the time that they worked."""
-        busy_s, own_s = self._busy.more() / process_tree.TICKS, self._cpu_s - self._charged_cpu_s
+        busy_s, own_s = self._busy.advance() / process_tree.TICKS, self._cpu_s - self._charged_cpu_s
         self._charged_cpu_s = self._cpu_s
-        spent_j = self._cpus.more_j()
+        spent_j = self._cpus.read_j()
         if own_s > 0:
             self._cpu_j += spent_j * (1.0 if own_s >= busy_s else own_s / busy_s)
         if self._gpus is not None:
-            self._gpu_j += self._gpus.more_j() * self._launch.gpu_milli / WHOLE_GPU
+            self._gpu_j += self._gpus.read_j() * self._launch.gpu_milli / WHOLE_GPU
 
     def _gpu_energy_j(self) -> float | None:
         if not self._launch.gpus:
             return 0.0
-        return round(self._gpu_j, 3) if self._gpus is not None and self._gpus.is_there else None
+        return round(self._gpu_j, 3) if self._gpus is not None and self._gpus.is_available else None
 
 
 def reaped_cpu_s() -> float:

@@ -41,13 +41,13 @@ RANK_VARIABLES = (
 class Gang:
     """Ranks that live and die together."""
 
-    def __init__(self, plan: dict[str, Any], line: SupervisorChannel) -> None:
+    def __init__(self, plan: dict[str, Any], channel: SupervisorChannel) -> None:
         self._plan = plan
-        self._line = line
+        self._channel = channel
         self._ranks: dict[int, int] = {}  # pid -> rank
         self._started: list[subprocess.Popen[bytes]] = []
         self._kill_at: float | None = None
-        self._bearable: int = plan.get("tolerates", 0)
+        self._tolerated_losses: int = plan.get("tolerated_losses", 0)
         self.ended: dict[str, int | None] | None = None
         """How it ended: rank, exit code, signal; that of the first rank that failed, if one did."""
 
@@ -62,7 +62,7 @@ class Gang:
 
     def start(self) -> None:
         for rank, each in enumerate(self._plan["ranks"]):
-            self._line.enter(f"rank-{rank}")
+            self._channel.enter(f"rank-{rank}")
             try:
                 process = subprocess.Popen(
                     each["command"],
@@ -74,13 +74,13 @@ class Gang:
                 )
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 print(f"{each['command'][0]}: {error}", file=sys.stderr, flush=True)
-                self._note(rank, COULD_NOT_START, None)
+                self._record_exit(rank, COULD_NOT_START, None)
                 if self.ended is not None:
                     return
                 continue  # it can do without this one
             self._started.append(process)
             self._ranks[process.pid] = rank
-        self._line.enter("home")
+        self._channel.enter("home")
 
     def _limit(self) -> None:
         for name, limit in self._plan["limits"].items():
@@ -97,19 +97,21 @@ class Gang:
     def reap(self) -> None:
         """Take note of every process that has ended; the first failure stops the others."""
         ended = [(self._ranks.pop(pid), status) for pid, status in reap_children() if pid in self._ranks]
-        for rank, status in sorted(ended, key=lambda each: not self._decides(each[0])):
+        for rank, status in sorted(ended, key=lambda each: not self._is_essential(each[0])):
             if os.WIFSIGNALED(status):
-                self._note(rank, None, os.WTERMSIG(status))
+                self._record_exit(rank, None, os.WTERMSIG(status))
             else:
-                self._note(rank, os.WEXITSTATUS(status), None)
-        if self._ranks and not self._deciding():
+                self._record_exit(rank, os.WEXITSTATUS(status), None)
+        if self._ranks and not self._essential_pids():
             self.kill()  # such as parameter servers, which would serve for ever
 
-    def _note(self, rank: int, exit_code: int | None, killed_by: int | None) -> None:
-        if not self._decides(rank) and (exit_code == 0 or not self._deciding()):
+    def _record_exit(self, rank: int, exit_code: int | None, killed_by: int | None) -> None:
+        if not self._is_essential(rank) and (exit_code == 0 or not self._essential_pids()):
             return
-        if exit_code != 0 and self._bearable > 0 and self._deciding():
-            self._bear(rank, f"exit code {exit_code}" if killed_by is None else f"signal {killed_by}")
+        if exit_code != 0 and self._tolerated_losses > 0 and self._essential_pids():
+            self._tolerate_loss(
+                rank, f"exit code {exit_code}" if killed_by is None else f"signal {killed_by}"
+            )
             return
         failed_before = self.ended is not None and self.ended["exit_code"] != 0
         if not failed_before:
@@ -118,9 +120,9 @@ class Gang:
             self.terminate()
             self._kill_at = time.monotonic() + self._plan["grace_s"]
 
-    def _bear(self, rank: int, how: str) -> None:
+    def _tolerate_loss(self, rank: int, how: str) -> None:
         """Go on without a process; what it has left behind would else go on beside the others."""
-        self._bearable -= 1
+        self._tolerated_losses -= 1
         print(
             f"falaj: {self._plan['ranks'][rank]['name']} was lost ({how}); the others go on", file=sys.stderr
         )
@@ -129,17 +131,17 @@ class Gang:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(orphan, signal.SIGKILL)
 
-    def _decides(self, rank: int) -> bool:
+    def _is_essential(self, rank: int) -> bool:
         """Whether the attempt goes on as long as this one does; the others are there for those that decide."""
-        return bool(self._plan["ranks"][rank].get("decides", True))
+        return bool(self._plan["ranks"][rank].get("is_essential", True))
 
-    def _deciding(self) -> list[int]:
-        return [pid for pid, rank in self._ranks.items() if self._decides(rank)]
+    def _essential_pids(self) -> list[int]:
+        return [pid for pid, rank in self._ranks.items() if self._is_essential(rank)]
 
     def terminate(self) -> None:
         """Ask those that decide to end; they may need the others for it, to save what those hold."""
-        self._bearable = 0
-        self._send(signal.SIGTERM, self._deciding())
+        self._tolerated_losses = 0
+        self._send(signal.SIGTERM, self._essential_pids())
 
     def kill(self) -> None:
         self._kill_at = None
@@ -158,16 +160,16 @@ def main(plan: dict[str, Any]) -> int:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # not ignored: ranks would inherit that
-    with socket.socket(socket.AF_UNIX) as shim:
-        shim.connect(plan["socket"])
-        line = SupervisorChannel(shim, is_limited=plan["is_limited"])
-        line.say({"running": True})
-        gang = Gang(plan, line)
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.connect(plan["socket"])
+        channel = SupervisorChannel(supervisor, is_limited=plan["is_limited"])
+        channel.send({"running": True})
+        gang = Gang(plan, channel)
         gang.start()
-        wait_for_ranks(gang, line, wake)
+        wait_for_ranks(gang, channel, wake)
         kill_descendants()
         ended = gang.ended or {"rank": 0, "exit_code": None, "signal": signal.SIGKILL}
-        line.say(ended)
+        channel.send(ended)
     code = ended["exit_code"]
     return code if code is not None else 128 + (ended["signal"] or 0)
 
@@ -175,65 +177,65 @@ def main(plan: dict[str, Any]) -> int:
 class SupervisorChannel:
     """The conversation with the shim."""
 
-    def __init__(self, shim: socket.socket, *, is_limited: bool) -> None:
-        self._shim = shim
+    def __init__(self, supervisor: socket.socket, *, is_limited: bool) -> None:
+        self._supervisor = supervisor
         self._is_limited = is_limited
-        self.words: list[str] = []
+        self.commands: list[str] = []
         """What it has said, and nobody has heeded yet."""
         self.is_open = True
 
     def fileno(self) -> int:
-        return self._shim.fileno()
+        return self._supervisor.fileno()
 
-    def say(self, what: dict[str, Any]) -> None:
+    def send(self, what: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            self._shim.sendall(json.dumps(what).encode() + b"\n")
+            self._supervisor.sendall(json.dumps(what).encode() + b"\n")
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         try:
-            said = self._shim.recv(4096).decode().split()
+            said = self._supervisor.recv(4096).decode().split()
         except ConnectionError:
             said = []
         self.is_open = bool(said)
-        self.words += said
+        self.commands += said
 
     def enter(self, leaf: str) -> None:
         """Have ourselves moved to another cgroup, where there are any: what is started then, is born there."""
         if not self._is_limited:
             return
-        self.say({"enter": leaf})
-        while self.is_open and "entered" not in self.words:
-            self.hear()
+        self.send({"enter": leaf})
+        while self.is_open and "entered" not in self.commands:
+            self.receive()
         if self.is_open:
-            self.words.remove("entered")
+            self.commands.remove("entered")
 
 
-def wait_for_ranks(gang: Gang, line: SupervisorChannel, wake: int) -> None:
+def wait_for_ranks(gang: Gang, channel: SupervisorChannel, wake: int) -> None:
     """Until all ranks have ended: reap them, and do what the shim says."""
     gang.reap()
     while not gang.is_over:
-        run_commands(gang, line)
-        ready, _, _ = select.select([line.fileno(), wake], [], [], gang.patience_s)
+        run_commands(gang, channel)
+        ready, _, _ = select.select([channel.fileno(), wake], [], [], gang.patience_s)
         if not ready:
             gang.kill()
         if wake in ready:
             os.read(wake, 4096)
-        if line.fileno() in ready:
-            line.hear()
-            if not line.is_open:
+        if channel.fileno() in ready:
+            channel.receive()
+            if not channel.is_open:
                 gang.kill()
                 return
-            run_commands(gang, line)
+            run_commands(gang, channel)
         gang.reap()
 
 
-def run_commands(gang: Gang, line: SupervisorChannel) -> None:
-    words, line.words = line.words, []
-    if "stacks" in words:
+def run_commands(gang: Gang, channel: SupervisorChannel) -> None:
+    commands, channel.commands = channel.commands, []
+    if "stacks" in commands:
         gang.tell_stacks()
-    if "term" in words:
+    if "term" in commands:
         gang.terminate()
-    if "kill" in words:
+    if "kill" in commands:
         gang.kill()
 
 
@@ -322,8 +324,8 @@ def dump_stacks(path: str, known: dict[int, int]) -> None:
         rank = known.get(pid, rank_of(pid))
         who = "a process" if rank is None else f"rank {rank}"
         told = python_stack(pid, path) if time.monotonic() < deadline else b""
-        words = f"[falaj: {who}, process {pid}: {command_line(pid)}]\n".encode()
-        os.write(2, b"\n" + words + (told or kernel_stack(pid)) + b"\n")
+        commands = f"[falaj: {who}, process {pid}: {command_line(pid)}]\n".encode()
+        os.write(2, b"\n" + commands + (told or kernel_stack(pid)) + b"\n")
 
 
 def rank_of(pid: int) -> int | None:
@@ -355,9 +357,9 @@ def python_stack(pid: int, path: str) -> bytes:
 def has_handler(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal, which would else kill it."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+        for channel in file:
+            if channel.startswith(b"SigCgt:"):
+                return bool(int(channel.split()[1], 16) >> (number - 1) & 1)
     return False
 
 

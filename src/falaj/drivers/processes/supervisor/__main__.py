@@ -24,7 +24,7 @@ def main(path: Path) -> None:
     if lock is None or os.fork():
         return
     try:
-        redirect_output(folder.faults)
+        redirect_output(folder.error_log)
         if secrets:  # a core, ours or that of any process below us, would have them on a disk
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         # Only now, since it takes a while, and nobody waits for it.
@@ -47,9 +47,9 @@ def read_secrets() -> dict[str, str]:
     return secrets
 
 
-def redirect_output(faults: Path) -> None:
+def redirect_output(error_log: Path) -> None:
     """Let go of whoever waits for our output; from here on, faults of ours are written down."""
-    target = os.open(faults, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    target = os.open(error_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)

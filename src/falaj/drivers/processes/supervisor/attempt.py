@@ -15,13 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from falaj.drivers.processes.attempt_folder import (
-    AttemptFolder,
-    boot_identity,
-    create_marker,
-    read_json,
-    write_json,
-)
+from falaj.drivers.processes.attempt_folder import AttemptFolder, create_marker, read_json, write_json
 from falaj.drivers.processes.attempt_spec import AttemptSpec
 from falaj.drivers.processes.diagnosis import heartbeats
 from falaj.drivers.processes.diagnosis.reasons import AttemptOutcome, explain_failure
@@ -32,12 +26,12 @@ from falaj.drivers.processes.nsys import under_nsys
 from falaj.drivers.processes.sandbox_init import init
 from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
 from falaj.drivers.processes.supervisor.init_channel import InitChannel
-from falaj.drivers.processes.supervisor.init_plan import build_user_code
-from falaj.drivers.processes.supervisor.ranks import plan_ranks
+from falaj.drivers.processes.supervisor.init_plan import build_user_code, plan_ranks
 from falaj.drivers.processes.supervisor.secret_mask import SecretMask
 from falaj.drivers.processes.supervisor.termination import StopAction, Termination
 from falaj.drivers.processes.tree_removal import remove_tree
 from falaj.drivers.sandbox import sandbox_for
+from falaj.ports.boot import boot_identity
 from falaj.ports.launcher import ResourceUsage
 
 TICK_S = 0.1
@@ -52,13 +46,13 @@ STACKS_LIMIT_BYTES = 1 << 20
 
 def supervise(folder: AttemptFolder, secrets: Mapping[str, str]) -> None:
     found = AttemptSpec.from_json(read_json(folder.launch) or {})
-    order = replace(found, launch=replace(found.launch, secrets=secrets))
+    spec = replace(found, launch=replace(found.launch, secrets=secrets))
     mask = SecretMask(secrets.values())
-    output = AttemptLog(folder.log, limit_bytes=order.log_limit_bytes, mask=mask)
+    output = AttemptLog(folder.log, limit_bytes=spec.log_limit_bytes, mask=mask)
     init.become_subreaper()
     oom_kills, accepted_at = count_oom_kills(), time.time()
     create_marker(folder.started, boot_identity())
-    attempt = AttemptSupervisor(folder, order, output)
+    attempt = AttemptSupervisor(folder, spec, output)
     try:
         ended = attempt.run()
     except Exception as error:
@@ -67,7 +61,7 @@ def supervise(folder: AttemptFolder, secrets: Mapping[str, str]) -> None:
     output.close()
     if ended.signal == signal.SIGKILL and ended.cause is None and attempt.limits.group is None:
         ended.out_of_memory = count_oom_kills() > oom_kills
-    reason = explain_failure(ended, order.launch, output.tail)
+    reason = explain_failure(ended, spec.launch, output.tail)
     started_at = (read_json(folder.running) or {"started_at": accepted_at})["started_at"]
     result = {
         "exit_code": ended.exit_code,
@@ -77,8 +71,8 @@ def supervise(folder: AttemptFolder, secrets: Mapping[str, str]) -> None:
         else mask.hide(reason.encode(errors="replace")).decode(errors="replace"),
         "started_at": started_at,
         "ended_at": max(started_at, time.time()),  # the clock may have been set back meanwhile
-        "used": asdict(attempt.clear()),
-        "limits": attempt.limits.words,
+        "used": asdict(attempt.close()),
+        "limits": attempt.limits.descriptions,
         "stopped": ended.cause == "stopped",
     }
     write_result(folder.ended, result)
@@ -106,23 +100,23 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
 class AttemptSupervisor:
     """One attempt while it runs."""
 
-    def __init__(self, folder: AttemptFolder, order: AttemptSpec, output: AttemptLog) -> None:
+    def __init__(self, folder: AttemptFolder, spec: AttemptSpec, output: AttemptLog) -> None:
         self._folder = folder
-        self._order = order
-        self._launch = order.launch
+        self._spec = spec
+        self._launch = spec.launch
         self._output = output
         self._stop_seen = 0
         self._last: StopAction | None = None
         self._tick_s = SHORT_TICK_S
-        self._told = bytearray()
+        self._hang_output = bytearray()
         self._meter: ResourceMeter | None = None
         self.limits = AppliedLimits()
 
     def run(self) -> AttemptOutcome:
         now, timeout_s = time.monotonic(), self._launch.timeout_s
-        self._stopping = Termination(None if timeout_s is None else now + timeout_s, self._launch.grace_s)
-        self._talk = InitChannel(self._launch.directory)
-        self._guards = AttemptWatchdog(self._folder, self._order, now=now)
+        self._termination = Termination(None if timeout_s is None else now + timeout_s, self._launch.grace_s)
+        self._channel = InitChannel(self._launch.directory)
+        self._watchdog = AttemptWatchdog(self._folder, self._spec, now=now)
         reading, writing = open_output_pipe()
         try:
             process = self._start(writing)
@@ -130,7 +124,7 @@ class AttemptSupervisor:
             os.close(writing)
         with selectors.DefaultSelector() as selector:
             selector.register(reading, selectors.EVENT_READ)
-            selector.register(self._talk, selectors.EVENT_READ)
+            selector.register(self._channel, selectors.EVENT_READ)
             while process.poll() is None:
                 for key, _ in selector.select(self._tick_s):
                     self._take_in(selector, key, reading)
@@ -138,12 +132,12 @@ class AttemptSupervisor:
                 self._enforce(process)
         init.kill_descendants()  # before the rest of the log is read: strays may hold the pipe
         self._drain(reading)
-        if self._talk.is_connected:
-            while self._talk.hear():
+        if self._channel.is_connected:
+            while self._channel.receive():
                 pass
         return self._outcome(process.returncode)
 
-    def clear(self) -> ResourceUsage:
+    def close(self) -> ResourceUsage:
         """Remove what was made for it, and tell what it used."""
         used = ResourceUsage()
         if self._meter is not None:
@@ -157,35 +151,37 @@ class AttemptSupervisor:
         return used
 
     def _start(self, writing: int) -> subprocess.Popen[bytes]:
-        sandbox, most_tasks = self._order.sandbox, self._guards.most_tasks
-        ranks = under_nsys(self._order.nsys, plan_ranks(self._launch), self._launch)
-        self.limits = apply_limits(self._folder, self._order, ranks=len(ranks), most_tasks=most_tasks)
+        sandbox, max_tasks = self._spec.sandbox, self._watchdog.max_tasks
+        ranks = under_nsys(self._spec.nsys, plan_ranks(self._launch), self._launch)
+        self.limits = apply_limits(self._folder, self._spec, ranks=len(ranks), max_tasks=max_tasks)
         group = self.limits.group
         self._meter = ResourceMeter(self._launch, group=group.path if group else None)
-        code = build_user_code(self._order, ranks, self.limits, control=self._folder.path.parent)
+        code = build_user_code(self._spec, ranks, self.limits, control=self._folder.path.parent)
         return sandbox_for(sandbox.mechanism, sandbox.facts).start(code, stdout=writing, stderr=writing)
 
     def _take_in(self, selector: selectors.BaseSelector, key: selectors.SelectorKey, reading: int) -> None:
         if key.fileobj == reading:
             if not self._copy(reading):
                 selector.unregister(reading)
-        elif not self._talk.is_connected:
-            selector.unregister(self._talk)
-            self._talk.accept()
-            selector.register(self._talk, selectors.EVENT_READ)
+        elif not self._channel.is_connected:
+            selector.unregister(self._channel)
+            self._channel.accept()
+            selector.register(self._channel, selectors.EVENT_READ)
             with contextlib.suppress(OSError):  # a full disk is no reason to end it
-                write_json(self._folder.running, {"started_at": time.time(), "limits": self.limits.words})
+                write_json(
+                    self._folder.running, {"started_at": time.time(), "limits": self.limits.descriptions}
+                )
             self._tick_s = TICK_S
-        elif not self._talk.hear():
-            selector.unregister(self._talk)
+        elif not self._channel.receive():
+            selector.unregister(self._channel)
             self._tick_s = SHORT_TICK_S  # it ends
-        elif (leaf := self._talk.request()) is not None:
+        elif (leaf := self._channel.request()) is not None:
             self._move(leaf)
 
     def _move(self, leaf: str) -> None:
         if self.limits.group is not None:
-            self.limits.group.enter(self._talk.caller(), leaf)
-        self._talk.say("entered")
+            self.limits.group.enter(self._channel.peer_pid(), leaf)
+        self._channel.send("entered")
 
     def _copy(self, reading: int) -> bool:
         """Move what was printed into the log; False at its end."""
@@ -194,9 +190,9 @@ class AttemptSupervisor:
         except BlockingIOError:
             return True
         self._output.add(chunk)
-        self._guards.heard(time.monotonic())
-        if self._stopping.cause == "hung" and len(self._told) < STACKS_LIMIT_BYTES:
-            self._told += chunk
+        self._watchdog.record_output(time.monotonic())
+        if self._termination.cause == "hung" and len(self._hang_output) < STACKS_LIMIT_BYTES:
+            self._hang_output += chunk
         return bool(chunk)
 
     def _drain(self, reading: int) -> None:
@@ -210,25 +206,25 @@ class AttemptSupervisor:
         if self._meter is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._meter.sample()
-        if self._stopping.cause is not None or not self._talk.is_connected:
+        if self._termination.cause is not None or not self._channel.is_connected:
             return
         now = time.monotonic()
-        alarm = self._guards.look(now)
+        alarm = self._watchdog.check(now)
         if alarm is None:
             return
         grace_s = self._launch.grace_s
         if alarm.cause == "hung":
-            self._talk.say("stacks")
+            self._channel.send("stacks")
             grace_s += STACK_DUMP_S
-        self._stopping.ask(alarm.cause, grace_s=grace_s, now=now, why=alarm.why)
+        self._termination.request(alarm.cause, grace_s=grace_s, now=now, why=alarm.why)
 
     def _enforce(self, process: subprocess.Popen[bytes]) -> None:
         self._see_stop()
-        action = self._stopping.due(time.monotonic())
+        action = self._termination.due(time.monotonic())
         if action is None or action == self._last:
             return
-        if action != "tear down" and self._talk.is_connected:
-            self._talk.say(action)
+        if action != "tear down" and self._channel.is_connected:
+            self._channel.send(action)
         elif action == "term":
             return  # it is starting; it will be told as soon as it listens
         else:
@@ -243,14 +239,14 @@ class AttemptSupervisor:
             if changed != self._stop_seen:
                 self._stop_seen = changed
                 grace_s = (read_json(self._folder.stop) or {})["grace_s"]
-                self._stopping.ask("stopped", grace_s=grace_s, now=time.monotonic())
+                self._termination.request("stopped", grace_s=grace_s, now=time.monotonic())
 
     def _outcome(self, returncode: int) -> AttemptOutcome:
-        ended = AttemptOutcome(cause=self._stopping.cause, why=self._stopping.why)
-        report = self._talk.report()
+        ended = AttemptOutcome(cause=self._termination.cause, why=self._termination.why)
+        report = self._channel.report()
         if report is not None:
             ended.rank, ended.exit_code, ended.signal = report
-        elif self._talk.is_connected:
+        elif self._channel.is_connected:
             ended.signal = (
                 signal.SIGKILL
             )  # the first process inside was killed; whatever the walls make of that
@@ -261,7 +257,10 @@ class AttemptSupervisor:
         if ended.cause in ("timeout", "hung", "fault") and ended.exit_code == 0:
             ended.exit_code, ended.signal = None, signal.SIGTERM  # it ended well only in taking its leave
         ended.process_memory_bytes = self.limits.processes.get("RLIMIT_DATA")
-        ended.silent, ended.told = self._guards.silent, self._output.hide(bytes(self._told))
+        ended.silent_ranks, ended.hang_output = (
+            self._watchdog.silent_ranks,
+            self._output.hide(bytes(self._hang_output)),
+        )
         if self.limits.group is not None:
             ended.killed_for_memory = self.limits.group.oom_killed()
             ended.refused_tasks = self.limits.group.refused_tasks()

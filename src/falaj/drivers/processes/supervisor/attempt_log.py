@@ -27,7 +27,7 @@ class AttemptLog:
     def add(self, chunk: bytes) -> None:
         self._keep(self._mask.add(chunk))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """No more is printed: what was held back as the beginning of a secret was none."""
         self._keep(self._mask.flush())
 
@@ -55,7 +55,7 @@ class AttemptLog:
         return bytes(self._tail[-TAIL_BYTES:])
 
     def close(self) -> None:
-        self.settle()
+        self.flush()
         if self._dropped:
             shown = self.tail[-self._dropped :]
             self._put(b"[falaj: %d bytes were dropped here]\n" % (self._dropped - len(shown)) + shown)

@@ -33,52 +33,52 @@ class InitChannel:
         self._socket.bind(SOCKET)
         os.chmod(SOCKET, 0o666)  # noqa: S103 - the caller may have another uid; the directory keeps others out
         self._socket.listen(1)
-        self._heard = b""
+        self._received = b""
         self.is_connected = False
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def accept(self) -> None:
-        with self._socket as door:
-            self._socket, _ = door.accept()
+        with self._socket as listener:
+            self._socket, _ = listener.accept()
         self.is_connected = True
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET)
 
-    def caller(self) -> int:
+    def peer_pid(self) -> int:
         """The process that called, by the number that it has here."""
         pid, _uid, _gid = CREDENTIALS.unpack(
             self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         )
         return int(pid)
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Take in what was said; False once the other end is gone."""
         try:
             said = self._socket.recv(REPORT_LIMIT_BYTES)
         except ConnectionError:
             return False
-        self._heard = (self._heard + said)[-REPORT_LIMIT_BYTES:]
+        self._received = (self._received + said)[-REPORT_LIMIT_BYTES:]
         return bool(said)
 
-    def say(self, word: str) -> None:
+    def send(self, word: str) -> None:
         with contextlib.suppress(OSError):  # it has just ended
             self._socket.sendall(word.encode() + b"\n")
 
     def request(self) -> str | None:
         """The cgroup that the caller wants to be moved to, if it has asked."""
-        *lines, unfinished = self._heard.split(b"\n")
+        *lines, unfinished = self._received.split(b"\n")
         for at, line in enumerate(lines):
             leaf = (parse_message(line) or {}).get("enter")
             if isinstance(leaf, str):
-                self._heard = b"\n".join([*lines[at + 1 :], unfinished])
+                self._received = b"\n".join([*lines[at + 1 :], unfinished])
                 return leaf
         return None
 
     def report(self) -> InitReport | None:
         """How the ranks ended; none if nobody lived to say it."""
-        for line in reversed(self._heard.splitlines()):
+        for line in reversed(self._received.splitlines()):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 found = parse_message(line) or {}
                 return InitReport(**{name: checked_number(found[name]) for name in InitReport._fields})

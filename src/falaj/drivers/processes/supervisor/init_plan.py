@@ -10,13 +10,12 @@ from typing import Any
 
 from falaj.drivers.processes.attempt_spec import AttemptSpec
 from falaj.drivers.processes.diagnosis import heartbeats
-from falaj.drivers.processes.frameworks import tolerated_losses
+from falaj.drivers.processes.frameworks.contracts import tolerated_losses
 from falaj.drivers.processes.gpus import gpu_devices, gpu_folders
 from falaj.drivers.processes.limits.enforcement import AppliedLimits
 from falaj.drivers.processes.nsys import NVTX_ENVIRONMENT, nsys_folders
 from falaj.drivers.processes.sandbox_init import init, stack_dump_hook
 from falaj.drivers.processes.supervisor.init_channel import SOCKET
-from falaj.drivers.processes.supervisor.ranks import shared_environment
 from falaj.ports.launcher import Launch
 from falaj.ports.sandbox import UserCode
 from falaj.records.no_telemetry import NO_TELEMETRY
@@ -26,10 +25,10 @@ PLAN_FILE = ".falaj-plan"
 
 
 def build_user_code(
-    order: AttemptSpec, ranks: Sequence[Mapping[str, Any]], limits: AppliedLimits, *, control: Path
+    spec: AttemptSpec, ranks: Sequence[Mapping[str, Any]], limits: AppliedLimits, *, control: Path
 ) -> UserCode:
     """The first process inside, which finds what to run in a file: one argument may have 128 KiB only."""
-    launch, directory = order.launch, order.launch.directory.absolute()
+    launch, directory = spec.launch, spec.launch.directory.absolute()
     plan = {
         "socket": SOCKET,
         "folder": str(directory / "code"),
@@ -38,17 +37,17 @@ def build_user_code(
         "is_limited": limits.group is not None,
         "limits": limits.processes,
         "heartbeat": str(directory / heartbeats.FOLDER),
-        "tolerates": tolerated_losses(launch),
+        "tolerated_losses": tolerated_losses(launch),
         "grace_s": launch.grace_s,
     }
     written = directory / PLAN_FILE
     written.write_text(json.dumps(plan), encoding="utf-8")
     text = Path(init.__file__).read_text(encoding="utf-8")
     return UserCode(
-        command=[order.sandbox.facts.python, "-I", "-S", "-c", text, str(written)],
+        command=[spec.sandbox.facts.python, "-I", "-S", "-c", text, str(written)],
         directory=launch.directory,
         environment=build_environment(launch),
-        readable=[*launch.readable, *gpu_folders(launch), *nsys_folders(order.nsys)],
+        readable=[*launch.readable, *gpu_folders(launch), *nsys_folders(spec.nsys)],
         hidden=[*launch.hidden, control],
         network=launch.network,
         devices=gpu_devices(launch),

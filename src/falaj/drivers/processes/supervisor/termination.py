@@ -22,7 +22,7 @@ class Termination:
     why: str | None = None
     kill_at: float | None = None
 
-    def ask(self, cause: StopCause, *, grace_s: float, now: float, why: str | None = None) -> None:
+    def request(self, cause: StopCause, *, grace_s: float, now: float, why: str | None = None) -> None:
         """A later request may only bring the end nearer; the first one is its cause."""
         if self.cause is None:
             self.cause, self.why = cause, why
@@ -33,7 +33,7 @@ class Termination:
         """What has to be done by `now`; none: let it run."""
         if self.timeout_at is not None and now >= self.timeout_at:
             self.timeout_at = None
-            self.ask("timeout", grace_s=self.grace_s, now=now)
+            self.request("timeout", grace_s=self.grace_s, now=now)
         if self.kill_at is None:
             return None
         if now >= self.kill_at + TEARDOWN_DELAY_S:

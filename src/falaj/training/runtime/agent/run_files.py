@@ -15,7 +15,7 @@ class WriteFailures:
     """Says once of each file that it cannot be written, until it can be again."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
-        self._say = notify
+        self._notify = notify
         self._failing: set[str] = set()
 
     def attempt(self, name: str, write: Callable[[], None]) -> None:
@@ -26,7 +26,9 @@ class WriteFailures:
             if name not in self._failing:
                 self._failing.add(name)
                 why = error.strerror or error
-                self._say(f"{name} cannot be written: {why}. Going on; it is tried again from time to time")
+                self._notify(
+                    f"{name} cannot be written: {why}. Going on; it is tried again from time to time"
+                )
         else:
             self._failing.discard(name)
 

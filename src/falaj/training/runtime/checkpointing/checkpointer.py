@@ -56,7 +56,7 @@ class Checkpointer:
         if world.is_leader:
             store.sweep()
 
-    def get_ready(self, state: CheckpointState) -> None:
+    def reserve(self, state: CheckpointState) -> None:
         """Make room for `state` while the run goes on: to lock a gigabyte for a GPU takes most of a second."""
         sizes = byte_sizes([local_tensor(each) for each in state.tensors.values()])
         self._ready = self._thread.submit(self._arena.reserve, sizes)

@@ -12,12 +12,12 @@ from torch import nn
 
 from falaj.training.runtime.agent.agents import Agent
 from falaj.training.runtime.checkpointing.position import Facts, Position, read_position, run_metadata
-from falaj.training.runtime.checkpointing.resume import restore_newest
+from falaj.training.runtime.checkpointing.restore import restore_newest
 from falaj.training.runtime.checkpointing.state import CheckpointState, collect_state, local_tensor
 from falaj.training.runtime.checkpointing.storage.store import Retention
 from falaj.training.runtime.errors import CheckpointFailed, LossNotFinite, TrainingFault
+from falaj.training.runtime.options import FitOptions
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.settings import FitOptions
 from falaj.training.runtime.step.step import Step
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ class CheckpointSaver:
     ) -> None:
         every = options.checkpoint_every
         self._checkpointer, self._step, self._facts, self._world = checkpointer, step, facts, world
-        self._say = agent.notify if agent else lambda _: None
+        self._notify = agent.notify if agent else lambda _: None
         self._every, self._keep = every, options.checkpoint_keep
         self._next = time.monotonic() + (every.total_seconds() if isinstance(every, timedelta) else 0.0)
         self._saving: PendingCheckpoint | None = None
         self._unready = world.device.type == "cuda"
-        self.taken: int | None = None
+        self.last_started: int | None = None
         """The step of the last checkpoint that was begun, or gone on from."""
         self._failures = 0
         self._position = Position()
@@ -54,7 +54,7 @@ class CheckpointSaver:
         self._best_kept: tuple[int | None, float | None] = None, None
         self._best_rests_until = 0.0
         self._began_at = 0.0
-        self.last: int | None = None
+        self.last_stored: int | None = None
         """The step of the last checkpoint that is known to be kept."""
         self.differing: list[str] = []
         """Facts that are not as they were for the steps before, in words."""
@@ -67,21 +67,21 @@ class CheckpointSaver:
         """Put the newest checkpoint that verifies into the model and optimizer; None if there is none."""
         if self._checkpointer is None:
             return None
-        found = restore_newest(self._checkpointer, self._step, self._facts, notify=self._say)
+        found = restore_newest(self._checkpointer, self._step, self._facts, notify=self._notify)
         if found is None:
             return None
         run, self.differing = found
         self._position = position = read_position(run)
-        self.last = self.taken = position.step
+        self.last_stored = self.last_started = position.step
         self._best_kept = position.kept_step, position.kept_score
         return position
 
     @property
-    def kept(self) -> str:
+    def last_checkpoint(self) -> str:
         """The last good checkpoint, in words; one that is on its way is waited for."""
         if self._saving is not None and self._saving.written.exception() is None:
-            self.last = self._saving.step
-        return "none was kept" if self.last is None else f"of step {self.last}"
+            self.last_stored = self._saving.step
+        return "none was kept" if self.last_stored is None else f"of step {self.last_stored}"
 
     def due(self, step: int) -> bool:
         """Whether all save now: after so many steps or, as the leading process wishes, after so much time."""
@@ -89,7 +89,7 @@ class CheckpointSaver:
             return False
         if self._unready:  # only now, after a step, has the optimizer its state
             self._unready = False
-            self._checkpointer.get_ready(self._state())
+            self._checkpointer.reserve(self._state())
         if self._is_best:
             return True
         if isinstance(self._every, int):
@@ -110,12 +110,14 @@ class CheckpointSaver:
     def save(self, position: Position) -> None:
         """Begin to save, unless this step was saved as it is. A model that has gone bad does not replace a good one."""
         self._world.clear_request("save")
-        was_taken = self.taken == position.step and self._position.ended_of == position.ended_of
+        was_taken = self.last_started == position.step and self._position.ended_of == position.ended_of
         if self._checkpointer is None or was_taken:
             return
         began = time.perf_counter()
         self._settle()
-        require_finite_parameters(self._step.model, self._world, step=position.step, kept=self.kept)
+        require_finite_parameters(
+            self._step.model, self._world, step=position.step, last_checkpoint=self.last_checkpoint
+        )
         self._begin(position)
         self.stalled_s += time.perf_counter() - began
 
@@ -124,7 +126,7 @@ class CheckpointSaver:
         if self._saving is not None:
             position = self._position
             self._settle()
-            if self.last != position.step:
+            if self.last_stored != position.step:
                 self._begin(position)
                 self._settle()
 
@@ -144,7 +146,7 @@ class CheckpointSaver:
             run=run_metadata(self._step, position, self._facts),
             retention=Retention(self._keep, position.kept_step),
         )
-        self.taken = position.step
+        self.last_started = position.step
         self._began_at = time.monotonic()
         self._saving.written.add_done_callback(self._note_end)
         self._step.before_update = self._wait
@@ -179,15 +181,19 @@ class CheckpointSaver:
         self._step.before_update = None
         failure = saving.written.exception()
         if failure is None:
-            self.last, self._failures = saving.step, 0
+            self.last_stored, self._failures = saving.step, 0
             self._best_kept = self._position.kept_step, self._position.kept_score
             return
         self._failures += 1
         words = f"the checkpoint of step {saving.step} could not be kept: {failure_reason(failure)}"
-        if self._failures > 1 or self.last is None:
+        if self._failures > 1 or self.last_stored is None:
             faults = getattr(failure, "faults", ())
-            raise CheckpointFailed(f"{words}; the last good one: {self.kept}", faults=faults) from failure
-        self._say(f"{words}; the last good one: {self.kept}. Going on; the next one is tried as usual")
+            raise CheckpointFailed(
+                f"{words}; the last good one: {self.last_checkpoint}", faults=faults
+            ) from failure
+        self._notify(
+            f"{words}; the last good one: {self.last_checkpoint}. Going on; the next one is tried as usual"
+        )
 
 
 def failure_reason(failure: BaseException) -> str:
@@ -197,7 +203,9 @@ def failure_reason(failure: BaseException) -> str:
     return getattr(failure, "message", None) or f"{type(failure).__name__}: {failure}"
 
 
-def require_finite_parameters(model: nn.Module, world: ProcessGroup, *, step: int, kept: str) -> None:
+def require_finite_parameters(
+    model: nn.Module, world: ProcessGroup, *, step: int, last_checkpoint: str
+) -> None:
     """The loss can be finite and its gradient not: the parameters tell. All processes refuse if one has to."""
     own = {name: local_tensor(p.detach()) for name, p in model.named_parameters() if p.device.type != "meta"}
     sums = [each.sum() for each in own.values() if each.numel()]  # quick: one bad value spoils its sum
@@ -206,5 +214,5 @@ def require_finite_parameters(model: nn.Module, world: ProcessGroup, *, step: in
     if not world.any(bool(bad)):
         return
     faults = [TrainingFault(name, "NaN or infinite", "finite values") for name in bad]
-    message = f"parameters are not finite after step {step}; the last good checkpoint: {kept}"
+    message = f"parameters are not finite after step {step}; the last good checkpoint: {last_checkpoint}"
     raise LossNotFinite(message, step=step, faults=faults)

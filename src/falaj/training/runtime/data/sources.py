@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from falaj.training.runtime.data.errors import (
-    is_out_of_memory,
-    ragged_batch,
-    unreadable_sample,
-    unusable_data,
-)
+from falaj.training.runtime.data.errors import ragged_batch, unreadable_sample, unusable_data
 from falaj.training.runtime.errors import TrainingError
+from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 from falaj.training.runtime.step.rng import seed_everything
 
 Batch: TypeAlias = Any

@@ -16,8 +16,12 @@ import torch
 from torch import nn, optim
 
 from falaj.training.runtime.data.sources import Batch
-from falaj.training.runtime.memory.peak_memory import StepMemory, step_memory_from
-from falaj.training.runtime.memory.stages import PipelineMemory, pipeline_memory_from
+from falaj.training.runtime.memory.step_memory import (
+    PipelineMemory,
+    StepMemory,
+    pipeline_memory_from,
+    step_memory_from,
+)
 from falaj.training.runtime.planning.cache import cache_folder, loss_fingerprint, plan_key, source_of
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.step import Loss

@@ -17,8 +17,8 @@ from torch import nn
 from falaj.training.runtime.data.sources import SampleSource
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.memory.estimator import MemoryEstimator
+from falaj.training.runtime.options import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.planning.plan import Plan, plan_from
-from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.step.step import Loss
 
 REQUEST_VARIABLE = "FALAJ_ESTIMATE"

@@ -9,12 +9,11 @@ from torch import nn
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.sources import Data, open_data
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
-from falaj.training.runtime.memory.estimates import ConfigurationEstimate, MemoryEstimate
-from falaj.training.runtime.memory.estimator import MemoryEstimator
+from falaj.training.runtime.memory.estimator import ConfigurationEstimate, MemoryEstimate, MemoryEstimator
 from falaj.training.runtime.parallel.layout import Parallel
+from falaj.training.runtime.parallel.process_group import find_device
 from falaj.training.runtime.parallel.tensor_plan import TensorPlan
 from falaj.training.runtime.planning.plan import Plan, Precision
-from falaj.training.runtime.settings import find_device
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.step import Loss
 
@@ -53,7 +52,7 @@ def estimate(
         fix = "call the model once on a sample before"
         faults.append(TrainingFault("model", "lazy parameters without a shape", "known shapes", fix))
     if faults:
-        raise InvalidTraining("nothing can be estimated like this", faults=faults)
+        raise InvalidTraining("invalid options for a memory estimate", faults=faults)
     source = open_data(data, inputs=inputs, target=target)
     BatchPlan(len(source), batch_size, 0)  # refuses a batch that is larger than the data
     plan = Plan(precision=precision, micro_batches=pieces)

@@ -11,7 +11,6 @@ from torch import nn, optim
 
 from falaj.training.runtime.data.sources import SampleSource, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, NoEstimate
-from falaj.training.runtime.memory.blocks import block_bytes, can_be_sharded
 from falaj.training.runtime.memory.cache import (
     load_pipeline_memory,
     load_step_memory,
@@ -20,11 +19,14 @@ from falaj.training.runtime.memory.cache import (
     store_step_memory,
 )
 from falaj.training.runtime.memory.configurations import TrainingConfiguration, configurations
-from falaj.training.runtime.memory.estimates import ConfigurationEstimate, MemoryEstimate
-from falaj.training.runtime.memory.peak_memory import StepMemory, peak_bytes, samples_per_micro_batch
-from falaj.training.runtime.memory.pipelines import even_pipeline_peak, pipeline_peak
-from falaj.training.runtime.memory.stages import PipelineMemory
-from falaj.training.runtime.memory.step_memory import StepTrace
+from falaj.training.runtime.memory.peak_memory import (
+    even_pipeline_peak,
+    peak_bytes,
+    pipeline_peak,
+    samples_per_micro_batch,
+)
+from falaj.training.runtime.memory.step_memory import PipelineMemory, StepMemory, StepTrace
+from falaj.training.runtime.parallel.fsdp_blocks import block_bytes, can_be_sharded
 from falaj.training.runtime.parallel.layout import Parallel, ParallelLayout, parallel_layout
 from falaj.training.runtime.parallel.tensor_plan import Cut, TensorPlan, find_cuts
 from falaj.training.runtime.planning.plan import Plan, Precision

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from falaj.training.runtime.data.sources import Batch
 from falaj.training.runtime.memory.allocations import AllocationTracker, tensors_in
-from falaj.training.runtime.memory.blocks import block_bytes
 from falaj.training.runtime.memory.fake_tensors import FakeStep, fake_batch, make_fake_step
-from falaj.training.runtime.memory.stages import PipelineMemory, StageMemory
+from falaj.training.runtime.memory.step_memory import PipelineMemory, StageMemory
 from falaj.training.runtime.memory.tracing import device_autocast, without_side_effects
+from falaj.training.runtime.parallel.fsdp_blocks import block_bytes
 from falaj.training.runtime.parallel.pipeline.partition import Partition, partition_model
 from falaj.training.runtime.parallel.pipeline.serialization import assemble, describe, empty_tensors
 from falaj.training.runtime.parallel.pipeline.stage import StageRunner, named_tensors, stage_of_tensors

@@ -16,8 +16,8 @@ from torch import nn
 
 from falaj.training.runtime.data.sources import SampleSource
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.options import FitOptions
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.settings import FitOptions
 
 FIXES = {
     "seed": "the same seed in each process",

@@ -21,12 +21,11 @@ from falaj.training.runtime.data.sources import SampleSource, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, NoEstimate, TrainingFault
 from falaj.training.runtime.memory.configurations import automatic_layouts
 from falaj.training.runtime.memory.estimator import MemoryEstimator
-from falaj.training.runtime.memory.sizes import available_memory
-from falaj.training.runtime.memory.words import format_bytes
+from falaj.training.runtime.memory.sizes import available_memory, format_bytes
+from falaj.training.runtime.options import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.parallel.layout import ParallelLayout, parallel_layout
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.plan import Plan
-from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.step.cuda_graph import list_tensors
 from falaj.training.runtime.step.step import Loss
 
@@ -57,7 +56,7 @@ def resolve_layout(
     decided = json.loads(bytes(shared or b"{}"))
     if "fault" in decided:
         raise InvalidTraining(
-            "this model does not fit in the memory that there is", faults=[TrainingFault(**decided["fault"])]
+            "this model does not fit into the available memory", faults=[TrainingFault(**decided["fault"])]
         )
     if world.is_leader and decided["words"]:
         notify(decided["words"])
@@ -105,7 +104,7 @@ def choose(estimator: MemoryEstimator, processes: int, memory: int) -> dict[str,
             continue
         peak = estimator.peak(layout, count)
         words = layout.summary + (f" in {count} micro-batches" if count != usual else "")
-        first = first or f"; {words} would take {format_bytes(peak)}"
+        first = first or f"; {words} would need {format_bytes(peak)}"
         if peak <= memory:
             why = "" if words == parallel_layout("ddp", processes).summary else first
             taken = f"parallel: {words}, {format_bytes(peak)} a process of {format_bytes(memory)}{why}"

@@ -83,7 +83,7 @@ class StaticBufferCheck:
             return
         moved = [name for name, seen_now in now.items() if not is_same(seen_now, before.get(name))]
         if moved:
-            allowed = "buffers that steps leave alone, or exact=False"
+            allowed = "buffers that steps do not change, or exact=False"
             faults = [TrainingFault(name, "a buffer that forward changes", allowed) for name in moved]
             raise InvalidTraining("this cannot be trained exactly", faults=faults)
 
@@ -114,4 +114,4 @@ def buffer_mismatch(names: Sequence[str]) -> InvalidTraining:
     """The same in all processes, none of which knows which of the buffers it was."""
     given = f"other shapes in other processes, among {', '.join(name.lstrip('.') for name in names)}"
     fault = TrainingFault("buffers", given, "the same in all", "a shape that does not depend on the samples")
-    return InvalidTraining("forward gave the model buffers that cannot be shared", faults=[fault])
+    return InvalidTraining("forward created buffers that cannot be synchronized", faults=[fault])

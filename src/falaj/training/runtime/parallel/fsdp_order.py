@@ -49,9 +49,9 @@ class FsdpOrderCheck:
             yield
         except RuntimeError as failure:
             if TIMED_OUT.search(str(failure)):
-                raise self._in_vain("the processes waited for each other in vain") from failure
+                raise self._in_vain("the processes timed out while waiting for each other") from failure
             if PEER_LOST.search(str(failure)):
-                raise self._in_vain("another process has ended, and its own error may say why") from failure
+                raise self._in_vain("another process has ended; see its error") from failure
             raise
 
     def remove_hooks(self) -> None:

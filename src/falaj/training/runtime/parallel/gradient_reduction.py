@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
-from falaj.training.runtime.parallel.gradient_clipping import local_tensor
+from falaj.training.runtime.parallel.dtensors import local_tensor
 
 BUCKET_BYTES = 25 << 20
 

@@ -46,7 +46,7 @@ def parallel_layout(parallel: Parallel, processes: int) -> ParallelLayout:
     product = math.prod(asked.values())
     if product != processes:
         given = " × ".join(f"{name} {count}" for name, count in asked.items()) + f" = {product}"
-        raise _invalid_parallel(given, f"a product of {processes}, the processes there are")
+        raise _invalid_parallel(given, f"a product of {processes}, the number of processes")
     shards = asked.get("fsdp", 1)
     return ParallelLayout(
         data=asked.get("ddp", 1) * shards,
@@ -64,10 +64,10 @@ def _counts(parallel: Parallel, processes: int) -> dict[str, int]:
     if wrong:
         raise _invalid_parallel(", ".join(wrong), f"auto, {', '.join(AXES)}, or their counts")
     if "ddp" in counts and "fsdp" in counts:
-        raise _invalid_parallel("ddp and fsdp", "one of them shares the data")
+        raise _invalid_parallel("ddp and fsdp", "one of the two")
     return counts
 
 
 def _invalid_parallel(given: str, allowed: str) -> InvalidTraining:
     fault = TrainingFault("parallel", given, allowed, 'parallel={"fsdp": 2, "tensor": 2}')
-    return InvalidTraining("the model cannot be spread like this", faults=[fault])
+    return InvalidTraining("invalid parallel layout", faults=[fault])

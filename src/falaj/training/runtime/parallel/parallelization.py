@@ -75,9 +75,9 @@ def earlier_mesh(model: nn.Module, layout: ParallelLayout, cuts: Mapping[str, Cu
     if (then, cuts_then) == (layout, dict(cuts)):
         return mesh
     given = f"{layout.summary}, for a model that an earlier fit left as {then.summary}"
-    fix = "the same parallel= as then, or a new model from the checkpoint or the whole tensors of that one"
+    fix = "use the same parallel=, or a new model from the checkpoint or the full tensors of this one"
     fault = TrainingFault("parallel", given, then.summary, fix)
-    raise InvalidTraining("the model is cut already", faults=[fault])
+    raise InvalidTraining("an earlier run has split this model differently", faults=[fault])
 
 
 def find_tensor_cuts(model: nn.Module, layout: ParallelLayout, plan: TensorPlan | None) -> Mapping[str, Cut]:
@@ -137,7 +137,7 @@ def require_exact(model: nn.Module, world: ProcessGroup, micro_batches: int) -> 
         faults.append(TrainingFault("processes", world.size, allowed, f"accumulate={world.size}"))
     for name, module in model.named_modules():
         if getattr(module, "track_running_stats", False):
-            given = f"{type(module).__name__}, whose running statistics depend on who sees which samples"
+            given = f"{type(module).__name__}, whose running statistics depend on the distribution of samples"
             faults.append(TrainingFault(name or "model", given, "GroupNorm or LayerNorm, or exact=False"))
     if faults:
         raise InvalidTraining("this cannot be trained exactly", faults=faults)

@@ -41,7 +41,7 @@ def find_cuts(model: nn.Module, plan: TensorPlan | None, *, size: int) -> dict[s
         )
         raise InvalidTraining("the model has nothing to cut", faults=[fault])
     faults = [uneven for name, cut in found.items() if (uneven := _uneven(model, name, cut, size))]
-    allowed = "layers with parameters of their own; to cut one of two would part them"
+    allowed = "layers that do not share parameters"
     faults += [
         TrainingFault(name, "shares a parameter with another layer", allowed)
         for name in found

@@ -16,11 +16,11 @@ from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.dataloading.selection import make_loader
 from falaj.training.runtime.data.dataloading.start_method import choose_start_method, cores_per_rank
 from falaj.training.runtime.data.sources import DatasetSource
+from falaj.training.runtime.options import FitOptions
 from falaj.training.runtime.planning.numerics import apply_numerics
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.planning.search import MIN_TRIAL_S, OUT_OF_TIME, SearchResult, record_outcome
 from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner, reason_of
-from falaj.training.runtime.settings import FitOptions
 from falaj.training.runtime.step.micro_batches import MicroBatchReader
 
 CHEAP_SHARE = 0.05

@@ -55,7 +55,7 @@ def fingerprint_of(value: object, *, by_shape: Iterable[Tensor] = ()) -> Any:
     try:
         return Fingerprinter(by_shape).of(value)
     except RecursionError as failure:
-        raise FingerprintError("too deep to be described") from failure
+        raise FingerprintError("nested too deeply for a fingerprint") from failure
 
 
 class Fingerprinter:
@@ -71,7 +71,7 @@ class Fingerprinter:
     def of(self, value: object) -> Any:
         self._values -= 1
         if self._values < 0 or (self._values % 256 == 0 and time.monotonic() > self._until):
-            raise FingerprintError("too much to be described")
+            raise FingerprintError("too large for a fingerprint")
         if type(value) in PLAIN or isinstance(value, (*OF_TORCH, PurePath)):
             return repr(value)
         if type(value) is tuple:
@@ -112,7 +112,7 @@ class Fingerprinter:
         hidden = any(each is not object and not each.__flags__ & HEAP_TYPE for each in type(value).__mro__)
         slots = [name for each in type(value).__mro__ for name in getattr(each, "__slots__", ())]
         if hidden or not (slots or hasattr(value, "__dict__")):
-            raise FingerprintError(f"{type(value).__qualname__} cannot be described")
+            raise FingerprintError(f"{type(value).__qualname__} has no fingerprint")
         held = {name: getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)}
         return [*self._of_class(type(value)), self._of_values({**held, **getattr(value, "__dict__", {})})]
 
@@ -124,20 +124,20 @@ class Fingerprinter:
         if id(tensor) in self._by_shape or tensor.is_meta:
             return kind
         if tensor.numel() * tensor.element_size() > self._bytes:
-            raise FingerprintError("tensors too large to be described")
+            raise FingerprintError("tensors too large for a fingerprint")
         try:
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             found = bytearray(len(flat))
             if found:
                 torch.frombuffer(found, dtype=torch.uint8).copy_(flat)
         except (RuntimeError, NotImplementedError) as failure:
-            raise FingerprintError(f"{type(tensor).__name__} cannot be described") from failure
+            raise FingerprintError(f"{type(tensor).__name__} has no fingerprint") from failure
         return [*kind, self._digest(found)]
 
     def _digest(self, content: bytes | bytearray) -> str:
         self._bytes -= len(content)
         if self._bytes < 0:
-            raise FingerprintError("tensors too large to be described")
+            raise FingerprintError("tensors too large for a fingerprint")
         return blake2b(content, digest_size=16).hexdigest()
 
     def _of_module(self, root: nn.Module) -> list[Any]:

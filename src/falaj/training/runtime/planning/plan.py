@@ -63,7 +63,7 @@ class Plan:
         if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 0):
             faults.append(TrainingFault("tune.workers", self.workers, "a whole number, at least 0"))
         if faults:
-            raise InvalidTraining("there is no such plan", faults=faults)
+            raise InvalidTraining("invalid plan", faults=faults)
 
     @property
     def summary(self) -> str:

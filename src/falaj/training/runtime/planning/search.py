@@ -17,7 +17,7 @@ MIN_COMPILE_S = 8.0
 MIN_AUTOTUNE_S = 60.0
 REHEARSAL_SHARE, COMPILE_REHEARSAL_SHARE = 0.5, 0.8
 """The parts of the time left that a rehearsal may take."""
-OUT_OF_TIME = "not tried: the time is up"
+OUT_OF_TIME = "not tried: out of time"
 
 
 @dataclass
@@ -83,7 +83,7 @@ def confirm(found: SearchResult, try_out: TryPlan, *, margin: float) -> SearchRe
         return found
     ours, plain = (try_out(plan, 1e9).samples_per_second for plan in (best.plan, first.plan))
     if ours < margin * plain:
-        found.tried.append(replace(best, rejection="no faster when it was tried again"))
+        found.tried.append(replace(best, rejection="not faster in a second trial"))
         found.best = first
     return found
 

@@ -15,9 +15,9 @@ from falaj.training.runtime.agent.agents import Agent
 from falaj.training.runtime.agent.heartbeat import beat_for_job
 from falaj.training.runtime.checkpointing.storage.manifest import saved_runs
 from falaj.training.runtime.data.batches import BatchPlan
-from falaj.training.runtime.data.errors import is_out_of_memory
 from falaj.training.runtime.data.sources import DatasetSource, SampleSource
 from falaj.training.runtime.errors import OutOfMemory, SampleUnreadable, TrainingError
+from falaj.training.runtime.options import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.cache import load_plan, plan_key, store_plan
 from falaj.training.runtime.planning.candidates import SearchSpace
@@ -34,8 +34,8 @@ from falaj.training.runtime.planning.search import (
 )
 from falaj.training.runtime.planning.trial_process import TrialProcessLost, can_fork_for_gpu
 from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner, reason_of
-from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.step.cuda_graph import list_tensors
+from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 from falaj.training.runtime.step.rng import preserved_rng_state
 from falaj.training.runtime.step.step import Loss
 
@@ -82,7 +82,7 @@ def select_plan(
         raise
     except Exception as failure:  # if it is the run's own fault, the run will say so
         notify: Callable[[str], None] = agent.notify if agent else print
-        notify(f"no plan is looked for: {reason_of(failure)}")
+        notify(f"plan search skipped: {reason_of(failure)}")
         return plain
 
 
@@ -163,31 +163,31 @@ class PlanSelector:
         self._model, self._source, self._options = model, source, options
         self._agent, self._device, self._plain = agent, world.device, plain
         self._trials = TrialRunner(model, loss, source, options, world.device)
-        self._say: Callable[[str], None] = agent.notify if agent else print
+        self._notify: Callable[[str], None] = agent.notify if agent else print
         self._loss = loss
 
     def choose(self) -> Plan:
         key = self._key()
         if (kept := load_plan(key)) is not None:
-            self._say(f"plan: {kept.summary} (found before, for this model and hardware)")
+            self._notify(f"plan: {kept.summary} (from the cache, for this model and hardware)")
             self._log_parameters({"plan": kept.summary})
             return kept
         if self._device.type == "cpu" and not self._is_long_enough():
             return self._plain
-        self._say("looking for the fastest way to train this model here")
+        self._notify("searching for the fastest plan for this model and hardware")
         _ = self._trials.sample  # for all trials, also those in child processes
         found = self._search()
         if not found.tried:
             return self._plain
         if found.best is None and len(found.tried) == 1:
-            self._say(f"no plan is looked for: {found.tried[0].rejection}")
+            self._notify(f"plan search skipped: {found.tried[0].rejection}")
             return self._plain
         plan, shown, seconds = found.plan or self._plain, format_outcomes(found), found.seconds
         read = self._search_reading(found)
         if read is not None and read.plan is not None:
             plan, seconds = read.plan, seconds + read.seconds
-            shown += f"\nreading, beside the computing:\n{format_outcomes(read)}" if read.tried else ""
-        self._say(f"plan: {plan.summary} (found in {seconds:.0f} s)\n{shown}")
+            shown += f"\ndata loading:\n{format_outcomes(read)}" if read.tried else ""
+        self._notify(f"plan: {plan.summary} (found in {seconds:.0f} s)\n{shown}")
         self._log_parameters({"plan": plan.summary, "plan.tried": shown})
         if found.best is not None:
             tried = found.tried + (read.tried if read else [])
@@ -216,12 +216,12 @@ class PlanSelector:
                 trials.start()
                 return search(self._space(risky=True), trials, budget=self._budget)
             except TrialProcessLost as loss:
-                self._say(f"candidates cannot be tried in a child process ({loss}): only safe ones are")
+                self._notify(f"trials cannot run in a child process ({loss}): trying only safe candidates")
             finally:
                 trials.end()
         else:
-            self._say(
-                "CUDA was in use before fit, so candidates run in this process: only safe ones are tried"
+            self._notify(
+                "CUDA was initialized before fit, so trials run in this process: trying only safe candidates"
             )
         torch.cuda.init()  # type: ignore[no-untyped-call]
         with preserved_rng_state():  # those of the GPU too, which are there from now on
@@ -275,7 +275,7 @@ class PlanSelector:
             if not isinstance(failure, OutOfMemory) and not is_out_of_memory(failure):
                 raise
             reason = str(failure).strip().split("\n")[0]
-            self._say(f"no plan is looked for: a copy of the model to try one on finds no memory ({reason})")
+            self._notify(f"plan search skipped: no memory for a copy of the model ({reason})")
             return False
         run_s = steps * (step_s + size * self._trials.sample[1])
         return SHARE_OF_RUN * run_s >= MIN_SEARCH_S

@@ -99,7 +99,7 @@ class TrialProcess:
                     raise TrialProcessLost(self._exit_reason())
                 self._received += more
             elif not self._alive():
-                raise TrialProcessLost("the run is not wanted any more")
+                raise TrialProcessLost("the run was cancelled")
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.data.batches import BatchPlan
-from falaj.training.runtime.data.errors import is_out_of_memory
 from falaj.training.runtime.data.sources import DatasetSource, SampleSource, TensorSource
+from falaj.training.runtime.options import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.function_state import FunctionState
 from falaj.training.runtime.planning.numerics import apply_numerics, full_fp32, precision_of
@@ -30,9 +30,8 @@ from falaj.training.runtime.planning.numerics_check import (
     stable_gradients,
 )
 from falaj.training.runtime.planning.plan import Plan, Precision, plan_from
-from falaj.training.runtime.planning.sampling import sample_items
-from falaj.training.runtime.settings import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.step.engine import StepEngine, is_resident, make_engine, to_resident
+from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 from falaj.training.runtime.step.step import Loss
 
 CURVE_STEPS = 8
@@ -218,7 +217,7 @@ class TrialRunner:
             notify=said.append,
             endless=True,
         )
-        engine.get_ready(plan)
+        engine.prepare(plan)
         return engine, batches, said
 
     def _own_copy(self) -> tuple[nn.Module, Loss, FitOptions]:

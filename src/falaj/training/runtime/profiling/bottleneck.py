@@ -141,7 +141,7 @@ def _why(bound: Bound, shares: TimeBreakdown, use: Utilization) -> str:
         hidden = f"{shares.communication.share:.0%} of the communication is hidden"
         return f"{of['communication']:.0%} of a step waits for other processes ({hidden})"
     if bound == "launch":
-        who = "the GPU waits for the next kernel" if shares.on_gpu else "goes by between operations"
+        who = "the GPU waits for the next kernel" if shares.on_gpu else "is spent between operations"
         return f"{of['launch'] + of['python']:.0%} of a step {who}"
     if use.flops is None or use.bandwidth is None:
         return f"{shares.computing:.0%} of a step computes"

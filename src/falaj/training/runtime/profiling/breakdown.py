@@ -13,13 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from falaj.training.runtime.profiling.events import PREFIX, TraceEvent
-from falaj.training.runtime.profiling.intervals import (
-    Intervals,
-    difference,
-    intersection,
-    total_seconds,
-    union,
-)
 
 Part = Literal[
     "input", "copy", "forward", "backward", "optimizer", "compute", "communication", "launch", "python"
@@ -64,7 +57,7 @@ def time_breakdown(events: Sequence[TraceEvent]) -> TimeBreakdown:
     by_range = ranges_of(events)
     window = difference(union(by_range.get("step", [])), by_range.get("aside", []))
     if not window:
-        raise ValueError("there is no step among the events")
+        raise ValueError("the events contain no step")
     on_gpu = any(event.kind == "kernel" for event in events)
     took = kernels_by_phase(events, by_range) if on_gpu else operations_by_phase(events, by_range)
     communication = _intervals(events, "communication")

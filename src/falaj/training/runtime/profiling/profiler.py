@@ -19,7 +19,6 @@ from falaj.training.runtime.profiling.bottleneck import BottleneckReport, RunCon
 from falaj.training.runtime.profiling.breakdown import Overlap, time_breakdown
 from falaj.training.runtime.profiling.cost import StepCost, update_bytes
 from falaj.training.runtime.profiling.events import read_trace
-from falaj.training.runtime.profiling.ranges import Undo, add_ranges, nvtx_range, torch_range
 from falaj.training.runtime.reporting.throughput import ModelCost, StepClock
 from falaj.training.runtime.step.engine import StepEngine
 
@@ -74,13 +73,13 @@ class StepProfiler:
             return self._verdict
         return replace(self._verdict, overlap={**self._verdict.overlap, "checkpoints": saved})
 
-    def run_step(self, number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
+    def run_step(self, number: int, indices: Tensor, on_loss: Callable[[Tensor], None]) -> None:
         """A step; it lasts until the next one begins."""
         self._seen += 1
         self._close_step()
         if self._seen > self._warm + self._wanted:
             self.end()
-            self._engine.run_step(number, indices, look)
+            self._engine.run_step(number, indices, on_loss)
             return
         if self._seen == max(1, self._warm):  # the first step under a profiler is slower than others
             self._begin()
@@ -90,7 +89,7 @@ class StepProfiler:
                 self._read_before = reading_overlap(self._engine)
             self._step = torch_range("step")
             self._step.__enter__()
-        self._advance(number, indices, look)
+        self._advance(number, indices, on_loss)
 
     def end(self) -> None:
         """The last step is over: judge what was seen, and leave."""
@@ -107,7 +106,7 @@ class StepProfiler:
                     self._finish(profiler)
             except Exception as failure:
                 self._asked.notify(
-                    f"the profile failed ({type(failure).__name__}: {failure}); training goes on"
+                    f"the profile failed ({type(failure).__name__}: {failure}); training continues"
                 )
             finally:
                 self._leave()
@@ -136,7 +135,7 @@ class StepProfiler:
                 profiler.start()
             except Exception as failure:
                 self._asked.notify(
-                    f"the profile failed ({type(failure).__name__}: {failure}); training goes on"
+                    f"the profile failed ({type(failure).__name__}: {failure}); training continues"
                 )
                 return
             self._profiler = profiler
@@ -217,8 +216,8 @@ def add_nvtx_ranges(engine: StepEngine) -> None:
     add_ranges(engine, nvtx_range)
     plain = engine.run_step
 
-    def run_step(number: int, indices: Tensor, look: Callable[[Tensor], None]) -> None:
+    def run_step(number: int, indices: Tensor, on_loss: Callable[[Tensor], None]) -> None:
         with nvtx_range(f"step {number}"):
-            plain(number, indices, look)
+            plain(number, indices, on_loss)
 
     engine.run_step = run_step  # type: ignore[method-assign]

@@ -159,7 +159,7 @@ class TrainingReport:
         given = f"{len(samples)} samples: {shown}"
         fix = "a smaller lr, clip=1.0, or other samples"
         return LossNotFinite(
-            f"the loss is {value} at step {step}; the last good checkpoint: {self._saver.kept}",
+            f"the loss is {value} at step {step}; the last good checkpoint: {self._saver.last_checkpoint}",
             step=step,
             faults=[TrainingFault(f"batch of step {step}", given, "a finite loss", fix)],
         )

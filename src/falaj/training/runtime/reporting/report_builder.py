@@ -13,6 +13,7 @@ from falaj.training.runtime.checkpointing.position import Position
 from falaj.training.runtime.checkpointing.saver import CheckpointSaver
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.sources import SampleSource
+from falaj.training.runtime.options import FitOptions
 from falaj.training.runtime.parallel.layout import parallel_layout
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.plan import Plan, Precision
@@ -22,7 +23,6 @@ from falaj.training.runtime.profiling.profiler import ProfileRequest, StepProfil
 from falaj.training.runtime.reporting.report import TrainingReport
 from falaj.training.runtime.reporting.run_params import run_params
 from falaj.training.runtime.reporting.throughput import ModelCost, StepClock, ThroughputMeter, make_model_cost
-from falaj.training.runtime.settings import FitOptions
 from falaj.training.runtime.step.engine import StepEngine
 
 
@@ -45,11 +45,11 @@ class ReportBuilder:
         self._options, self._agent, self._world = options, agent, world
         self._plan, self._total = plan, total
         self._layout = parallel_layout(options.parallelism.parallel, world.size).summary
-        self._price: ModelCost | None = None
+        self._model_cost: ModelCost | None = None
         if not world.is_leader:
             return
         profiled = options.reporting.profiled_steps > 0
-        self._price = make_model_cost(
+        self._model_cost = make_model_cost(
             model,
             loss,
             source,
@@ -71,7 +71,7 @@ class ReportBuilder:
             model, total = engine.step.model, self._total
             said = run_params(model, options, engine.plan, self._plan, world, layout=layout, total=total)
             self._agent.params(said)
-        meter = ThroughputMeter(clock, self._plan, done, total=self._total, price=self._price)
+        meter = ThroughputMeter(clock, self._plan, done, total=self._total, model_cost=self._model_cost)
         folder = reporting.events_folder if world.is_leader else None
         report = TrainingReport(
             self._agent,
@@ -104,7 +104,7 @@ class ReportBuilder:
             self._options.reporting.profiled_steps,
             self._options.reporting.folder,
             RunConditions(plan, processes=size, layout=self._layout),
-            self._price,
+            self._model_cost,
             self._plan.batch_size,
             size,
             self._agent.notify if self._agent else print,

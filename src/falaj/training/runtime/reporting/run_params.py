@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from falaj.training.runtime.data.batches import BatchPlan
+from falaj.training.runtime.options import FitOptions
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.cache import cpu_name
 from falaj.training.runtime.planning.plan import Plan
-from falaj.training.runtime.settings import FitOptions
 
 Values = dict[str, str | int | float | bool]
 

@@ -155,9 +155,9 @@ class ThroughputMeter:
     """Reads the figures of a run that went on from the position `before`."""
 
     def __init__(
-        self, clock: StepClock, plan: BatchPlan, before: Position, *, total: int, price: ModelCost | None
+        self, clock: StepClock, plan: BatchPlan, before: Position, *, total: int, model_cost: ModelCost | None
     ) -> None:
-        self._clock, self._plan, self._price = clock, plan, price
+        self._clock, self._plan, self._model_cost = clock, plan, model_cost
         self._first, self._total = before.step, total
         self._useful_before, self._spent_before = (
             before.useful_s,
@@ -171,8 +171,8 @@ class ThroughputMeter:
         took = useful - self._last_useful
         if step <= self._last_step or took < MIN_INTERVAL_S:
             return []
-        if self._price is not None:
-            self._see_to(self._price, step, useful)
+        if self._model_cost is not None:
+            self._count_cost(self._model_cost, step, useful)
         found = self._rates(self._last_step, step, took)
         self._last_step, self._last_useful = step, self._clock.read()[1]
         return found.metrics(step)
@@ -180,8 +180,8 @@ class ThroughputMeter:
     def overall(self, step: int) -> Throughput:
         """The figures of all the steps of this call; the goodput is that of the whole run."""
         useful = self._clock.read()[1]
-        if self._price is not None and useful >= MIN_INTERVAL_S:
-            self._price.recall()
+        if self._model_cost is not None and useful >= MIN_INTERVAL_S:
+            self._model_cost.recall()
         return self._rates(self._first, step, useful)
 
     def remember(self, position: Position, *, ends: bool) -> Position:
@@ -198,16 +198,16 @@ class ThroughputMeter:
         rate = (self._plan.samples_until(step) - self._plan.samples_until(first)) / took
         seconds, useful = self._clock.read()
         goodput = (self._useful_before + useful) / (self._spent_before + seconds)
-        mfu = self._price.mfu(rate) if self._price is not None else None
+        mfu = self._model_cost.mfu(rate) if self._model_cost is not None else None
         return Throughput(rate, took / max(1, step - first), mfu, goodput)
 
-    def _see_to(self, price: ModelCost, step: int, useful: float) -> None:
+    def _count_cost(self, model_cost: ModelCost, step: int, useful: float) -> None:
         """Count what a step costs, if the run is long enough for that."""
-        price.recall()
+        model_cost.recall()
         expected = useful / max(1, step - self._first) * (self._total - self._first)
-        if price.cost is None and expected >= MIN_RUN_S_TO_COUNT:
+        if model_cost.cost is None and expected >= MIN_RUN_S_TO_COUNT:
             with self._clock.excluded():
-                price.count()
+                model_cost.count()
 
 
 def interrupted_s(before: Position, clock: StepClock) -> float:
@@ -238,11 +238,11 @@ def make_model_cost(
         sample = source.read(torch.zeros(1, dtype=torch.int64), seed=0)
     except Exception:  # the first step will say so
         return None
-    price = ModelCost(
+    model_cost = ModelCost(
         model, loss, sample, samples=samples, device=device, devices=devices, precision=precision
     )
     if devices > 1:
-        price.recall()
-        if price.cost is None:
-            price.make_ghost()
-    return price
+        model_cost.recall()
+        if model_cost.cost is None:
+            model_cost.make_ghost()
+    return model_cost

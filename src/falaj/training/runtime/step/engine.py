@@ -12,9 +12,9 @@ from torch import Tensor, nn, optim
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.dataloading.loaders import BatchLoader
 from falaj.training.runtime.data.dataloading.selection import make_loader
-from falaj.training.runtime.data.errors import is_out_of_memory
 from falaj.training.runtime.data.sources import DatasetSource, SampleSource, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.options import FitOptions, ParallelOptions
 from falaj.training.runtime.parallel.layout import parallel_layout
 from falaj.training.runtime.parallel.parallelization import (
     parallelize,
@@ -26,12 +26,16 @@ from falaj.training.runtime.parallel.pipeline.step import PipelinedStep
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.parallel.strategies import ParallelStrategy
 from falaj.training.runtime.planning.plan import Plan
-from falaj.training.runtime.settings import FitOptions, ParallelOptions
 from falaj.training.runtime.step.cuda_graph import CudaGraphStep
 from falaj.training.runtime.step.micro_batches import MicroBatchReader
 from falaj.training.runtime.step.modes import ensure_training_mode
 from falaj.training.runtime.step.optimizers import make_optimizer, make_schedule
-from falaj.training.runtime.step.out_of_memory import can_split_locally, first_line, out_of_memory_error
+from falaj.training.runtime.step.out_of_memory import (
+    can_split_locally,
+    first_line,
+    is_out_of_memory,
+    out_of_memory_error,
+)
 from falaj.training.runtime.step.rng import StepRng
 from falaj.training.runtime.step.step import Loss, Step
 
@@ -58,7 +62,7 @@ class StepEngine:
     ) -> None:
         """`halves`: whether a process may cut its part of a batch into smaller pieces, which nobody else sees."""
         self.reader, self.loader, self.step, self.plan = reader, loader, step, plan
-        self._graph, self._world, self._can_split, self._say = graph, world, can_split, notify
+        self._graph, self._world, self._can_split, self._notify = graph, world, can_split, notify
         self.pieces = 0
         """How many micro-batches there are since memory ran out; 0 if it never did."""
 
@@ -77,15 +81,15 @@ class StepEngine:
         self.step.strategy.remove_hooks()
         self.loader.close()
 
-    def get_ready(self, plan: Plan) -> None:
+    def prepare(self, plan: Plan) -> None:
         """What must wait until a checkpoint, if there is one, has been put into the model and the optimizer."""
         if plan.compile != "off":
-            self.step.compile(self._say, mode=plan.compile)
+            self.step.compile(self._notify, mode=plan.compile)
         align_optimizer_state(self.step.optimizer)
         if self._graph is not None:
             self._graph.take_rates()
 
-    def run_step(self, number: int, indices: Tensor, look: LossCallback) -> None:
+    def run_step(self, number: int, indices: Tensor, on_loss: LossCallback) -> None:
         """Do step `number`; `look` is given its loss, where there is no graph before the model is changed by it."""
         if self._graph is not None and self._graph.takes(indices):
             try:
@@ -98,19 +102,19 @@ class StepEngine:
             ) as failure:  # an operation that cannot be captured, or no memory for the graph
                 self._graph = None
                 reason = str(failure).strip().split("\n")[0]
-                self._say(f"step {number}: cannot be a CUDA graph ({reason}); going on without one")
+                self._notify(f"step {number}: cannot be a CUDA graph ({reason}); going on without one")
             else:
-                look(loss)
-                self.loader.look_ahead(number)
+                on_loss(loss)
+                self.loader.prefetch_next(number)
                 return
-        look(self.gradients(number, indices))
+        on_loss(self.gradients(number, indices))
         try:
             self.step.update(number)
         except (RuntimeError, MemoryError) as failure:  # what is half updated cannot be tried again
             if not is_out_of_memory(failure):
                 raise
             raise out_of_memory_error(number, self.reader.count, failure) from failure
-        self.loader.look_ahead(number)
+        self.loader.prefetch_next(number)
 
     def gradients(self, number: int, indices: Tensor) -> Tensor:
         """The loss of a step, and its gradients; if memory runs out, in smaller pieces from now on."""
@@ -137,7 +141,7 @@ class StepEngine:
 
     def set_micro_batches(self, pieces: int) -> None:
         """Compute in so many micro-batches from now on, as was found out by this run or before it was resumed."""
-        self.reader.cut(pieces)
+        self.reader.set_count(pieces)
         self.pieces = self.reader.count
         if self.pieces > 1:
             self._graph = None  # it computes a batch in one piece
@@ -152,7 +156,7 @@ class StepEngine:
         if world.size > 1:  # the others follow after the same step
             world.requests.add("halve")
             where = f" in process {world.rank}"
-        self._say(
+        self._notify(
             f"step {number}: out of memory{where} ({first_line(shortage)}); the same global batch in "
             f"{self.reader.count} micro-batches from here on"
         )

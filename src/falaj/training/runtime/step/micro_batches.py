@@ -40,7 +40,7 @@ class MicroBatchReader:
         self._rank, self._size = rank, size
         self._cut(-(-count // size) * size)
 
-    def cut(self, count: int) -> None:
+    def set_count(self, count: int) -> None:
         """Cut each batch into `count` micro-batches from now on, or a few more: as many for each process."""
         self._cut(-(-count // self._size) * self._size)
 
@@ -48,7 +48,7 @@ class MicroBatchReader:
         self.count, each = count, count // self._size
         self._places = range(self._rank * each, (self._rank + 1) * each)
 
-    def cuts(self, indices: Tensor) -> Iterator[MicroBatchIndices]:
+    def split(self, indices: Tensor) -> Iterator[MicroBatchIndices]:
         """Of the global batch of `indices`, what this process reads."""
         if self.count == 1:
             yield MicroBatchIndices(0, indices, 1.0)
@@ -70,9 +70,9 @@ class MicroBatchReader:
         return max(sum(full[first : first + each]) for first in range(0, self.count, each))
 
     def read(self, step: int, indices: Tensor) -> list[MicroBatch]:
-        return [self.part(step, cut) for cut in self.cuts(indices)]
+        return [self.read_one(step, cut) for cut in self.split(indices)]
 
-    def part(self, step: int, cut: MicroBatchIndices) -> MicroBatch:
+    def read_one(self, step: int, cut: MicroBatchIndices) -> MicroBatch:
         """A micro-batch. What cannot be read is told with its step."""
         place, indices, share = cut
         try:

@@ -76,7 +76,7 @@ class Step:
         else:  # torch knows how to compile a model of shards, but not what is around it
             run = torch.compile(self.strategy.module, **options)
             self._measure = lambda batch: self._apply(run, batch)
-        self._compile_failures, self._say = (TorchDynamoException,), notify
+        self._compile_failures, self._notify = (TorchDynamoException,), notify
 
     def observe(self, around: PartWrapper) -> Callable[[], None]:
         """Have `around(name, part)` in place of each part of a step until what is returned is called."""
@@ -99,7 +99,7 @@ class Step:
             return self._gradients(step, parts)
         except self._compile_failures as failure:
             reason = str(failure).strip().split("\n")[0]
-            self._say(f"step {step}: torch.compile failed ({reason}); going on without it")
+            self._notify(f"step {step}: torch.compile failed ({reason}); going on without it")
             self._measure, self._compile_failures = self._through_spread, ()
             self.strategy.discard_step()  # the parts that went well are computed again too
             return self._gradients(step, parts)

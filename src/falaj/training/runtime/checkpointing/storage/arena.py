@@ -22,7 +22,7 @@ class StagedCopy(NamedTuple):
     source: Tensor
     place: Tensor
 
-    def now(self, *, non_blocking: bool = False) -> None:
+    def copy(self, *, non_blocking: bool = False) -> None:
         self.place.copy_(self.source, non_blocking=non_blocking)
 
 

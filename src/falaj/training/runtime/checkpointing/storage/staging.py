@@ -25,7 +25,7 @@ class Staging:
         if device.type != "cpu":  # what other threads may do there is not known
             now, self._later = [*now, *later], ()
         for each in now:
-            each.now()
+            each.copy()
 
     def finish(self) -> None:
         """Return when everything is copied."""
@@ -36,7 +36,7 @@ class Staging:
 
     def _copy_later(self) -> None:
         for each in self._later:
-            each.now()
+            each.copy()
 
     def _wait_for_thread(self) -> None:
         self._done.wait()
@@ -49,10 +49,10 @@ class Staging:
         beside.wait_stream(steps)
         with torch.cuda.stream(beside):
             for each in now:
-                each.now(non_blocking=True)
+                each.copy(non_blocking=True)
             steps.wait_event(beside.record_event())
             for each in later:
-                each.now(non_blocking=True)
+                each.copy(non_blocking=True)
             copied = beside.record_event()
         self._finish = copied.synchronize
         self.wait = lambda: steps.wait_event(copied)

@@ -23,7 +23,7 @@ class DeviceTransfer(Protocol):
     def send(self, batch: Batch) -> tuple[Batch, Any]:
         """`batch` as it will be on the device, and the moment when it is."""
 
-    def receive(self, batch: Batch, moment: Any) -> None:
+    def receive(self, batch: Batch, event: Any) -> None:
         """What is computed from now on waits for `moment`, and `batch` stays until it was used."""
 
     def mark(self) -> None:
@@ -37,7 +37,7 @@ class PrefetchedStep(NamedTuple):
     step: int
     cut: int
     parts: list[MicroBatch]
-    moments: list[Any]
+    events: list[Any]
 
 
 class DevicePrefetcher:
@@ -48,13 +48,13 @@ class DevicePrefetcher:
         loader: BatchLoader,
         reader: MicroBatchReader,
         batches: BatchPlan,
-        road: DeviceTransfer,
+        transfer: DeviceTransfer,
         *,
         last: int,
     ) -> None:
         self._loader, self._reader, self._batches = loader, reader, batches
-        self._road, self._last = road, last
-        self._coming: PrefetchedStep | None = None
+        self._transfer, self._last = transfer, last
+        self._pending: PrefetchedStep | None = None
         self._lost: WorkerLost | None = None
         self._draws = isinstance(loader, InlineLoader) and isinstance(reader.source, DatasetSource)
         self.waited_s = 0.0
@@ -66,40 +66,40 @@ class DevicePrefetcher:
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
         if self._lost is not None:  # or another worker would read this step, and nobody hear of it
             raise self._lost
-        found, self._coming = self._coming, None
+        found, self._pending = self._pending, None
         if found is None or (found.step, found.cut) != (step, self._reader.count):
             began = time.perf_counter()
             found = self._sent(step, indices)
             self.waited_s += time.perf_counter() - began
-        for part, moment in zip(found.parts, found.moments, strict=True):
-            self._road.receive(part.batch, moment)
+        for part, event in zip(found.parts, found.events, strict=True):
+            self._transfer.receive(part.batch, event)
         return found.parts
 
-    def look_ahead(self, step: int) -> None:
+    def prefetch_next(self, step: int) -> None:
         """Send the next step. If it cannot be read, that is for the next step to say."""
         if step >= self._last:
             return
         began = time.perf_counter()
-        self._road.mark()
+        self._transfer.mark()
         try:
             with preserved_rng_state() if self._draws else nullcontext():
-                self._coming = self._sent(step + 1, self._batches.indices(step + 1))
+                self._pending = self._sent(step + 1, self._batches.indices(step + 1))
         except WorkerLost as lost:
             self._lost = lost
         except Exception:
-            self._coming = None
-        if self._road.is_idle():  # it has waited, at least for a part of this time
+            self._pending = None
+        if self._transfer.is_idle():  # it has waited, at least for a part of this time
             self.waited_s += time.perf_counter() - began
 
     def close(self) -> None:
-        self._coming = None
+        self._pending = None
         self._loader.close()
 
     def _sent(self, step: int, indices: Tensor) -> PrefetchedStep:
         parts = self._loader.take(step, indices)
-        sent = [self._road.send(part.batch) for part in parts]
+        sent = [self._transfer.send(part.batch) for part in parts]
         on_device = [part._replace(batch=batch) for part, (batch, _) in zip(parts, sent, strict=True)]
-        return PrefetchedStep(step, self._reader.count, on_device, [moment for _, moment in sent])
+        return PrefetchedStep(step, self._reader.count, on_device, [event for _, event in sent])
 
 
 class CudaTransfer:
@@ -115,15 +115,15 @@ class CudaTransfer:
         self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def send(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
-        moment = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             there = map_tensors(batch, lambda tensor: copy_to_device(self._device, tensor))
-            moment.record(self._stream)
-        return there, moment
+            event.record(self._stream)
+        return there, event
 
-    def receive(self, batch: Batch, moment: torch.cuda.Event) -> None:
+    def receive(self, batch: Batch, event: torch.cuda.Event) -> None:
         computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(moment)
+        computing.wait_event(event)
 
         def keep(tensor: Tensor) -> Tensor:
             tensor.record_stream(computing)

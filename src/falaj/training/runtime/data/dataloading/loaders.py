@@ -26,7 +26,7 @@ class BatchLoader(Protocol):
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
         """The micro-batches of `step`, whose global batch is `indices`."""
 
-    def look_ahead(self, step: int) -> None:
+    def prefetch_next(self, step: int) -> None:
         """`step` is being computed: there may be time to get the next one ready."""
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class InlineLoader:
         self.waited_s += time.perf_counter() - began
         return parts
 
-    def look_ahead(self, step: int) -> None:
+    def prefetch_next(self, step: int) -> None:
         return
 
     def close(self) -> None:
@@ -66,21 +66,21 @@ class ThreadLoader:
     def __init__(self, reader: MicroBatchReader, batches: BatchPlan, *, last: int, ahead: int) -> None:
         self._reader, self._batches, self._last, self._ahead = reader, batches, last, ahead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="falaj-reads")
-        self._coming: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
+        self._pending: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.waited_s = self.reading_s = 0.0
 
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
         began, cut = time.perf_counter(), self._reader.count
-        found = self._coming.pop((step, cut), None) or self._thread.submit(self._read, step, indices)
+        found = self._pending.pop((step, cut), None) or self._thread.submit(self._read, step, indices)
         wanted = [(after, cut) for after in range(step + 1, min(step + self._ahead, self._last) + 1)]
-        self._coming = {
-            key: self._coming.get(key) or self._thread.submit(self._read, key[0], None) for key in wanted
+        self._pending = {
+            key: self._pending.get(key) or self._thread.submit(self._read, key[0], None) for key in wanted
         }
         parts = found.result()
         self.waited_s += time.perf_counter() - began
         return parts
 
-    def look_ahead(self, step: int) -> None:
+    def prefetch_next(self, step: int) -> None:
         return
 
     def close(self) -> None:

@@ -43,8 +43,8 @@ def pack_message(message: object, blocks: SharedBlockPool) -> bytes:
     """`message` as bytes. Its blocks are still to be reported as sent, or dropped where this fails."""
     buffer = io.BytesIO()
     MessagePickler(buffer, blocks).dump(message)
-    gone = blocks.gone  # afterwards: packing may need larger blocks, and let smaller ones go
-    return HEAD.pack(len(gone)) + struct.pack(f"<{len(gone)}Q", *gone) + buffer.getbuffer()
+    evicted = blocks.evicted  # afterwards: packing may need larger blocks, and let smaller ones go
+    return HEAD.pack(len(evicted)) + struct.pack(f"<{len(evicted)}Q", *evicted) + buffer.getbuffer()
 
 
 class MessagePickler(ForkingPickler):
@@ -58,14 +58,14 @@ class MessagePickler(ForkingPickler):
         """How a tensor travels, if it is one, and not left to torch."""
         if type(thing) is not Tensor:
             return NotImplemented
-        block = self._blocks.lent_to(thing)
+        block = self._blocks.block_of(thing)
         if block is None and (not is_plain(thing) or thing.is_shared()):  # type: ignore[no-untyped-call]
             return NotImplemented
         if block is None and thing.nbytes <= MAX_INLINE_BYTES:
             whole = thing.contiguous()
             numbers = ctypes.string_at(whole.data_ptr(), whole.nbytes)
             return unpack_tensor, (InlineTensor(numbers, thing.dtype, tuple(thing.shape)),)
-        block = block or self._blocks.copied(thing)
+        block = block or self._blocks.copy_in(thing)
         memory = None if block.is_known else block.memory
         return unpack_tensor, (BlockTensor(block.number, memory, thing.dtype, tuple(thing.shape)),)
 
@@ -77,20 +77,20 @@ class MessageReceiver:
         self._memories: dict[int, Tensor] = {}
         self._free: deque[int] = deque()
 
-    def opened(self, data: bytes) -> Any:
+    def decode(self, data: bytes) -> Any:
         """The message. Its tensors are the caller's, for as long as there is one that uses a block's memory."""
         (count,) = HEAD.unpack_from(data)
-        gone = struct.unpack_from(f"<{count}Q", data, HEAD.size)
-        _opening.desk = self
+        evicted = struct.unpack_from(f"<{count}Q", data, HEAD.size)
+        _opening.receiver = self
         try:
             message = ForkingPickler.loads(memoryview(data)[HEAD.size + 8 * count :])
         finally:
-            del _opening.desk
-        for number in gone:
+            del _opening.receiver
+        for number in evicted:
             del self._memories[number]
         return message
 
-    def given_back(self) -> list[int]:
+    def take_released(self) -> list[int]:
         """The blocks that no tensor has used since it was last asked."""
         return [self._free.popleft() for _ in range(len(self._free))]
 
@@ -115,8 +115,8 @@ _opening = threading.local()
 def unpack_tensor(about: BlockTensor | InlineTensor) -> Tensor:
     if isinstance(about, InlineTensor):
         return _tensor(about.numbers, about.dtype, about.shape)
-    desk: MessageReceiver = _opening.desk
-    return desk.tensor(desk.memory(about.number, about.memory), about)
+    receiver: MessageReceiver = _opening.receiver
+    return receiver.tensor(receiver.memory(about.number, about.memory), about)
 
 
 def _tensor(numbers: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

@@ -65,14 +65,16 @@ def make_dataset_loader(
     count = estimate_worker_count(reader, batches, last=last) if plan.workers is None else plan.workers
     if not count:
         return InlineLoader(reader), 0
-    way = choose_start_method(items)
-    if way.method is None:
-        notify(f"samples are read without worker processes: {way.why}")
+    start_method = choose_start_method(items)
+    if start_method.method is None:
+        notify(f"samples are read without worker processes: {start_method.why}")
         return InlineLoader(reader), 0
     prefetch = plan.prefetch or DEFAULT_PREFETCH
     if plan.workers is None:
         notify(f"{count} worker processes read the samples, each {prefetch} steps ahead")
-    workers = WorkerPoolLoader(reader, items, batches, last=last, count=count, prefetch=prefetch, way=way)
+    workers = WorkerPoolLoader(
+        reader, items, batches, last=last, count=count, prefetch=prefetch, start_method=start_method
+    )
     return workers, count
 
 

@@ -33,8 +33,8 @@ class SharedBlockPool:
     def __init__(self) -> None:
         self._free: list[SharedBlock] = []
         self._sent: dict[int, SharedBlock] = {}
-        self._lent: dict[int, tuple[Tensor, SharedBlock]] = {}
-        self._gone: list[int] = []
+        self._in_use: dict[int, tuple[Tensor, SharedBlock]] = {}
+        self._evicted: list[int] = []
         self._made = 0
 
     def stack(self, samples: list[Any]) -> Batch:
@@ -46,37 +46,37 @@ class SharedBlockPool:
             ways[Tensor] = partial(self._stacked, otherwise=collate_tensor_fn)
         return collate(samples, collate_fn_map=ways)
 
-    def lent_to(self, tensor: Tensor) -> SharedBlock | None:
-        return self._lent[id(tensor)][1] if id(tensor) in self._lent else None
+    def block_of(self, tensor: Tensor) -> SharedBlock | None:
+        return self._in_use[id(tensor)][1] if id(tensor) in self._in_use else None
 
-    def copied(self, tensor: Tensor) -> SharedBlock:
+    def copy_in(self, tensor: Tensor) -> SharedBlock:
         """A block with the numbers of `tensor`, which nobody put into one."""
         block = self._block(tensor.nbytes)
-        self._lent[id(tensor)] = tensor, block
+        self._in_use[id(tensor)] = tensor, block
         block_view(block, tensor.dtype, tensor.shape).copy_(tensor)
         return block
 
-    def sent(self) -> None:
+    def mark_sent(self) -> None:
         """The batch is with the trainer."""
-        for _, block in self._lent.values():
+        for _, block in self._in_use.values():
             block.is_known = True
             self._sent[block.number] = block
-        self._lent.clear()
-        self._gone.clear()
+        self._in_use.clear()
+        self._evicted.clear()
 
-    def dropped(self) -> None:
+    def discard(self) -> None:
         """The batch, or what there was of it, will not be sent."""
-        self._free += [block for _, block in self._lent.values()]
-        self._lent.clear()
+        self._free += [block for _, block in self._in_use.values()]
+        self._in_use.clear()
 
-    def returned(self, numbers: Iterable[int]) -> None:
+    def release(self, numbers: Iterable[int]) -> None:
         """Nobody uses these any more."""
         self._free += [self._sent.pop(number) for number in numbers]
 
     @property
-    def gone(self) -> list[int]:
+    def evicted(self) -> list[int]:
         """Blocks that the trainer still has, and will not be told of again."""
-        return list(self._gone)
+        return list(self._evicted)
 
     def _stacked(
         self, tensors: Sequence[Tensor], *, collate_fn_map: Any, otherwise: Callable[..., Tensor]
@@ -90,7 +90,7 @@ class SharedBlockPool:
             return torch.stack(tuple(tensors))  # in a type that has room for all, or an error
         block = self._block(size_bytes)
         batch = block_view(block, first.dtype, (len(tensors), *first.shape))
-        self._lent[id(batch)] = batch, block
+        self._in_use[id(batch)] = batch, block
         torch.stack(tuple(tensors), out=batch)
         return batch
 
@@ -104,7 +104,7 @@ class SharedBlockPool:
         if self._free:
             smallest = min(self._free, key=lambda each: each.size_bytes)
             self._free.remove(smallest)
-            self._gone += [smallest.number] if smallest.is_known else []
+            self._evicted += [smallest.number] if smallest.is_known else []
         self._made += 1
         return SharedBlock(self._made, round_up_size(size_bytes))
 

@@ -66,70 +66,70 @@ WorkerPosition: TypeAlias = MutableSequence[int]
 def run_worker(
     items: DatasetSource,
     seed: int,
-    post: WorkerIdentity,
-    cell: WorkerPosition,
-    orders: Connection,
-    answers: Connection,
+    identity: WorkerIdentity,
+    position: WorkerPosition,
+    requests: Connection,
+    results: Connection,
 ) -> None:
     """All that a worker does."""
-    configure_process(post.trainer)
-    set_worker_info(items, post)
+    configure_process(identity.trainer)
+    set_worker_info(items, identity)
     blocks = SharedBlockPool()
-    items.note, items.collate = lambda sample: cell.__setitem__(1, sample), blocks.stack
+    items.note, items.collate = lambda sample: position.__setitem__(1, sample), blocks.stack
     reader, waiting = MicroBatchReader(items, seed=seed, count=1), SimpleQueue[ReadRequest | None]()
-    threading.Thread(target=receive_requests, args=(orders, waiting), daemon=True).start()
+    threading.Thread(target=receive_requests, args=(requests, waiting), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
-        while (order := waiting.get()) is not None:
-            cell[0] = order.step
-            blocks.returned(order.free)
-            parcel = encode_result(read(reader, order), blocks)
+        while (request := waiting.get()) is not None:
+            position[0] = request.step
+            blocks.release(request.free)
+            message = encode_result(read(reader, request), blocks)
             # before anybody has the answer: what comes then is not this sample's fault
-            cell[:] = [IDLE, IDLE]
-            answers.send_bytes(parcel)
+            position[:] = [IDLE, IDLE]
+            results.send_bytes(message)
 
 
-def receive_requests(orders: Connection, waiting: SimpleQueue[ReadRequest | None]) -> None:
+def receive_requests(requests: Connection, waiting: SimpleQueue[ReadRequest | None]) -> None:
     """Take orders as they come: whoever sends them is never kept waiting, however long a sample takes."""
     with contextlib.suppress(EOFError, OSError):
-        while (order := orders.recv()) is not None:
-            waiting.put(order)
+        while (request := requests.recv()) is not None:
+            waiting.put(request)
     waiting.put(None)
 
 
-def read(reader: MicroBatchReader, order: ReadRequest) -> ReadResult:
+def read(reader: MicroBatchReader, request: ReadRequest) -> ReadResult:
     began = time.perf_counter()
     try:
         parts = [
-            reader.part(order.step, MicroBatchIndices(place, torch.as_tensor(indices), share))
-            for place, indices, share in order.parts
+            reader.read_one(request.step, MicroBatchIndices(place, torch.as_tensor(indices), share))
+            for place, indices, share in request.parts
         ]
     except Exception as error:
-        failure = error if isinstance(error, TrainingError) else unexpected_failure(error, order)
+        failure = error if isinstance(error, TrainingError) else unexpected_failure(error, request)
         shown = "".join(traceback.format_exception(error))
-        return ReadResult(order.number, time.perf_counter() - began, [], failure, shown)
-    return ReadResult(order.number, time.perf_counter() - began, parts)
+        return ReadResult(request.number, time.perf_counter() - began, [], failure, shown)
+    return ReadResult(request.number, time.perf_counter() - began, parts)
 
 
-def encode_result(answer: ReadResult, blocks: SharedBlockPool) -> bytes:
+def encode_result(result: ReadResult, blocks: SharedBlockPool) -> bytes:
     """`answer` as bytes; its tensors lie in shared memory. What cannot travel is a failure too."""
-    if answer.failure is not None:
-        blocks.dropped()
+    if result.failure is not None:
+        blocks.discard()
     try:
-        parcel = pack_message(answer, blocks)
+        message = pack_message(result, blocks)
     except Exception as error:
-        blocks.dropped()
+        blocks.discard()
         failure = SampleUnreadable(f"the batch cannot be handed over: {type(error).__name__}: {error}")
-        parcel = pack_message(
-            ReadResult(answer.number, answer.seconds, [], failure, traceback.format_exc()), blocks
+        message = pack_message(
+            ReadResult(result.number, result.seconds, [], failure, traceback.format_exc()), blocks
         )
-    blocks.sent()
-    return parcel
+    blocks.mark_sent()
+    return message
 
 
-def unexpected_failure(error: Exception, order: ReadRequest) -> SampleUnreadable:
+def unexpected_failure(error: Exception, request: ReadRequest) -> SampleUnreadable:
     """What went wrong around a sample, when a batch was made of it."""
-    failure = unreadable_sample(int(order.parts[0][1][0]), error, among=len(order.parts[0][1]))
-    failure.step = order.step
+    failure = unreadable_sample(int(request.parts[0][1][0]), error, among=len(request.parts[0][1]))
+    failure.step = request.step
     return failure
 
 
@@ -146,9 +146,9 @@ def configure_process(trainer: int) -> None:
     torch.set_num_threads(1)
 
 
-def set_worker_info(items: DatasetSource, post: WorkerIdentity) -> None:
+def set_worker_info(items: DatasetSource, identity: WorkerIdentity) -> None:
     """As in torch's own loader: a dataset may ask where it is."""
     from torch.utils.data._utils import worker
 
-    info = worker.WorkerInfo(id=post.number, num_workers=post.workers, seed=0, dataset=items.dataset)  # type: ignore[arg-type]
+    info = worker.WorkerInfo(id=identity.number, num_workers=identity.workers, seed=0, dataset=items.dataset)  # type: ignore[arg-type]
     worker._worker_info = info

@@ -42,28 +42,30 @@ class WorkerTraceback(Exception):
 class WorkerHandle:
     """One process, seen from here."""
 
-    def __init__(self, items: DatasetSource, seed: int, post: WorkerIdentity, way: StartMethod) -> None:
-        context = processes.get_context(way.method)
-        theirs, self.orders = context.Pipe(duplex=False)
-        self.answers, their_answers = context.Pipe(duplex=False)
-        self.cell = context.RawArray("q", [IDLE, IDLE])
-        self.desk = MessageReceiver()
-        given = (items, seed, post, self.cell, theirs, their_answers)
+    def __init__(
+        self, items: DatasetSource, seed: int, identity: WorkerIdentity, start_method: StartMethod
+    ) -> None:
+        context = processes.get_context(start_method.method)
+        theirs, self.requests = context.Pipe(duplex=False)
+        self.results, their_results = context.Pipe(duplex=False)
+        self.position = context.RawArray("q", [IDLE, IDLE])
+        self.receiver = MessageReceiver()
+        given = (items, seed, identity, self.position, theirs, their_results)
         self.process = context.Process(
-            target=run_worker, args=given, daemon=True, name=f"falaj-reads-{post.number}"
+            target=run_worker, args=given, daemon=True, name=f"falaj-reads-{identity.number}"
         )
-        start_process(self.process, way)
+        start_process(self.process, start_method)
         theirs.close()
-        their_answers.close()
+        their_results.close()
 
-    def answer(self, step: int) -> ReadResult:
+    def result(self, step: int) -> ReadResult:
         """The next answer, as soon as it is there; WorkerLost if there will be none. `step` is waited for."""
-        if not self.answers.poll():
-            wait([self.answers, self.process.sentinel])
+        if not self.results.poll():
+            wait([self.results, self.process.sentinel])
         try:
-            if not self.answers.poll():
+            if not self.results.poll():
                 raise EOFError
-            return cast(ReadResult, self.desk.opened(self.answers.recv_bytes()))
+            return cast(ReadResult, self.receiver.decode(self.results.recv_bytes()))
         except (EOFError, OSError) as end:  # also where its shared memory has gone with it
             self.process.join(SHUTDOWN_TIMEOUT_S)
             raise self.lost(step) from end
@@ -71,7 +73,7 @@ class WorkerHandle:
     def lost(self, waited_for: int) -> WorkerLost:
         code = self.process.exitcode or 0
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
-        step, sample = self.cell
+        step, sample = self.position
         where = f"before step {waited_for}" if sample == IDLE else f"at sample {sample} of step {step}"
         fault = TrainingFault(
             "workers", self.process.name, fix=FIXES.get(-code, "workers=0 shows what happens there")
@@ -97,64 +99,64 @@ class WorkerPoolLoader:
         last: int,
         count: int,
         prefetch: int,
-        way: StartMethod,
+        start_method: StartMethod,
     ) -> None:
         self._reader, self._batches, self._last = reader, batches, last
         self._ahead = count * prefetch
-        self._coming: deque[tuple[ReadRequest, WorkerHandle]] = deque()
+        self._pending: deque[tuple[ReadRequest, WorkerHandle]] = deque()
         self._number = self._cut = 0
         self.waited_s = self.reading_s = 0.0
         self._workers: list[WorkerHandle] = []
         self._at_exit = util.Finalize(self, _end, args=(self._workers,), exitpriority=100)
         for number in range(count):
             self._workers.append(
-                WorkerHandle(items, reader.seed, WorkerIdentity(number, count, os.getpid()), way)
+                WorkerHandle(items, reader.seed, WorkerIdentity(number, count, os.getpid()), start_method)
             )
 
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
         began = time.perf_counter()
-        if not self._coming or self._coming[0][0].step != step or self._cut != self._reader.count:
-            self._coming.clear()  # what is still to come of these orders is not listened to
+        if not self._pending or self._pending[0][0].step != step or self._cut != self._reader.count:
+            self._pending.clear()  # what is still to come of these orders is not listened to
             self._cut = self._reader.count
-            self._order(step, indices)
-        self._order_ahead(step)
-        answer = self._next_answer()
+            self._request(step, indices)
+        self._request_ahead(step)
+        result = self._next_result()
         self.waited_s += time.perf_counter() - began
-        self.reading_s += answer.seconds
-        return answer.parts
+        self.reading_s += result.seconds
+        return result.parts
 
-    def look_ahead(self, step: int) -> None:
+    def prefetch_next(self, step: int) -> None:
         return
 
     def close(self) -> None:
         self._at_exit()
 
-    def _next_answer(self) -> ReadResult:
-        order, worker = self._coming.popleft()
-        while (answer := worker.answer(order.step)).number != order.number:
+    def _next_result(self) -> ReadResult:
+        request, worker = self._pending.popleft()
+        while (result := worker.result(request.step)).number != request.number:
             pass
-        if answer.failure is not None:
-            raise answer.failure from WorkerTraceback(f"\n\n{answer.trace}")
-        return answer
+        if result.failure is not None:
+            raise result.failure from WorkerTraceback(f"\n\n{result.trace}")
+        return result
 
-    def _order_ahead(self, step: int) -> None:
-        following = step + len(self._coming)  # the first of them is `step` itself
+    def _request_ahead(self, step: int) -> None:
+        following = step + len(self._pending)  # the first of them is `step` itself
         for after in range(following, min(step + self._ahead, self._last) + 1):
-            self._order(after, self._batches.indices(after))
+            self._request(after, self._batches.indices(after))
 
-    def _order(self, step: int, indices: Tensor) -> None:
+    def _request(self, step: int, indices: Tensor) -> None:
         self._number += 1
         worker = self._workers[self._number % len(self._workers)]
-        order = ReadRequest(
-            self._number, step, list(_listed(self._reader, indices)), worker.desk.given_back()
+        request = ReadRequest(
+            self._number, step, list(_listed(self._reader, indices)), worker.receiver.take_released()
         )
         with suppress(BrokenPipeError):  # it has died, which is noticed when its answer is missed
-            worker.orders.send(order)
-        self._coming.append((order, worker))
+            worker.requests.send(request)
+        self._pending.append((request, worker))
 
 
 def _listed(reader: MicroBatchReader, indices: Tensor) -> Iterator[tuple[int, list[int] | Tensor, float]]:
-    for place, wanted, share in reader.cuts(indices):
+    for place, wanted, share in reader.split(indices):
         yield place, (wanted.tolist() if len(wanted) <= MAX_LISTED_INDICES else wanted.clone()), share
 
 
@@ -162,15 +164,15 @@ def _end(workers: list[WorkerHandle]) -> None:
     """Tell all to end, and then see to it."""
     for worker in workers:
         with suppress(OSError):
-            worker.orders.send(None)
+            worker.requests.send(None)
     deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
     for worker in workers:
         worker.process.join(max(0.0, deadline - time.monotonic()))
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
-        _close(worker.orders)
-        _close(worker.answers)
+        _close(worker.requests)
+        _close(worker.results)
     workers.clear()
 
 

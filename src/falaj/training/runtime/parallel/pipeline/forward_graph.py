@@ -48,10 +48,10 @@ def trace_forward(model: nn.Module) -> ForwardGraph:
     except Exception as failure:  # whatever the model's own code raises when it is given no values
         reason = str(failure).strip().split("\n")[0]
         raise cannot_partition(
-            f"{type(model).__name__}, whose forward cannot be followed: {reason}"
+            f"{type(model).__name__}, whose forward cannot be traced: {reason}"
         ) from failure
     if _node_texts(first) != _node_texts(again) or _calls(first) != _calls(evaluating):
-        raise cannot_partition(f"{type(model).__name__}, whose forward does not do the same each time")
+        raise cannot_partition(f"{type(model).__name__}, whose forward is not deterministic")
     inputs = sum(node.op == "placeholder" and not node.args for node in first)
     return ForwardGraph(first, evaluating, inputs)
 
@@ -100,7 +100,9 @@ def _trace(model: nn.Module) -> Sequence[fx.Node]:
     if made:
         given = f"{type(model).__name__}, whose forward makes a tensor that does not come from its inputs"
         raise cannot_partition(
-            given, allowed="parameters, buffers, and what is made like an input", fix="register_buffer"
+            given,
+            allowed="parameters, buffers, and tensors that are created like an input",
+            fix="register_buffer",
         )
     return [node for node in graph.nodes if not _is_check(node)]
 

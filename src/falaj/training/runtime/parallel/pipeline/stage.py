@@ -32,7 +32,7 @@ def extract_stage(model: nn.Module, stages: Partition, number: int, *, device: t
         part = copy.deepcopy(model, dict(own))
     except Exception as failure:
         raise cannot_partition(
-            f"a model that cannot be copied: {failure}", fix="no locks or files in it"
+            f"a model that cannot be copied: {failure}", fix="remove locks and files from it"
         ) from failure
     replace_tensors(model, on_meta_device)
     replace_tensors(part, lambda t: t if t.is_meta else moved(t, device))

@@ -19,7 +19,6 @@ from falaj.training.runtime.parallel.pipeline.channel import (
     wait_all,
 )
 from falaj.training.runtime.parallel.pipeline.pipelined_model import PipelinedModel
-from falaj.training.runtime.parallel.pipeline.schedule import schedule_1f1b
 from falaj.training.runtime.planning.plan import CompileMode
 from falaj.training.runtime.step.micro_batches import MicroBatch
 from falaj.training.runtime.step.step import Step, invalid_loss, require_scalar
@@ -48,7 +47,7 @@ class PipelinedStep(Step):
             raise InvalidTraining("a pipeline does not scale losses", faults=[fault])
 
     def compile(self, notify: Callable[[str], None], *, mode: CompileMode = "default") -> None:
-        notify("a pipeline is not compiled: going on without")
+        notify("torch.compile is not supported with a pipeline: continuing without it")
 
     def measure(self, batch: Batch) -> Tensor:
         passed = self._forward(batch, None)
