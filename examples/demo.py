@@ -23,13 +23,13 @@ from rich.progress import Progress
 FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER), str(FOLDER / "flights")]
 
-import data  # noqa: E402 - beside this file
 import definitions  # noqa: E402
 import evidence  # noqa: E402
 from running import running  # noqa: E402
 from stage import bars, closing_table, figure, refused, say, step, table, timed  # noqa: E402
 from traffic import Flight, Traffic  # noqa: E402
 
+import data  # noqa: E402 - beside this file
 import falaj as fj  # noqa: E402
 from falaj.records.control.pipelines import Canary  # noqa: E402
 from falaj.records.control.workflows import WorkflowRun  # noqa: E402

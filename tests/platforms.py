@@ -53,7 +53,7 @@ class Clock:
 
 
 class OwnPlatform(Platform):
-    """The services under their names, and what a test wants to see of what lies beneath them."""
+    """The services under their names, and the internals that a test looks at."""
 
     def __init__(self, parts: Assembled, clock: Clock) -> None:
         self.parts = parts

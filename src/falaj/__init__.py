@@ -32,7 +32,7 @@ for _name, _value in NO_TELEMETRY.items():
 # torch.cuda.is_available() asks the driver then, and starts no CUDA: the children in which `fit` tries plans need it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-_HOMES = {
+_PUBLIC = {
     "Aggregation": ("falaj.records.features", "Aggregation"),
     "Entity": ("falaj.records.features", "Entity"),
     "FalajError": ("falaj.errors", "FalajError"),
@@ -75,10 +75,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when they are first used."""
+    """Load a public name at its first use."""
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _PUBLIC:
         raise AttributeError(f"falaj has no public name {name!r}")
-    module, attribute = _HOMES[name]
+    module, attribute = _PUBLIC[name]
     return getattr(import_module(module), attribute)

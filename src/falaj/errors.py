@@ -1,26 +1,26 @@
-"""The whole exception tree: callers match types, people read words, doors map them to HTTP.
+"""The exception tree: callers match types, people read messages, the API maps them to HTTP statuses.
 
 FalajError
 ├── InvalidInput            input.invalid        a value is outside what is allowed
 │   ├── ConfigInvalid       config.invalid       falaj.toml is wrong
 │   ├── PolicyInvalid       policy.invalid       a policy does not parse or fit the schema
-│   └── TooLarge            input.too_large      more bytes than the door takes
+│   └── TooLarge            input.too_large      more bytes than the interface accepts
 ├── NotFound                object.not_found     unknown, or not visible to the caller
 ├── Conflict                object.conflict      the state of the object forbids it
 │   ├── AlreadyExists       object.exists        the name is taken
 │   └── KeyReused           idempotency.reused   one idempotency key, two different inputs
-├── Unauthenticated         caller.unknown       no caller, no action
-├── Denied                  policy.denied        the rules say no
-│   └── ResidencyDenied     residency.denied     the bytes may not lie there
+├── Unauthenticated         caller.unknown       the caller is not authenticated
+├── Denied                  policy.denied        policy denies it
+│   └── ResidencyDenied     residency.denied     the data may not be stored there
 ├── Damaged                 data.damaged         stored bytes are not what was written
-│   └── Tampered            audit.tampered       the audit log was changed behind our back
-├── KeyUnavailable          keys.unavailable     a key is destroyed, locked or out of reach
+│   └── Tampered            audit.tampered       the audit log was changed outside the platform
+├── KeyUnavailable          keys.unavailable     a key is destroyed, locked or unreachable
 ├── HomeBusy                home.busy            a running platform holds this home
 ├── Fenced                  lease.lost           another controller has taken over
-├── Interrupted             stream.interrupted   a stream broke off; go on from its cursor
+├── Interrupted             stream.interrupted   a stream ended early; resume from its cursor
 ├── Unavailable             service.unavailable  a backing service does not answer
 ├── IsolationRefused        isolation.refused    user code cannot be started safely here
-└── Internal                internal             a fault of ours; the details stay in the log
+└── Internal                internal             a bug in Falaj; the details are in the log
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Fault(BaseModel):
-    """One thing that is wrong: where, what was given, what is allowed, and the fix."""
+    """A fault in the input: its place, the given value, the allowed values, and the fix."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +47,7 @@ class Fault(BaseModel):
 
 
 class FalajError(Exception):
-    """An error that a user can read and a program can match by `code`."""
+    """An error with a message for people, and a `code`, `faults` and `details` for programs."""
 
     code: ClassVar[str] = "internal"
     types: ClassVar[dict[str, type[FalajError]]] = {}
@@ -67,7 +67,7 @@ class FalajError(Exception):
     def at(
         cls, where: str, *, given: object = None, allowed: str | None = None, fix: str | None = None
     ) -> Self:
-        """The error for a single fault."""
+        """Return the error for a single fault."""
         shown = None if given is None else shorten(given)
         return cls(
             f"{where} is not valid", faults=[Fault(where=where, given=shown, allowed=allowed, fix=fix)]
@@ -81,7 +81,7 @@ class FalajError(Exception):
 
 
 def rebuild(code: str, message: str, faults: list[dict[str, Any]], details: dict[str, Any]) -> FalajError:
-    """The typed error for a `code`, as it was raised on the other side."""
+    """Return the typed error for `code`, as it was raised in another process."""
     kind = FalajError.types.get(code, Internal)
     error = kind.__new__(kind)
     FalajError.__init__(error, message, faults=[Fault(**f) for f in faults], details=details)
@@ -89,7 +89,7 @@ def rebuild(code: str, message: str, faults: list[dict[str, Any]], details: dict
 
 
 def shorten(value: object, *, limit: int = 80) -> str:
-    """`value` on one line, short enough for an error message."""
+    """Return `value` on one line, short enough for an error message."""
     if isinstance(value, str | bytes) and len(value) > limit:
         value = value[:limit]
         return f"{value!r}… ({'characters' if isinstance(value, str) else 'bytes'} cut)"

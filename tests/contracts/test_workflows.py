@@ -119,3 +119,13 @@ def test_a_first_start_that_is_killed_leaves_nothing_half_made(tmp_path: Path) -
     )
 
     assert "done" in ended.stdout, ended.stderr
+
+
+def test_a_run_that_was_started_under_an_earlier_name_is_taken_up(tmp_path: Path, counting: Counting) -> None:
+    engine = DbosWorkflows(f"sqlite:///{tmp_path}/workflows.db")
+    engine.launch({"blobs.copy": counting.tell})
+
+    engine.start("w1", "blob.copy", {})
+
+    assert end_of(engine, "w1") == WorkflowOutcome(result={"id": "w1"})
+    engine.close()

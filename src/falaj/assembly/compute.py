@@ -1,4 +1,4 @@
-"""The machine that jobs run on: what it has, how user code is kept apart there, and what launches it."""
+"""The compute of the local machine: its nodes, the isolation of user code, and the launcher of jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHARED_ROOT = Path("/var/lib/falaj")
 
 
 class LocalCompute:
-    """This machine, in the default zone of the platform. It is looked at when it is first asked for."""
+    """This machine, in the default zone of the platform; discovered at the first use."""
 
     def __init__(self, home: Home, config: Config, database: Database, zone: Zone) -> None:
         self._home, self._config, self._database, self._zone = home, config, database, zone
@@ -46,7 +46,7 @@ class LocalCompute:
         return tuple(node for _, node in self.machines())
 
     def machines(self) -> tuple[tuple[NodeFacts, Node], ...]:
-        """The machines as they were seen a few seconds ago at most, and as nodes."""
+        """Return the machines as discovered at most a few seconds ago, and as nodes."""
         from falaj.drivers.machine.inventory import LocalMachine
 
         with self._lock:
@@ -107,7 +107,7 @@ class LocalCompute:
         return probe()
 
     def _walls(self) -> SandboxSpec:
-        """How user code is kept apart now: users may have come since."""
+        """Return the isolation to use now: it depends on the number of users."""
         from falaj.drivers.processes.attempt_spec import SandboxSpec
 
         with self._database.read() as tx:
@@ -117,7 +117,7 @@ class LocalCompute:
 
 
 def allowance_in(zone: str, config: Config, home: Home) -> StorageLimits:
-    """For checkpoints, whose blobs lie in that zone: on a disk of this machine, or in a bucket."""
+    """Return the storage allowance of checkpoints, whose blobs are in `zone`: on a local disk, or in a bucket."""
     blobs, limit = config.zones[zone].blobs, config.jobs.checkpoint_limit
     if isinstance(blobs, S3Bucket):
         return StorageLimits(limit)
@@ -125,7 +125,7 @@ def allowance_in(zone: str, config: Config, home: Home) -> StorageLimits:
 
 
 def secret_files(config: Config) -> tuple[Path, ...]:
-    """The files with secrets that falaj.toml names: they may lie where a job would see them."""
+    """Return the files with secrets that falaj.toml names: they must be hidden from jobs."""
     named = [tls.key for tls in (config.server.tls, config.serving.tls) if tls is not None]
     secrets = [config.metadata.url]
     for zone in config.zones.values():
@@ -140,7 +140,7 @@ def secret_files(config: Config) -> tuple[Path, ...]:
 
 
 def job_reconciler(platform: LocalPlatform) -> Callable[[int, Callable[[], NoReturn]], JobReconciler]:
-    """What makes the keeper of the jobs, once the controller has its lease: with its fence, and what ends it."""
+    """Return the factory of the job reconciler; it takes the controller's fence and a callback for a lost lease."""
 
     def make(fence: int, on_lost: Callable[[], NoReturn]) -> JobReconciler:
         yard = platform.compute.yard

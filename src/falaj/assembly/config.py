@@ -17,7 +17,7 @@ SECRETS = {"url", "pin", "access_key", "secret_key"}
 
 
 def read_config(path: Path) -> Config:
-    """The configuration in `path`; the defaults where there is no file. All faults at once."""
+    """Return the configuration in `path`, or the defaults if there is no file. Raise ConfigInvalid with all faults."""
     if not path.exists():
         return Config()
     try:
@@ -41,12 +41,12 @@ def read_config(path: Path) -> Config:
 
 
 def _given(location: tuple[int | str, ...], value: object) -> str:
-    """What stands in the file, unless somebody wrote a secret there."""
+    """Return the value in the file, unless it may be a secret."""
     return "(not shown: it may be a secret)" if SECRETS & {str(part) for part in location} else shorten(value)
 
 
 def reveal(secret: str, *, field: str) -> str:
-    """The secret behind env:NAME or file:PATH."""
+    """Return the secret that env:NAME or file:PATH names."""
     kind, _, where = secret.partition(":")
     if kind == "env":
         value = os.environ.get(where)
@@ -69,7 +69,7 @@ def reveal(secret: str, *, field: str) -> str:
 
 
 def _line(text: str, location: tuple[int | str, ...]) -> int:
-    """The line of a TOML document that a field stands on, or that its table begins on."""
+    """Return the line of a field in a TOML document, or the line on which its table begins."""
     keys = [str(part) for part in location if isinstance(part, str)]
     best = 1
     for number, line in enumerate(text.splitlines(), 1):

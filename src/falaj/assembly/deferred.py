@@ -1,4 +1,4 @@
-"""Drivers that are costly to load: made when they are first used, closed if they were made."""
+"""Lazy drivers: created at their first use, closed if they were created."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Deferred:
-    """Stands in for what `make` gives, and makes it at the first use of any of its attributes."""
+    """A proxy that calls `make` at the first use of an attribute."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -30,5 +30,5 @@ class Deferred:
 
 
 def deferred(make: Callable[[], T]) -> T:
-    """What `make` gives, made at its first use; `close` closes it if it was made."""
+    """Return a stand-in for the result of `make`, created at its first use; `close` closes it if it was created."""
     return cast(T, Deferred(make))

@@ -1,4 +1,4 @@
-"""One word in falaj.toml chooses a driver; this is where the word becomes one."""
+"""Open the drivers that falaj.toml names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def metadata_url(home: Home, config: Config) -> str:
 
 
 def open_metadata(home: Home, config: Config) -> Database:
-    """The metadata database, brought to this version's schema."""
+    """Open the metadata database and migrate it to this version's schema."""
     from falaj.drivers.sql.database import open_database
     from falaj.drivers.sql.migrate import migrate
 
@@ -35,7 +35,7 @@ def open_metadata(home: Home, config: Config) -> Database:
 
 
 def open_keys(home: Home, config: Config, *, first_start: bool) -> KeyService:
-    """The key service; its keys are made at the first start, and never again beside data that others encrypted."""
+    """Open the key service; its keys are created at the first start only."""
     keys = config.keys
     if isinstance(keys, Pkcs11Config):
         from falaj.drivers.pkcs11.keys import Pkcs11Keys
@@ -86,7 +86,7 @@ def open_online(home: Home, zone: str) -> OnlineStore:
 
 
 def open_workflows(home: Home, config: Config) -> Workflows:
-    """The engine of durable work; only the controller may have it."""
+    """Open the workflow engine; only the controller may do so."""
     from falaj.drivers.dbos.workflows import DbosWorkflows
 
     if config.metadata.url is None:
@@ -95,7 +95,7 @@ def open_workflows(home: Home, config: Config) -> Workflows:
 
 
 def policy_files(home: Home, config: Config) -> list[Path]:
-    """The policy files that falaj.toml names, relative to the home; a name that fits no file is a fault."""
+    """Return the policy files that falaj.toml names, relative to the home; a pattern must match a file."""
     found: list[Path] = []
     for pattern in config.policies:
         fitting = sorted(home.path.glob(pattern))

@@ -1,4 +1,4 @@
-"""The home: the directory that holds the platform's state, who may open it, and what lies outside it."""
+"""The home: the directory of the platform's state, its lock, and the configuration directory outside it."""
 
 from __future__ import annotations
 
@@ -56,21 +56,21 @@ class Home:
 
     @property
     def running(self) -> Path:
-        """What a running platform says of itself."""
+        """The file in which a running platform publishes its pid and URL."""
         return self.path / "run.json"
 
     @property
     def serving(self) -> Path:
-        """Lies here once something was deployed: the model server is started then."""
+        """The marker that something was deployed: the model server is started then."""
         return self.path / "serving"
 
     @property
     def model_server(self) -> Path:
-        """Where the model server says how other processes of this home reach it."""
+        """The file in which the model server publishes its local socket."""
         return self.path / "models.json"
 
     def lock(self) -> IO[str]:
-        """Hold this home alone, until the file is closed or the process ends; HomeBusy if another does."""
+        """Lock this home until the file is closed or the process ends; raise HomeBusy if another process holds it."""
         handle = open(self.path / "lock", "a+")  # noqa: SIM115 - the lock lives as long as the handle
         for attempt in range(LOCK_TRIES):
             try:
@@ -98,7 +98,7 @@ class Home:
         return False
 
     def platform(self) -> dict[str, Any]:
-        """What the platform that runs on this home wrote of itself; nothing if none does."""
+        """Return what the platform running on this home published; empty if none runs."""
         try:
             found = json.loads(self.running.read_text())
             holder = int((self.path / "lock").read_text() or 0)
@@ -109,7 +109,7 @@ class Home:
 
 
 def open_home(path: Path | None = None, config_dir: Path | None = None) -> Home:
-    """The home at `path`, made if it is not there."""
+    """Return the home at `path`; create it if it does not exist."""
     path = (path or default_home()).absolute()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(path)
@@ -124,7 +124,7 @@ def open_home(path: Path | None = None, config_dir: Path | None = None) -> Home:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """A home names programs and keys to use: whoever can write to it runs code as its opener."""
+    """Raise ConfigInvalid if others can write to the home: it names programs and keys to use."""
     for found in (path, path / "falaj.toml"):
         if not found.exists():
             continue
@@ -141,7 +141,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def find_home(path: Path | None = None, config_dir: Path | None = None) -> Home | None:
-    """The home at `path`, if it is one; to look makes none."""
+    """Return the home at `path`, or none if there is none; it is not created."""
     path = (path or default_home()).absolute()
     return open_home(path, config_dir) if (path / "id").exists() else None
 

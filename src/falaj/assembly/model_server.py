@@ -1,4 +1,4 @@
-"""The model server of a home, as its other processes reach it; and what it is given of the services."""
+"""The model server of a home: how other processes reach it, and what it gets of the services."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANSWER_S = 30.0
 
 
 class LocalModelServer:
-    """The model server under the same `falaj up`, reached by a socket that only this home's owner can open."""
+    """The model server of the same `falaj up`, reached by a socket that only the owner of the home can open."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -49,8 +49,8 @@ class LocalModelServer:
 
         headers = {"Falaj-Caller": caller}
         try:
-            door = json.loads(self._home.model_server.read_text())["socket"]
-            with httpx.Client(transport=httpx.HTTPTransport(uds=door), timeout=ANSWER_S) as client:
+            path_to_socket = json.loads(self._home.model_server.read_text())["socket"]
+            with httpx.Client(transport=httpx.HTTPTransport(uds=path_to_socket), timeout=ANSWER_S) as client:
                 answer = client.post(f"http://model-server{path}", content=body, headers=headers)
         except (OSError, ValueError, httpx.TransportError):
             raise Unavailable("the model server does not run, or not yet; 'falaj up' starts it") from None
@@ -65,7 +65,7 @@ def _refusal(told: dict[str, str]) -> FalajError:
 
 @contextmanager
 def publish_local_socket(home: Home) -> Iterator[socket.socket]:
-    """A listening socket for the other processes of `home`, which find it in a file there."""
+    """Listen on a local socket for the other processes of `home`, and publish its path in a file there."""
     path = home.path / "models.sock"
     folder: Path | None = None
     if len(str(path).encode()) > LONGEST_SOCKET_PATH:
@@ -91,7 +91,7 @@ def publish_local_socket(home: Home) -> Iterator[socket.socket]:
 
 
 def service_caller(gate: Gate, name: str, role: Role) -> Caller:
-    """The platform's own service account `name`; made, with its role and an audit entry, where a home lacks it."""
+    """Return the platform's own service account `name`; create it, with role and audit entry, if missing."""
     with gate.database.read() as tx:
         account = objects.by_name(tx, workspace=ROOT, kind="service", name=name)
     if account is None:
@@ -102,10 +102,10 @@ def service_caller(gate: Gate, name: str, role: Role) -> Caller:
 
 
 def version_opener(services: Services) -> LoadVersion:
-    """Opens registered versions, inside a transaction of the caller's."""
+    """Return the function that opens registered versions inside a transaction of the caller."""
     return services.models._opened
 
 
 def read_online(services: Services, view: str, keys: Sequence[str]) -> OnlineRows:
-    """The newest features of each key, for a caller that the gate has admitted."""
+    """Return the newest features of each key, for a caller that the gate has authorized."""
     return services.features._online.read(view, keys, clock=services.features.gate.clock)

@@ -1,4 +1,4 @@
-"""Put the platform together: drivers, walls, services."""
+"""Assemble the platform: drivers, governance, services."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ log = logging.getLogger("falaj.assembly")
 
 @dataclass(frozen=True)
 class LocalPlatform:
-    """A platform in this process: the services, and what holds them up."""
+    """A platform in this process: the services and what they run on."""
 
     home: Home
     config: Config
@@ -59,7 +59,7 @@ class LocalPlatform:
     close_audit: Callable[[], None]
 
     def close(self) -> None:
-        """Sign the last head and let go of everything."""
+        """Sign the last audit head and close everything."""
         self.close_audit()
         self.close_services()
         self.keys.close()
@@ -73,7 +73,7 @@ def assemble(
     as_owner: bool = False,
     clock: Callable[[], datetime] = utc_now,
 ) -> LocalPlatform:
-    """The platform of `home`. `as_owner`: the local user acts where no door has set a caller."""
+    """Return the platform of `home`. `as_owner`: the local user acts where no interface has set a caller."""
     config = config or read_config(home.toml)
     with ExitStack() as undo:
         database = drivers.open_metadata(home, config)
@@ -157,20 +157,20 @@ def _gate(
 
 
 def local_user() -> str:
-    """The name under which the local user is known to the platform."""
+    """Return the name of the local user on the platform."""
     name = re.sub(r"[^a-z0-9]+", "-", getpass.getuser().lower()).strip("-")
     return name or "owner"
 
 
 def local_caller(database: Database) -> Caller:
-    """The local user, as the owner of this home."""
+    """Return the local user, as the owner of this home."""
     with database.read() as tx:
         person = objects.resolve(tx, local_user(), kind="user", workspace=ROOT)
     return Caller(PrincipalId(person.id), person.name, "user", "local")
 
 
 def _is_first_start(database: Database, home: Home, config: Config) -> bool:
-    """Whether nothing was founded yet; Damaged if the witness knows better."""
+    """Tell whether the database is empty; raise Damaged if the witness knows of an audit log."""
     with database.read() as tx:
         if bootstrap.is_bootstrapped(tx):
             return False
@@ -209,7 +209,7 @@ def _policy_texts(home: Home, config: Config) -> list[PolicyText]:
 
 
 def _sign_heads(gate: Gate, *, every_s: float) -> Callable[[], None]:
-    """Write down hot windows that ended and sign heads, in a thread, and once more at the end."""
+    """Append hot windows that ended and sign heads, in a thread, and once more at the end."""
     stop = threading.Event()
 
     def keep() -> None:
@@ -218,7 +218,7 @@ def _sign_heads(gate: Gate, *, every_s: float) -> Callable[[], None]:
                 gate.hot.flush()
                 gate.audit.sign_head()
             except Exception:
-                log.exception("the audit log could not be signed; it is tried again")
+                log.exception("failed to sign the audit log; retrying")
 
     thread = start_thread(keep, name="audit-heads")
 

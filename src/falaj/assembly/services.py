@@ -1,4 +1,4 @@
-"""Furnish the services: each gets the walls around it, its drivers, and the neighbours it asked for."""
+"""Build the services: each gets the gate, its drivers and the dependencies that it declares."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from falaj.training.service import Jobs
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceContext:
-    """What stands before the services are furnished."""
+    """What the services are built from."""
 
     home: Home
     config: Config
@@ -64,7 +64,7 @@ class ServiceContext:
 
 
 def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None]]:
-    """Every room, and what lets go of what they hold."""
+    """Return every service, and the function that closes their drivers."""
     gate, held = context.gate, ExitStack()
     stores = _stores(context)
     features = _features(context, stores, held)

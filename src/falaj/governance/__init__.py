@@ -1,1 +1,1 @@
-"""The walls: gate, identity, policy, audit, lineage, residency, encryption."""
+"""Governance: the gate, identity, policy, audit, lineage, residency and encryption that every service goes through."""

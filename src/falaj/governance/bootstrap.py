@@ -1,4 +1,4 @@
-"""The first start: the root of everything, an administrator for the local user, and the first audit entry."""
+"""Bootstrap at the first start: the root workspace, an administrator, service accounts and the first audit entry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.names import DEFAULT_QUEUE, DEFAULT_WORKSPACE, ROOT, ObjectId, PrincipalId, new_id
 
 _FIRST = "INSERT INTO governance_epochs (id, epoch) VALUES (1, 1) ON CONFLICT DO NOTHING RETURNING id"
-"""Whoever inserts this row founds the platform; another who starts at the same time waits for it here."""
+"""The process that inserts this row bootstraps the platform; one that starts at the same time waits here."""
 
 
 def is_bootstrapped(tx: Transaction) -> bool:
@@ -27,7 +27,7 @@ def is_bootstrapped(tx: Transaction) -> bool:
 
 
 def bootstrap(tx: Transaction, keyring: Keyring, *, administrator: str, now: datetime) -> None:
-    """Everything that must exist before the first operation; nothing if another start has just made it."""
+    """Create what must exist before the first operation, unless another process has just done so."""
     if not tx.execute_sql(_FIRST):
         return
     tip = {"id": 1, "log_id": new_id("log"), "size": 0, "frontier": Frontier().to_text()}
@@ -47,14 +47,14 @@ def bootstrap(tx: Transaction, keyring: Keyring, *, administrator: str, now: dat
 
 
 def create_service_account(tx: Transaction, name: str, role: Role, *, now: datetime) -> StoredObject:
-    """A service account of the platform itself, with one role everywhere."""
+    """Create a service account of the platform itself, with one role in every workspace."""
     account = add_principal(tx, name, kind="service", now=now)
     grant_role(tx, ROOT, account.id, role)
     return account
 
 
 def record_bootstrap(tx: Transaction, log: AuditLog, *, administrator: str, now: datetime) -> None:
-    """The first entry of the log."""
+    """Append the audit entry of the bootstrap."""
     entry = {
         "at": now,
         "caller": administrator,
@@ -70,7 +70,7 @@ def record_bootstrap(tx: Transaction, log: AuditLog, *, administrator: str, now:
 
 
 def count_users(tx: Transaction) -> int:
-    """How many people may use this platform."""
+    """Return the number of users who are not disabled."""
     query = (
         select(func.count())
         .select_from(principals.join(objects_table, objects_table.c.id == principals.c.id))
@@ -80,7 +80,7 @@ def count_users(tx: Transaction) -> int:
 
 
 def _default_queue(now: datetime) -> StoredObject:
-    """The queue of jobs that name none; it cannot be removed."""
+    """Return the queue of jobs that name none; it cannot be removed."""
     return StoredObject(
         id=DEFAULT_QUEUE,
         workspace=ROOT,

@@ -1,4 +1,4 @@
-"""The store of objects: the one row that everything stored has, and how a reference finds it."""
+"""The store of objects: the row that every stored object has, and the resolution of references."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from falaj.records.names import ROOT, ObjectId
 
 _ID = re.compile(r"^[a-z]+_[0-9a-z]{26}$")
 _PART = re.compile(r"^([a-z]+_[0-9a-z]{26})-[0-9][0-9.]*$")
-"""A part of an object, such as one prediction of a batch: whoever refers to it refers to the object."""
+"""A part of an object, such as one prediction of a batch: a reference to it is one to the object."""
 
 _COLUMNS = "id, workspace, kind, name, owner, zone, label, own_label, created_at"
 _BY_ID = f"SELECT {_COLUMNS} FROM governance_objects WHERE id = ? AND deleted_at IS NULL"  # noqa: S608 - constants
@@ -34,7 +34,7 @@ PLATFORM_KINDS = frozenset({"workspace", "user", "service", "group", "token", "q
 """Kinds whose names belong to the platform, not to a workspace."""
 
 KIND_GROUPS = {"user": ("user", "service"), "subject": ("user", "service", "group")}
-"""What a reference to a person, or to whoever can hold a role, may name."""
+"""The kinds that a reference to a user, or to a subject of a grant, may name."""
 
 
 def by_id(tx: Transaction, ident: str) -> StoredObject | None:
@@ -47,7 +47,7 @@ def is_id(text: str) -> bool:
 
 
 def ever(tx: Transaction, ident: str) -> StoredObject | None:
-    """The object `ident`, even if it was deleted since."""
+    """Return the object `ident`, even if it was deleted since."""
     rows = tx.execute_sql(_EVER, (ident,))
     return _from_columns(rows[0]) if rows else None
 
@@ -58,7 +58,7 @@ def by_name(tx: Transaction, *, workspace: str, kind: str, name: str) -> StoredO
 
 
 def resolve(tx: Transaction, reference: str, *, kind: str | None, workspace: str) -> StoredObject:
-    """The object that `reference` names, seen from `workspace` (a name). NotFound if there is none."""
+    """Return the object that `reference` names, seen from `workspace` (a name). Raise NotFound if there is none."""
     found = _lookup(tx, reference, kind, workspace)
     if found is None or not _is_kind(found, kind):
         raise unknown(reference, kind)
@@ -66,8 +66,12 @@ def resolve(tx: Transaction, reference: str, *, kind: str | None, workspace: str
 
 
 def unknown(reference: str, kind: str | None) -> NotFound:
-    """What the caller is told of an object that does not exist, or that it may not see."""
-    return NotFound(f"there is no {kind or 'object'} {reference!r}, or you may not see it")
+    """Return the error for an object that does not exist, or that the caller may not see."""
+    kind = kind or "object"
+    return NotFound(
+        f"there is no {kind} {reference!r}, or you may not see it",
+        details={"kind": kind, "reference": reference},
+    )
 
 
 def create(tx: Transaction, new: StoredObject) -> None:
@@ -86,7 +90,7 @@ def rename(tx: Transaction, ident: ObjectId, *, name: str) -> None:
 
 
 def delete(tx: Transaction, ident: ObjectId, *, at: datetime) -> None:
-    """The name becomes free; the row stays for audit and lineage."""
+    """Mark an object as deleted: its name becomes free; the row stays for audit and lineage."""
     tx.execute(update(objects).where(objects.c.id == ident).values(deleted_at=at))
 
 
@@ -100,7 +104,7 @@ def relabel(tx: Transaction, ident: ObjectId, *, label: Label, own: Label | None
 def listed(
     tx: Transaction, *, kinds: Sequence[str], workspace: str | None, after: str, limit: int
 ) -> list[StoredObject]:
-    """Objects by id, from `after` on."""
+    """Return objects by id, after `after`."""
     query = select(objects).where(
         objects.c.kind.in_(kinds), objects.c.id > after, objects.c.deleted_at.is_(None)
     )
@@ -111,7 +115,7 @@ def listed(
 
 
 def stored_object(row: Any) -> StoredObject:
-    """A row as a record; it was checked when it was written."""
+    """Return a row as a record, without validation: it was validated when it was written."""
     return StoredObject.model_construct(
         id=row["id"],
         workspace=row["workspace"],

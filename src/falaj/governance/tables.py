@@ -1,4 +1,4 @@
-"""The tables of the walls."""
+"""The tables of governance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from falaj.ports.metadata import METADATA, JsonText, UtcTime
 
 
 def object_key() -> Column[str]:
-    """The primary key of a table that says more about an object."""
+    """Return the primary key of a table with further columns of an object."""
     return Column("id", Text, ForeignKey("governance_objects.id"), primary_key=True)
 
 

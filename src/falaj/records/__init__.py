@@ -1,1 +1,1 @@
-"""The nouns: frozen, self-validating records, the same in a room, on the wire and in the client."""
+"""Records: frozen, self-validating models, the same in a service, on the wire and in the client."""

@@ -1,4 +1,4 @@
-"""What falaj.toml may say, and the defaults of everything it does not."""
+"""The settings of falaj.toml and their defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from falaj.records.scheduling.hardware import MPS_DIRECTORY
 from falaj.records.sizes import RULE, read_size
 
 Secret = Annotated[str, TextRule("(env|file):.+", "a secret is named by env:NAME or file:PATH", limit=1000)]
-"""Where a secret is to be had: env:NAME or file:PATH. Secrets themselves do not stand in falaj.toml."""
+"""A reference to a secret: env:NAME or file:PATH. Secrets themselves are never in falaj.toml."""
 
 
 Price = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -53,7 +53,7 @@ class ServerConfig(Record):
 
 
 class ServingConfig(Record):
-    """Where the model server answers, and how often it writes down what it answered. TLS unless given is the API's.
+    """The model server: its address, and how often it stores predictions. By default it uses the TLS of the API.
 
     With `predictions = "forget"` answers are counted, but neither logged nor watched for drift, and cannot be labelled.
     """
@@ -96,7 +96,7 @@ class S3Bucket(Record):
 
 
 def _driver(default: str) -> BeforeValidator:
-    """Whoever names no driver means the default one."""
+    """Return a validator that adds the default driver."""
     return BeforeValidator(lambda given: {"driver": default} | given if isinstance(given, dict) else given)
 
 
@@ -147,7 +147,7 @@ Virtualenv = Annotated[Path, AfterValidator(_absolute)]
 
 
 class JobsConfig(Record):
-    """How jobs are kept.
+    """The settings of jobs.
 
     A job that makes room for another has `preemption_grace` to save itself. A workspace has at most `unfinished_limit`
     jobs that wait or run. One checkpoint of a job takes at most `checkpoint_limit`, like "200GiB"; a twentieth of the
@@ -164,7 +164,7 @@ class JobsConfig(Record):
 
 
 class Prices(Record):
-    """What an hour, or energy, costs. A GPU whose model is not named costs `gpu_hour`."""
+    """The prices of an hour and of energy. A GPU whose model is not named costs `gpu_hour`."""
 
     currency: Annotated[str, TextRule("[A-Z]{3}", "a currency is three capital letters, like AED", limit=3)]
     cpu_hour: Price = 0.0
@@ -174,7 +174,7 @@ class Prices(Record):
 
 
 class QueueConfig(Record):
-    """How fair share looks back: what was held `half_life` ago counts half."""
+    """The settings of queues. Fair share: resources held `half_life` ago count half."""
 
     half_life: Annotated[
         timedelta, BeforeValidator(_length), Field(ge=timedelta(minutes=1), le=timedelta(days=3650))

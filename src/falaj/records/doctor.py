@@ -1,4 +1,4 @@
-"""What `falaj doctor` finds, one row per check."""
+"""The findings of `falaj doctor`, one per check."""
 
 from __future__ import annotations
 

@@ -11,6 +11,6 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def read_duration(text: object) -> timedelta | None:
-    """What `text` says; none if it does not follow the rule."""
+    """Return the duration that `text` names; none if it does not follow the rule."""
     found = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII) if isinstance(text, str) else None
     return timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else None

@@ -51,7 +51,7 @@ class Feature(Record):
 
 
 class Entity(Record):
-    """What features are of: a driver, a route. `key` is the column that tells one from another."""
+    """The subject of features: a driver, a route. `key` is the column that identifies one."""
 
     name: Name
     key: Column
@@ -160,7 +160,7 @@ class ChangeKind(StrEnum):
 
 
 class PlannedChange(Record):
-    """What applying a definition comes to. `differences` are the fields that are new in this version of a view."""
+    """The planned change of a definition. `differences` are the fields that are new in this version of a view."""
 
     kind: Literal["entity", "view"]
     name: str
@@ -170,7 +170,7 @@ class PlannedChange(Record):
 
 
 class ApplyResult(Record):
-    """What applying definitions came to: the entities that are new, the views as they are now, and each change."""
+    """The result of applying definitions: new entities, the views as they are now, and each change."""
 
     entities: tuple[str, ...]
     views: tuple[StoredView, ...]
@@ -194,7 +194,7 @@ class PinnedView(Record):
 
 
 def pin_of(view: StoredView) -> PinnedView:
-    """What is pinned of `view` when its rows are read now."""
+    """Return the pinned version of `view` for reading its rows now."""
     return PinnedView(view=view.id, version=view.version, table_version=view.table_version or 0)
 
 

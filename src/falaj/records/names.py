@@ -63,7 +63,7 @@ DataClass = Annotated[
 ]
 ActionPattern = Annotated[
     str,
-    TextRule(r"\*|[a-z]+\.(\*|[a-z_]+)", "an action is room.verb, room.* or *, like blobs.read", limit=96),
+    TextRule(r"\*|[a-z]+\.(\*|[a-z_]+)", "an action is group.verb, group.* or *, like blobs.read", limit=96),
 ]
 Reference = Annotated[
     str,
@@ -96,7 +96,7 @@ class PlacedIn:
 WorkspaceRef = Annotated[Reference, RefersTo("workspace")]
 UserRef = Annotated[Reference, RefersTo("user")]
 SubjectRef = Annotated[Reference, RefersTo("subject")]
-"""Whoever can hold a role: a user, a service account or a group."""
+"""A subject that can hold a role: a user, a service account or a group."""
 GroupRef = Annotated[Reference, RefersTo("group")]
 TokenRef = Annotated[Reference, RefersTo("token")]
 PolicyRef = Annotated[Reference, RefersTo("policy")]

@@ -23,7 +23,7 @@ FeatureColumns = Annotated[tuple[Column, ...], Field(max_length=900)]
 
 
 Recipe = Literal["onnx", "int8", "fp16"]
-"""How a variant is made: exported to ONNX with a fused graph, with int8 weights, or in half precision."""
+"""The way to make a variant: ONNX with a fused graph, int8 weights, or half precision."""
 
 
 class OptimizationVerdict(StrEnum):
@@ -39,7 +39,7 @@ class AcceptanceBudget(Record):
 
 
 class Interval(Record):
-    """What was measured, and the ends of its 95% bootstrap interval."""
+    """A measured value, and the ends of its 95% bootstrap interval."""
 
     low: Number
     middle: Number
@@ -81,7 +81,7 @@ class Variant(Record):
 
 
 class OptimizationReport(Record):
-    """What the job found: the original and its variants, measured side by side on `host`."""
+    """The report of the job: the original and its variants, measured side by side on `host`."""
 
     metric: Literal["log_loss", "rmse"]
     rows: Annotated[int, Field(ge=1)]

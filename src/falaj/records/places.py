@@ -1,4 +1,4 @@
-"""Where things lie unless the environment says otherwise."""
+"""Default locations of the home and of the configuration directory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def default_home() -> Path:
 
 
 def default_config_dir() -> Path:
-    """Where keys, witness and credentials lie: outside every home."""
+    """Return the directory of keys, witness and credentials: outside every home."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(os.environ.get("FALAJ_CONFIG_DIR") or Path(base) / "falaj")

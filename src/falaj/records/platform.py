@@ -7,7 +7,7 @@ from falaj.records.record import Record
 
 
 class PlatformFacts(Record):
-    """What runs; `controller` is the holder of the lease, none if nobody acts."""
+    """The running platform; `controller` is the holder of the lease, or none."""
 
     version: str
     controller: str | None
@@ -16,7 +16,7 @@ class PlatformFacts(Record):
 
 
 class CleanupResult(Record):
-    """How many idempotency keys, events and sign-in links were dropped."""
+    """The number of idempotency keys, events and sign-in links that were deleted."""
 
     keys: int
     events: int
@@ -28,7 +28,7 @@ class MetricsText(Record):
 
 
 class PlatformStatus(Record):
-    """What `falaj status` says of a home."""
+    """The status of a home, as `falaj status` shows it."""
 
     home: str
     running: bool
@@ -38,4 +38,4 @@ class PlatformStatus(Record):
     version: str | None = None
     controller: str | None = None
     models: str | None = None
-    """Where the model server answers; none until something is deployed."""
+    """The URL of the model server; none until something is deployed."""

@@ -1,4 +1,4 @@
-"""What every record is: frozen, strict about unknown fields, stamped in UTC."""
+"""The base of all records: frozen, strict about unknown fields, times in UTC."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ Dtype = Literal[
 
 
 class FileFormat(StrEnum):
-    """What a file is by its content."""
+    """The format of a file, by its content."""
 
     ONNX = "onnx"
     TORCH_EXPORT = "torch-export"
@@ -78,7 +78,7 @@ class FileFormat(StrEnum):
 
     @property
     def is_model(self) -> bool:
-        """Whether it can be served; the others stand beside a model."""
+        """Tell whether it can be served; the others accompany a model."""
         return self not in SIDE_FILES
 
 
@@ -110,7 +110,7 @@ class ModelFile(Record):
 
 
 class ModelManifest(Record):
-    """What is signed when a version is registered: all that is known of it, for good.
+    """The signed manifest of a version, which never changes.
 
     The signature is Ed25519 by the key service over `falaj model manifest v1`, a newline and this record as canonical
     JSON. A bundle in the format of OpenSSF model signing can be made from it later: it has the same hashes.
@@ -153,7 +153,7 @@ class ModelVersion(ModelManifest):
 
 
 class Alias(Record):
-    """Where an alias points now. A protected one moves only to a version that was approved for it."""
+    """An alias and its version. A protected one moves only to a version that was approved for it."""
 
     alias: str
     version: str | None
@@ -212,7 +212,7 @@ class Promotion(Record):
 
 
 class VersionCheck(Record):
-    """How far the check of a version's bytes is, and, once `finished`, its verdict."""
+    """The progress of verifying a version's bytes and, once `finished`, the verdict."""
 
     version: str
     finished: bool

@@ -66,7 +66,7 @@ Sha256 = Annotated[str, TextRule("[0-9a-f]{64}", "a SHA-256 is 64 hexadecimal di
 
 
 class ServedFile(Record):
-    """Where the bytes of a model version are to be had: a registered version, or a file that must hash to `sha256`.
+    """The source of a model version's bytes: a registered version, or a file that must hash to `sha256`.
 
     `features` are what the columns of its input are called, in their order; none where nobody said.
     """
@@ -111,7 +111,7 @@ class ViewLookup(Record):
 
 
 class Lookup(Record):
-    """How the one input of a model is put together from views and from the request's other inputs.
+    """The assembly of a model's one input from feature views and the request's other inputs.
 
     Its columns are `features`, in the model's order (none: as the version says). Each comes from the view that has it,
     else from the request's input of that name. `missing` stands for a value that is not known (none: NaN).
@@ -140,7 +140,7 @@ class Endpoint(Record):
 
 
 class Deployment(Record):
-    """All that one model server serves."""
+    """The models that one model server serves."""
 
     models: tuple[ServedFile, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
@@ -160,7 +160,7 @@ class Deployment(Record):
 
 
 class ScoringRule(StrEnum):
-    """How far a prediction was from what came true; less is better in both."""
+    """The distance of a prediction from the ground truth; less is better in both."""
 
     LOG_LOSS = "log_loss"
     SQUARED_ERROR = "squared_error"
@@ -199,7 +199,7 @@ class DeployedEndpoint(Record):
 
 
 class VersionCounts(Record):
-    """What one version answered since it was last reported; `latency` counts by bucket, `lost` was not logged."""
+    """The counts of one version since the last report; `latency` counts by bucket, `lost` was not logged."""
 
     version: Name
     requests: Annotated[int, Field(ge=0)] = 0
@@ -221,7 +221,7 @@ class ReportReceipt(Record):
 
 
 class VersionStats(Record):
-    """What one version did. The score is over the `labelled` rows: its mean, and its variance between rows."""
+    """The statistics of one version. The score is over the `labelled` rows: its mean, and its variance between rows."""
 
     version: str
     requests: int = 0
@@ -269,14 +269,14 @@ class PredictionRecord(Record):
 
 
 class GroundTruth(Record):
-    """What came true for a prediction: a number, or 0 or 1 for a class."""
+    """The ground truth of a prediction: a number, or 0 or 1 for a class."""
 
     id: PredictionRef
     value: Annotated[float, Field(allow_inf_nan=False)]
 
 
 class FeedbackResult(Record):
-    """How many labels were taken; `unknown` are predictions that are not logged, or not yet: send them again later."""
+    """The number of labels stored; `unknown` predictions are not logged, or not yet: send them again later."""
 
     stored: int
     replaced: int
@@ -300,7 +300,7 @@ class InferOutput(Record):
 
 
 class InferenceResult(Record):
-    """What a version answered; `prediction` is what its label is given by."""
+    """The answer of a version; `prediction` is the id for feedback."""
 
     model_name: str
     model_version: str

@@ -16,7 +16,7 @@ _BINARY = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10
 
 
 def read_size(text: object) -> int | None:
-    """How many bytes `text` says; none if it does not follow the rule, or is less than a byte."""
+    """Return the bytes that `text` names; none if it does not follow the rule, or is less than a byte."""
     if not isinstance(text, str):
         return None
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?) ?([a-z]{1,3})", text.strip().lower(), re.ASCII)

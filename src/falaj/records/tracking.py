@@ -100,7 +100,7 @@ Points = Annotated[tuple[MetricPoint, ...], Field(min_length=1, max_length=BATCH
 
 
 class LogResult(Record):
-    """How much of what was sent is new; the rest was there already, with the same value."""
+    """The number of new values; the rest was stored already, with the same value."""
 
     run: ObjectId
     stored: int

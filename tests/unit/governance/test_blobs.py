@@ -1,4 +1,4 @@
-"""Blobs through the whole platform: encrypted at rest, visible when committed, cleaned up when nothing refers to them."""
+"""Blobs through the whole platform: encrypted at rest, visible when committed, cleaned up when unreferenced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema that migrations make is the schema that the services speak of, on both databases, however often they run."""
+"""The schema that migrations make matches the tables of the services, on both databases, however often they run."""
 
 from __future__ import annotations
 
@@ -173,3 +173,110 @@ def test_checkpoints_of_one_piece_are_let_go_with_their_blobs(
         assert connection.execute(sa.text("SELECT count(*) FROM training_checkpoints")).scalar() == 0
     assert current_version(engine) == HEAD
     engine.dispose()
+
+
+def test_operation_names_are_renamed_wherever_they_are_stored(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate_module, "HEAD", "0013")
+    migrate(database_url)
+    engine = sa.create_engine(database_url)
+    tables = sa.MetaData()
+    tables.reflect(engine)
+    with engine.begin() as connection:
+        for table, row in OLD_NAMES:
+            connection.execute(tables.tables[table].insert(), row)
+    monkeypatch.undo()
+
+    migrate(database_url)
+
+    with engine.connect() as connection:
+        for table, column, expected in NEW_NAMES:
+            found = connection.execute(sa.select(tables.tables[table].c[column])).scalars().all()
+            assert (table, column, sorted(found, key=str)) == (table, column, sorted(expected, key=str))
+    engine.dispose()
+
+
+POLICY = (
+    'permit (principal, action in [Action::"{}", Action:: "{}"], resource) '
+    'when {{ resource.name == "user.create" }};'
+)
+OLD_NAMES: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (
+            "governance_objects",
+            {"id": each, "kind": "user", "name": each, "workspace": "w", "owner": "w", "created_at": 1},
+        )
+        for each in ("w", "p", "t", "j", "x")
+    ),
+    ("governance_epochs", {"id": 1, "epoch": 7}),
+    (
+        "governance_policies",
+        {"id": "p", "version": 1, "text": POLICY.format("user.create", "blob.sweep"), "published_at": 1},
+    ),
+    (
+        "governance_tokens",
+        {
+            "id": "t",
+            "principal": "w",
+            "secret_hash": b"",
+            "actions": '["blob.*","audit.grown","jobs.list","*"]',
+            "purpose": "user.create",
+            "expires_at": 1,
+        },
+    ),
+    (
+        "control_work",
+        {
+            "id": "x",
+            "workflow": "queue.what_if",
+            "input": "{}",
+            "behalf": "w",
+            "actions": '["queue.what_if"]',
+            "state": "waiting",
+            "step": 0,
+            "cancelling": False,
+        },
+    ),
+    (
+        "governance_idempotency",
+        {
+            "caller": "w",
+            "key": "k",
+            "action": "token.link",
+            "input": "digest None None ('user.create', 'work.*')",
+            "result": b"",
+            "at": 1,
+        },
+    ),
+    ("governance_activities", {"id": "a", "action": "blob.upload", "caller": "w", "at": 1}),
+    (
+        "governance_outbox",
+        {"id": "e", "type": "falaj.platform.tidy", "subject": "s", "data": "{}", "at": 1, "delivered": False},
+    ),
+    (
+        "governance_audit_entries",
+        {
+            "seq": 0,
+            "at": 1,
+            "caller": "w",
+            "action": "user.create",
+            "outcome": "done",
+            "leaf": b"",
+            "entry": "{}",
+        },
+    ),
+]
+NEW_NAMES: list[tuple[str, str, list[Any]]] = [
+    ("governance_epochs", "epoch", [8]),
+    ("governance_policies", "text", [POLICY.format("users.create", "blobs.cleanup")]),
+    ("governance_tokens", "actions", ['["blobs.*","audit.consistency_proof","jobs.list","*"]']),
+    ("governance_tokens", "purpose", ["user.create"]),
+    ("control_work", "workflow", ["queues.what_if"]),
+    ("control_work", "actions", ['["queues.what_if"]']),
+    ("governance_idempotency", "action", ["tokens.sign_in_link"]),
+    ("governance_idempotency", "input", ["digest None None ('users.create', 'workflows.*')"]),
+    ("governance_activities", "action", ["blobs.upload"]),
+    ("governance_outbox", "type", ["falaj.platform.cleanup"]),
+    ("governance_audit_entries", "action", ["user.create"]),
+]

@@ -24,6 +24,9 @@ VERSION = "1"
 
 ENTRY = "falaj"
 
+RENAMED = {"blob.copy": "blobs.copy", "queue.what_if": "queues.what_if"}
+"""Names of workflows before they were changed: dbos keeps the name with a run that has not ended."""
+
 
 class DbosWorkflows:
     """One dbos runtime for the process; `url` is a SQLite file or a PostgreSQL database, where it keeps a schema."""
@@ -84,7 +87,7 @@ class DbosWorkflows:
 
     def _run(self, name: str, inputs: JsonObject) -> JsonObject:
         """How the workflow ended; a refusal is one of the ways, and not a failure of the engine."""
-        body = self._bodies.get(name)
+        body = self._bodies.get(RENAMED.get(name, name))
         if body is None:
             return {"result": None, "error": f"this controller has no workflow {name!r}"}
         try:

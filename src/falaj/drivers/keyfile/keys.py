@@ -42,7 +42,7 @@ class KeyFile:
     @classmethod
     def create(cls, path: Path) -> Self:
         """A new key file; raises AlreadyExists if there is one, also one that another process makes right now."""
-        fresh = KeyMaterial(f"file-{secrets.token_hex(6)}", {1: new_key()}, signing=new_key())
+        fresh = KeyFileSecrets(f"file-{secrets.token_hex(6)}", {1: new_key()}, signing=new_key())
         with translate_os_errors(path, "made"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with directory_lock(path.parent):
@@ -103,7 +103,7 @@ class KeyFile:
     def __repr__(self) -> str:
         return f"KeyFile({str(self._path)!r})"
 
-    def _now(self) -> KeyMaterial:
+    def _now(self) -> KeyFileSecrets:
         """What the file holds now: it is read again when it changed."""
         if self._closed:
             raise errors.KeyUnavailable(f"the key file {self._path} was closed")
@@ -115,7 +115,7 @@ class KeyFile:
 
 
 @dataclass(frozen=True, repr=False)
-class KeyMaterial:
+class KeyFileSecrets:
     """What a key file holds. Roots are named by the file and their version, counted from 1; old ones may be removed."""
 
     name: str
@@ -141,7 +141,7 @@ class KeyMaterial:
         return json.dumps({"about": ABOUT, "format": FORMAT, **fields}, indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: bytes) -> KeyMaterial:
+    def from_json(cls, text: bytes) -> KeyFileSecrets:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise ValueError("another format")
@@ -172,7 +172,7 @@ def new_key() -> bytes:
     return os.urandom(KEY_BYTES)
 
 
-def read_key_file(path: Path) -> tuple[KeyMaterial, FileVersion]:
+def read_key_file(path: Path) -> tuple[KeyFileSecrets, FileVersion]:
     """What the file holds, if nobody but us can have read or written it."""
     with translate_os_errors(path, "read"):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -181,7 +181,7 @@ def read_key_file(path: Path) -> tuple[KeyMaterial, FileVersion]:
         check_ownership(path, found)
         text = file.read()
     try:
-        return KeyMaterial.from_json(text), FileVersion.of(found)
+        return KeyFileSecrets.from_json(text), FileVersion.of(found)
     except (ValueError, KeyError, TypeError):
         fault = errors.Fault(where=str(path), fix="put the copy of the key file back that you keep offline")
         raise errors.KeyUnavailable("this is not a whole key file", faults=[fault]) from None
@@ -224,7 +224,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write_key_file(held: KeyMaterial, path: Path, put: Callable[[Path, Path], None]) -> None:
+def write_key_file(held: KeyFileSecrets, path: Path, put: Callable[[Path, Path], None]) -> None:
     """Write aside, make durable, then `put` in place. Holds the directory's lock, so what lies aside is left over."""
     for leftover in path.parent.glob(f".{path.name}.*"):
         leftover.unlink()

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from falaj.drivers.sql.database import sqlite_engine, translate_errors
 from falaj.errors import Conflict
 
-HEAD = "0013"
+HEAD = "0014"
 """The newest migration: a database that is there already starts without loading alembic."""
 
 LOCK = 0x66616C616A

@@ -24,7 +24,7 @@ from falaj.records.governance.audit import SignedHead
 from falaj.records.record import utc_now
 
 Draft = dict[str, Any]
-"""An entry that has no place in the log yet."""
+"""An entry that has no sequence number yet."""
 
 _read_state = select(audit_state.c.size, audit_state.c.frontier).where(audit_state.c.id == 1)
 _lock_state = _read_state.with_for_update()
@@ -39,7 +39,7 @@ _SWAP = (
 
 
 class AuditLog:
-    """Appends entries and signs heads. Who has the signing key is outside the tamper claim; the witness binds it."""
+    """Appends entries and signs heads. Who has the signing key could rewrite the log; the witness detects it."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class AuditLog:
 
 
 LEAF = 6
-"""Where the leaf hash stands in a row."""
+"""The position of the leaf hash in a row."""
 
 
 def _row(seq: int, draft: Draft) -> tuple[Any, ...]:
@@ -176,9 +176,9 @@ def entry_of(text: str) -> dict[str, Any]:
 
 
 class _Group:
-    """Commits for many at once: whoever comes while nobody commits leads, and commits for all who wait by then.
+    """Group commit: the first thread to arrive leads, and commits for all threads that wait by then.
 
-    Ctrl-C may come at any moment, in the main thread: it is raised there alone, and nobody waits for that thread.
+    KeyboardInterrupt may be raised in the main thread at any moment; no other thread waits for that thread then.
     """
 
     def __init__(self, commit: Callable[[Sequence[Draft]], None]) -> None:
@@ -204,7 +204,7 @@ class _Group:
             raise ticket.error
 
     def _lead(self, ticket: _Ticket) -> None:
-        """Commit for all who wait, wake them, and hand the lead to one who came in the meantime."""
+        """Commit for all waiting threads, wake them, and hand the lead to one that arrived in the meantime."""
         group: list[_Ticket] = []
         error: Exception | None = Unavailable(
             "the audit log was interrupted while it recorded this; try again"
@@ -236,7 +236,7 @@ class _Group:
             following.wake()
 
     def _abandon(self, ticket: _Ticket) -> None:
-        """Nobody will come back for `ticket`: take it out, or do what others wait for it to do."""
+        """Remove a ticket whose thread was interrupted; if it leads, commit for those who wait."""
         with self._lock:
             leads = self._leader is ticket
             if ticket in self._waiting and not leads:
@@ -246,7 +246,7 @@ class _Group:
 
 
 class _Ticket:
-    """One who waits for a commit; `turn` opens when it is done, or when it is this one's turn to lead."""
+    """A thread that waits for a commit; `turn` opens when it is done, or when this thread has to lead."""
 
     __slots__ = ("done", "draft", "error", "turn")
 

@@ -100,7 +100,7 @@ def consistency_proof(leaves: Sequence[bytes], old_size: int, new_size: int) -> 
 def verify_consistency(
     old_size: int, new_size: int, path: Sequence[bytes], old_root: bytes, new_root: bytes
 ) -> bool:
-    """Whether the tree with the new root begins with the tree that has the old one (RFC 9162, 2.1.4.2)."""
+    """Tell whether the tree with the new root extends the tree with the old one (RFC 9162, 2.1.4.2)."""
     if not 0 <= old_size <= new_size:
         return False
     if old_size in (0, new_size):

@@ -1,4 +1,4 @@
-"""The audit log as auditors use it: list, export, prove, verify."""
+"""The operations on the audit log: list, export, prove, verify."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Audit:
 
 
 def _edited_columns(line: ExportLine, row: Any) -> Iterator[str]:
-    """What stands beside an entry for lists to filter by must be what the entry says."""
+    """Yield the columns beside an entry that differ from the entry itself."""
     if line.entry is None:
         return
     told = line.entry | {"at": datetime.fromisoformat(line.entry["at"])}

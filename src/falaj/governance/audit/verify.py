@@ -114,7 +114,7 @@ def fold(roots: Sequence[bytes]) -> bytes:
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, path: Sequence[bytes], root: bytes) -> bool:
-    """Whether the leaf with this hash stands at `index` in the tree of `size` leaves with this root."""
+    """Tell whether the leaf with this hash is at `index` in the tree of `size` leaves with this root."""
     on_right: list[bool] = []  # at each fork, from the root down
     while 0 <= index < size != 1:
         half = 1 << (size - 1).bit_length() - 1
@@ -135,7 +135,7 @@ def key_id(public_key: bytes) -> str:
 
 
 def head_message(log_id: str, size: int, root: str, at: str) -> bytes:
-    """What a head's signature is over; `root` in hex, `at` exactly as the head has it."""
+    """Return the message that a head's signature covers; `root` in hex, `at` exactly as in the head."""
     return b"falaj audit head v1\n" + canonical({"log_id": log_id, "size": size, "root": root, "at": at})
 
 
@@ -173,7 +173,7 @@ def _need_fields(what: str, value: Any, kinds: dict[str, Any]) -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether `value` is of this kind: a type, or a pattern of text; a list is a list of hashes."""
+    """Tell whether `value` is of this kind: a type, or a pattern of text; a list is a list of hashes."""
     if isinstance(kind, re.Pattern):
         return isinstance(value, str) and kind.fullmatch(value) is not None
     if kind is int:

@@ -1,4 +1,4 @@
-"""The bytes of blobs, for rooms whose objects are made of them."""
+"""The bytes of blobs, for services whose objects consist of blobs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from falaj.records.names import ObjectId
 
 
 class BlobContents:
-    """Reads blobs behind the gate: whoever uses it has been admitted to what the blobs are part of."""
+    """Reads blobs behind the gate: the caller has been authorized for the object that the blobs belong to."""
 
     def __init__(self, database: Database, stores: Mapping[str, EncryptedBlobs]) -> None:
         self._database = database
         self._stores = stores
 
     def facts(self, tx: Transaction, blob: ObjectId) -> Blob:
-        """What is known of a blob; NotFound if it was deleted."""
+        """Return the record of a blob; raise NotFound if it was deleted."""
         found = objects.by_id(tx, blob)
         if found is None or found.kind != "blob":
             raise objects.unknown(blob, "blob")
         return blob_record(tx, found)
 
     def read(self, blob: Blob, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The bytes from `offset`, at most `length` of them; no transaction of the caller's may be open."""
+        """Return the bytes from `offset`, at most `length` of them; the caller may have no open transaction."""
         with self._database.read() as tx:
             key = tx.execute(select(blobs.c.key).where(blobs.c.id == blob.id)).scalar_one()
         return self._stores[blob.zone].read(blob.workspace, BlobKey(key), start=offset, length=length)
@@ -47,7 +47,7 @@ class BlobContents:
         tx.execute(update(blobs).where(blobs.c.id == blob.id).values(staged_until=None))
 
     def erase(self, blob: ObjectId) -> None:
-        """Remove the bytes of a blob that was deleted, without waiting for a sweep; those of any other stay."""
+        """Remove the bytes of a deleted blob without waiting for a cleanup; those of any other blob stay."""
         query = (
             select(blobs.c.key, stored.c.zone)
             .join(stored, stored.c.id == blobs.c.id)

@@ -39,7 +39,7 @@ Offset = Annotated[int, Field(ge=0, le=2**62)]
 
 
 class WorkflowRequests(Protocol):
-    """Where an operation writes down long work, for the controller to carry out."""
+    """Where an operation requests a workflow, which the controller runs."""
 
     def request(self, call: Call, workflow: str, given: dict[str, Any]) -> WorkflowRun: ...
 
@@ -54,7 +54,7 @@ class Blobs:
     def __init__(
         self, gate: Gate, stores: Mapping[str, EncryptedBlobs], intents: WorkflowRequests, *, platform: str
     ) -> None:
-        """`platform` keeps the keys of several platforms apart that share a bucket."""
+        """`platform` is the prefix of this platform's keys: several platforms may share a bucket."""
         self.gate = gate
         self._prefix = f"{platform}/"
         self._intents = intents
@@ -90,7 +90,7 @@ class Blobs:
 
         def publish() -> Blob:
             require_living_key(call.tx, call.target.id)
-            self._stores[place.name].size(key)  # NotFound if a sweep was quicker
+            self._stores[place.name].size(key)  # NotFound if a cleanup was quicker
             new = call.create("blob", workspace=call.target, zone=place.name, own=own, ident=ident)
             row = {
                 "id": ident,
@@ -122,7 +122,7 @@ class Blobs:
 
     @operation("blobs.show", resource="blob", mode=Mode.READ)
     def show(self, blob: BlobRef) -> Blob:
-        """What is known of a blob."""
+        """Show one blob."""
         return blob_record(current_call().tx, current_call().target)
 
     @operation("blobs.list", resource="workspace", mode=Mode.READ)
@@ -143,7 +143,7 @@ class Blobs:
 
     @operation("blobs.delete", resource="blob", confirm=True)
     def delete(self, blob: BlobRef) -> Blob:
-        """Delete a blob: its name is free at once, its bytes go with the next sweep."""
+        """Delete a blob: its name is free at once, its bytes go with the next cleanup."""
         call = current_call()
         gone = blob_record(call.tx, call.target)
         objects.delete(call.tx, call.target.id, at=call.now)

@@ -1,4 +1,4 @@
-"""What is stored: any object, its label, and the zones that it may lie in."""
+"""The operations on any stored object: list, show and label it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from falaj.governance.operations.pagination import list_page
 from falaj.governance.policy.epochs import advance_epoch
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, LabelChange, Page, PageSize, StoredObject
-from falaj.records.governance.residency import UNRESTRICTED, Label, Zone, union
-from falaj.records.names import AnyRef, DataClass, Jurisdiction, TextRule, WorkspaceRef, ZoneName
+from falaj.records.governance.residency import UNRESTRICTED, Label, union
+from falaj.records.names import AnyRef, DataClass, Jurisdiction, TextRule, WorkspaceRef
 
 Kind = Annotated[str, TextRule("[a-z_]+", "a kind is a-z and '_', like blob", limit=64)]
 
@@ -29,7 +29,7 @@ class Objects:
 
     @operation("objects.show", resource="object", mode=Mode.READ, allow={Role.VIEWER, "owner"})
     def show(self, object: AnyRef) -> StoredObject:
-        """Where an object lies, whose it is, and under which restriction."""
+        """Show an object: its zone, owner and label."""
         return current_call().target
 
     @operation("objects.list", resource="workspace", mode=Mode.READ)
@@ -75,20 +75,3 @@ class Objects:
         return found.zone is not None and not found.label.permits(
             self.gate.zones.named(found.zone).jurisdiction
         )
-
-
-class Zones:
-    """The zones, and whether something may lie in one."""
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-
-    @operation("zones.list", resource="platform", mode=Mode.READ, allow="anyone")
-    def list(self) -> tuple[Zone, ...]:
-        """The zones of this platform; they are configured in falaj.toml."""
-        return tuple(self.gate.zones.all())
-
-    @operation("zones.check", resource="object", mode=Mode.READ)
-    def check(self, object: AnyRef, zone: ZoneName) -> Zone:
-        """Ask whether an object may lie in a zone; a refusal shows the path that forbids it."""
-        return self.gate.zones.named(zone)

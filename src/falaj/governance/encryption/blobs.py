@@ -66,7 +66,7 @@ class EncryptedBlobs:
         return self._store.delete_incomplete(before=before)
 
     def list(self, prefix: str = "") -> Iterator[StoredBlob]:
-        """What lies in the store, with the sizes that it takes there."""
+        """List the stored blobs with their sizes at rest."""
         return self._store.list(prefix)
 
 

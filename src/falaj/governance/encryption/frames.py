@@ -98,13 +98,13 @@ def decrypt(
 
 
 def stored_size(plain: int) -> int:
-    """How many bytes a blob of `plain` bytes takes at rest."""
+    """Return the stored size of a blob of `plain` bytes."""
     frames = max(1, -(-plain // PLAIN_BYTES))
     return HEADER_BYTES + plain + frames * TAG_BYTES
 
 
 def plain_size(stored: int, *, blob: str = "") -> int:
-    """How many bytes a blob that takes `stored` bytes at rest holds. The size alone proves nothing: reading does."""
+    """Return the plain size of a blob with `stored` bytes at rest. Only reading proves that it is intact."""
     frames = max(1, frame_count(stored))
     tail = stored - HEADER_BYTES - (frames - 1) * FRAME_BYTES
     if tail < TAG_BYTES or (tail == TAG_BYTES and frames > 1):

@@ -26,7 +26,7 @@ NONCE_BYTES = 12
 
 
 class Keyring:
-    """Hands out data keys; forgets them when the epoch moves, so that a destroyed key dies in every process."""
+    """Caches unwrapped data keys until the epoch moves, so that a destroyed key is gone in every process."""
 
     def __init__(self, database: Database, keys: KeyService) -> None:
         self._database = database
@@ -36,20 +36,20 @@ class Keyring:
         self._derived: dict[str, bytes] = {}
 
     def current(self, workspace: str) -> DataKey:
-        """The key that encrypts now."""
+        """Return the key that encrypts now."""
         keys = self._keys_of(workspace)
         version = max(keys)
         return DataKey(version, keys[version])
 
     def version(self, workspace: str, version: int) -> bytes:
-        """The key that encrypted under `version`."""
+        """Return the key that encrypted under `version`."""
         try:
             return self._keys_of(workspace)[version]
         except KeyError:
             raise KeyUnavailable(f"workspace {workspace} has no data key {version}") from None
 
     def derived(self, purpose: str) -> bytes:
-        """A key for one purpose of the platform's own."""
+        """Derive a key for one purpose of the platform itself."""
         if purpose not in self._derived:
             root = self.version(ROOT, 1)
             self._derived[purpose] = HKDF(SHA256(), KEY_BYTES, None, f"falaj {purpose}".encode()).derive(root)
@@ -66,7 +66,7 @@ class Keyring:
             raise Damaged("a sealed value in the metadata database was altered") from None
 
     def create(self, tx: Transaction, workspace: str, *, now: datetime) -> None:
-        """The first data key of a new workspace."""
+        """Create the first data key of a workspace."""
         wrapped = self._keys.wrap(os.urandom(KEY_BYTES), context=_context(workspace, 1))
         row = {"workspace": workspace, "version": 1, "created_at": now}
         tx.execute(insert(data_keys), row | {"root": wrapped.root, "wrapped": wrapped.ciphertext})
@@ -132,7 +132,7 @@ class _Known:
 
 
 def require_living_key(tx: Transaction, workspace: str) -> None:
-    """KeyUnavailable if the keys of `workspace` were destroyed meanwhile: what they encrypted must not be published."""
+    """Raise KeyUnavailable if the keys of `workspace` were destroyed: what they encrypted must not be published."""
     living = select(data_keys.c.version).where(
         data_keys.c.workspace == workspace, data_keys.c.wrapped.is_not(None)
     )
@@ -141,13 +141,13 @@ def require_living_key(tx: Transaction, workspace: str) -> None:
 
 
 def has_living_key(tx: Transaction, workspace: str) -> bool:
-    """Whether what `workspace` encrypted can still be read, as `tx` sees it."""
+    """Tell whether data that `workspace` encrypted can still be read, as of `tx`."""
     living = data_keys.c.workspace == workspace, data_keys.c.wrapped.is_not(None)
     return tx.execute(select(data_keys.c.version).where(*living).limit(1)).first() is not None
 
 
 def stop_publishing(tx: Transaction, workspace: str) -> None:
-    """Until `tx` ends, nobody gets past `require_living_key` for `workspace`; waits for those who did."""
+    """Block `require_living_key` for `workspace` until `tx` ends; wait for transactions that passed it."""
     tx.execute(select(data_keys.c.version).where(data_keys.c.workspace == workspace).with_for_update())
 
 

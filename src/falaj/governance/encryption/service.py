@@ -1,4 +1,4 @@
-"""The keys as administrators use them: what there is, rotation, destruction."""
+"""The operations on data keys: list, rotate, destroy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Keys:
 
     @operation("keys.list", resource="platform", mode=Mode.READ, allow={Role.ADMIN, Role.AUDITOR})
     def list(self) -> tuple[DataKeyInfo, ...]:
-        """Every workspace's data keys, and the root key that wraps them."""
+        """List the data keys of every workspace, and the root key that wraps them."""
         query = (
             select(data_keys, objects.c.name)
             .join(objects, objects.c.id == data_keys.c.workspace)

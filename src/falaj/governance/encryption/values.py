@@ -1,4 +1,4 @@
-"""Small values that are encrypted one by one: what lies in a store or table is of no use without the keys."""
+"""Encryption of small values one by one, for tables and stores."""
 
 from __future__ import annotations
 

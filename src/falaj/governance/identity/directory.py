@@ -1,4 +1,4 @@
-"""The built-in directory, which knows the platform's own tokens, and how any directory's word is taken."""
+"""Authentication: the built-in directory of the platform's own tokens, and the chain of directories."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from falaj.ports.metadata import Database, Transaction
 from falaj.records.names import ROOT, PrincipalId
 
 REFUSED = "the token is unknown, expired or revoked; 'falaj tokens issue' makes a new one"
-"""The same words whatever is wrong with it."""
+"""The same message whatever is wrong with the token."""
 
 
 def is_still_valid(tx: Transaction, caller: Caller, now: datetime | None) -> bool:
-    """Whether a caller that was recognized earlier may still act: not disabled, its token not revoked, nor expired.
+    """Tell whether an authenticated caller may still act: enabled, its token neither revoked nor expired.
 
-    Without `now` an expired token is good enough: work that was asked for in time goes on.
+    Without `now` an expired token is accepted: work that was requested in time goes on.
     """
     over = caller.token is not None and tokens.is_over(tx, caller.token, now=now)
     return not over and not is_disabled(tx, caller.id)
@@ -45,14 +45,14 @@ class BuiltInDirectory:
 
 
 class Authenticator:
-    """Asks one directory after another, and makes the caller of whom the first one recognizes."""
+    """Authenticates a credential by the first directory that recognizes it."""
 
     def __init__(self, directories: Sequence[Directory], database: Database) -> None:
         self._directories = tuple(directories)
         self._database = database
 
     def authenticate(self, credential: str, *, origin: str) -> tuple[Caller, datetime]:
-        """The caller, and until when the directory vouches for it; Unauthenticated if none does."""
+        """Return the caller, and until when it is authenticated; raise Unauthenticated if no directory knows it."""
         answers = (directory.verify(credential) for directory in self._directories)
         found = next((answer for answer in answers if answer is not None), None)
         if found is None:

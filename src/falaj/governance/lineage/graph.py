@@ -36,7 +36,7 @@ def record(call: Call) -> None:
 
 
 def flow(call: Call, sources: Sequence[StoredObject], target: StoredObject) -> None:
-    """What `sources` hold is in `target`, which was there before, from now on: edges, and their restrictions."""
+    """Record that data of `sources` flows into the existing `target`: edges, and the labels of the sources."""
     activity = new_id("act")
     fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
     call.tx.execute(insert(activities), fields)
@@ -50,7 +50,7 @@ def flow(call: Call, sources: Sequence[StoredObject], target: StoredObject) -> N
 def walk(
     tx: Transaction, start: ObjectId, *, up: bool, depth: int | None
 ) -> dict[ObjectId, tuple[int, list[ObjectId]]]:
-    """Every node that `start` reaches, with its distance and the nodes it was reached from, nearest first."""
+    """Return every node that `start` reaches, with its distance and the nodes it was reached from, nearest first."""
     near, far = ("target", "source") if up else ("source", "target")
     beyond: dict[ObjectId, list[ObjectId]] = defaultdict(list)
     for here, there in _reachable(tx, start, near, far, depth):
@@ -197,7 +197,7 @@ def _inputs(tx: Transaction, targets: Sequence[ObjectId]) -> dict[ObjectId, set[
 def _downwards(
     tx: Transaction, reached: dict[ObjectId, tuple[int, list[ObjectId]]], node: ObjectId
 ) -> list[StoredObject]:
-    """The objects from below `node` to the start of the walk."""
+    """Return the objects from below `node` to the start of the traversal."""
     path: list[StoredObject] = []
     while reached[node][1]:
         node = reached[node][1][0]
@@ -247,7 +247,7 @@ def _distinct(found: Iterable[StoredObject]) -> list[StoredObject]:
 
 
 def inherited_label(tx: Transaction, found: StoredObject) -> Label:
-    """What flows into an object from its workspace and its sources."""
+    """Return the label that an object inherits from its workspace and its sources."""
     sources = _objects(tx, _inputs(tx, [found.id]).get(found.id, ()))
     home = objects.by_id(tx, found.workspace) if found.kind not in objects.PLATFORM_KINDS else None
     return union([home.label if home else UNRESTRICTED, *(source.label for source in sources)])

@@ -1,4 +1,4 @@
-"""Lineage: what an object came from and what came from it, in one call."""
+"""The operation on lineage: what an object was made from, and what was made from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Depth = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Lineage:
-    """Walk the graph of objects and operations."""
+    """Traverse the graph of objects and operations."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -30,7 +30,7 @@ class Lineage:
     def graph(
         self, object: AnyRef, *, direction: Direction = Direction.BOTH, depth: Depth | None = None
     ) -> Iterator[LineageNode]:
-        """Every object and operation upstream, downstream or both, nearest first; operations count as a step."""
+        """List every object and operation upstream, downstream or both, nearest first; operations count as a step."""
         call = current_call()
         found: list[LineageNode] = []
         for side, sign in ((Direction.UP, -1), (Direction.DOWN, 1)):

@@ -20,7 +20,7 @@ from falaj.records.names import ObjectId, new_id
 
 @dataclass
 class Call:
-    """What an operation's body may ask of the gate. Bodies get it by `current_call()`.
+    """The context of a running operation. Bodies get it by `current_call()`.
 
     `digest` is the HMAC of the input; `content` the digest of uploaded bytes, which the body sets when it knows it.
     """
@@ -98,7 +98,7 @@ _call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("falaj_call"
 
 
 def current_call() -> Call:
-    """The call whose body is running."""
+    """Return the call whose body is running."""
     call = _call.get()
     if call is None:
         raise RuntimeError("no operation is running here")

@@ -1,4 +1,4 @@
-"""Who calls, and on what terms: carried in context variables that the door sets, never in signatures."""
+"""The caller and the terms of a call: context variables that the interface sets, never parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from falaj.records.names import ObjectId, PrincipalId
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A recognized principal, and the scope of the token that it came with (none: unlimited)."""
+    """An authenticated principal and the scope of its token (none: unlimited)."""
 
     id: PrincipalId
     name: str
@@ -26,7 +26,7 @@ class Caller:
     token: str | None = None
 
     def may_name(self, action: str) -> bool:
-        """Whether the token's scope reaches `action`."""
+        """Tell whether the token's scope covers `action`."""
         if self.actions is None:
             return True
         group = action.partition(".")[0]
@@ -35,7 +35,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a call is to be taken: once only under `key`, and only while the lease's `fence` holds."""
+    """The terms of a call: an idempotency `key`, and the `fence` of the lease that must still be current."""
 
     key: str | None = None
     fence: int | None = None
@@ -56,7 +56,7 @@ def current_terms() -> Terms:
 
 @contextmanager
 def acting_as(caller: Caller) -> Iterator[None]:
-    """Operations inside are performed for `caller`."""
+    """Perform the operations inside for `caller`."""
     token = _caller.set(caller)
     try:
         yield
@@ -68,7 +68,7 @@ def acting_as(caller: Caller) -> Iterator[None]:
 def on_terms(
     *, key: str | None = None, fence: int | None = None, request: str | None = None
 ) -> Iterator[None]:
-    """Operations inside are taken on these terms; one idempotency key is for one operation."""
+    """Perform the operations inside on these terms; one idempotency key is for one operation."""
     token = _terms.set(Terms(key=key, fence=fence, request=request))
     try:
         yield
@@ -78,7 +78,7 @@ def on_terms(
 
 @contextmanager
 def once(key: str) -> Iterator[None]:
-    """The one operation inside takes effect once, however often it is tried under this key."""
+    """Make the one operation inside take effect once, however often it is retried under this key."""
     with on_terms(key=key):
         yield
 

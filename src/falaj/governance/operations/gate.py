@@ -1,4 +1,4 @@
-"""The gate: nothing happens in the platform but through `Gate.perform`."""
+"""The gate: every operation is authorized, performed and recorded by `Gate.perform`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ UNSEEN = Decision(allowed=False, rule="hidden", reason="the caller may not see w
 class Gate:
     """Checks, performs and records operations.
 
-    `owner` acts where no door set a caller: in an embedded home only. `fence` is the number of the controller that acts
-    now; `holds` says whether what a caller presented still holds.
+    `owner` acts where no interface set a caller: in an embedded home only. `fence` returns the fencing number of the
+    controller that has the lease; `holds` tells whether a caller's credential is still valid.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Gate:
         self.hot = HotPath(database, authorizer=authorizer, audit=audit, clock=clock)
 
     def perform(self, operation: Operation, service: Any, given: BaseModel) -> Any:
-        """Check `operation`, run its body, record what came of it."""
+        """Authorize `operation`, run its body and record the outcome."""
         if running_call() is not None:
             raise RuntimeError(
                 f"{operation.name} was called inside {current_call().operation.name}: use its store"
@@ -91,7 +91,7 @@ class Gate:
             leave(token)
 
     def reject(self, operation: Operation, error: FalajError) -> None:
-        """Record a call that did not get as far as the gate: its input was not valid."""
+        """Record a call whose input was not valid."""
         caller = current_caller() or self._owner
         if caller is not None:
             call = Call(operation, caller, operation.input.model_construct(), current_terms(), self.clock())
@@ -99,7 +99,7 @@ class Gate:
             self._record_failure(call, error)
 
     def commit(self, call: Call, work: Callable[[], R]) -> R:
-        """Do `work` in the one transaction of `call`, and all that records it; a repeated key gets its first answer."""
+        """Do `work` and record it in the one transaction of `call`; a repeated key gets its first answer."""
         with self.database.write() as tx:
             call._tx = tx
             try:
@@ -119,7 +119,7 @@ class Gate:
                 call._tx = None
 
     def _admit_again(self, call: Call, tx: Transaction) -> None:
-        """A repeated call must still be allowed, unless what it acted on is gone: it may have deleted it."""
+        """Authorize a repeated call again, unless its target is gone: it may have deleted it."""
         try:
             self._admit(call, tx)
         except NotFound:
@@ -127,7 +127,7 @@ class Gate:
                 raise
 
     def visible(self, found: Sequence[StoredObject], *, action: str = SEE) -> list[StoredObject]:
-        """Those of `found` that the caller of the running operation may see."""
+        """Return those of `found` that the caller of the running operation may see."""
         call = current_call()
         if action == SEE:
             return [each for each in found if self.authorizer.sees(call.tx, call.caller, each)]
@@ -164,7 +164,7 @@ class Gate:
         return result if call.operation.shape is ResponseShape.RECORD else self._watched(call, result)
 
     def _pass_hot(self, call: Call, service: Any) -> Any:
-        """Named by id, the object of a hot operation is not even looked up; the body gets `call.hot_id`."""
+        """Perform a hot operation; a target named by id is not looked up, and the body gets `call.hot_id`."""
         subject, ident = call.operation.subject, str(ROOT)
         if subject is not None:
             asked = getattr(call.given, subject)
@@ -187,7 +187,7 @@ class Gate:
         return call.operation.body(service, **given)
 
     def _watched(self, call: Call, stream: Any) -> Any:
-        """A stream that stops when its caller is no longer allowed to read it."""
+        """Wrap a stream so that it stops when its caller may no longer read it."""
         if call.operation.shape is ResponseShape.ARROW:
             import pyarrow as pa
 
@@ -206,7 +206,7 @@ class Gate:
             raise
         except Exception as error:
             log.exception(
-                "a stream broke", extra={"action": call.operation.name, "request": call.terms.request}
+                "stream failed", extra={"action": call.operation.name, "request": call.terms.request}
             )
             raise Internal(f"{call.operation.name} broke; the platform's log says why") from error
 
@@ -219,7 +219,7 @@ class Gate:
                 raise self._refusal(call, tx, call.target.name)
 
     def _admit(self, call: Call, tx: Transaction) -> None:
-        """Find what the call refers to, and ask policy and residency about it."""
+        """Resolve what the call refers to, and check policy and residency."""
         call.referred.clear()
         self._find_target(call, tx)
         for parameter in call.operation.references:
@@ -233,7 +233,7 @@ class Gate:
             self.zones.require(tx, [*inputs, self._home(tx, call.target)], zone, seen=seen)
 
     def _find_target(self, call: Call, tx: Transaction) -> None:
-        """The object acted on. Unless named, the workspace is the caller's own, and the user is the caller."""
+        """Resolve the target. Unless named, the workspace is the caller's own, and the user is the caller."""
         op = call.operation
         asked: str = ROOT
         if op.subject is None:
@@ -249,7 +249,7 @@ class Gate:
             raise self._refusal(call, tx, asked)
 
     def _find_others(self, call: Call, tx: Transaction, parameter: str) -> None:
-        """What else the call refers to: the caller must be allowed to see it."""
+        """Resolve the other objects that the call refers to; the caller must be allowed to see them."""
         value, kind = getattr(call.given, parameter), call.operation.references[parameter].kind
         names = () if value is None else (value,) if isinstance(value, str) else value
         call.referred[parameter] = []
@@ -264,7 +264,7 @@ class Gate:
         return objects.resolve(tx, name, kind=kind, workspace=self._workspace_name(call, tx))
 
     def _refusal(self, call: Call, tx: Transaction, asked: str) -> FalajError:
-        """Denied, or NotFound if the caller may not even know of the object."""
+        """Return Denied, or NotFound if the caller may not know of the object."""
         found, decision = call.target, cast(Decision, call.decision)
         if found.id != ROOT and not self.authorizer.sees(tx, call.caller, found):
             return objects.unknown(asked, call.operation.references[cast(str, call.operation.subject)].kind)
@@ -285,7 +285,7 @@ class Gate:
         return scope.name if scope is not None else DEFAULT_WORKSPACE
 
     def _home(self, tx: Transaction, found: StoredObject) -> StoredObject:
-        """The workspace that `found` is in."""
+        """Return the workspace of `found`."""
         return objects.resolve(tx, found.home, kind="workspace", workspace=ROOT)
 
     def _hold_fence(self, call: Call) -> None:
@@ -298,7 +298,7 @@ class Gate:
         return self.audit.digest(call.given.model_dump_json(exclude=set(exclude) or None).encode())
 
     def _draft(self, call: Call, *, outcome: str = "done", rule: str | None = None) -> Draft:
-        """The audit entry of `call`."""
+        """Return the audit entry of `call`."""
         target = call.resource
         referred = [found.id for group in call.referred.values() for found in group]
         decided = call.decision.rule if call.decision is not None else "none"
@@ -321,7 +321,7 @@ class Gate:
         return draft | {key: value for key, value in optional.items() if value}
 
     def _record_failure(self, call: Call, error: FalajError) -> None:
-        """The entry of a call that was rolled back, in a transaction of its own."""
+        """Append the entry of a call that was rolled back, in a transaction of its own."""
         if call.recorded:
             return
         call.created.clear()
@@ -330,13 +330,13 @@ class Gate:
         try:
             self.audit.append_grouped(draft)
         except Exception:
-            log.critical("a failed operation could not be recorded", exc_info=True, extra=_plain(draft))
+            log.critical("failed to record a failed operation", exc_info=True, extra=_plain(draft))
             if not isinstance(error, Tampered):
                 raise
 
 
 def _hidden(call: Call, error: FalajError) -> bool:
-    """Whether `error` says unknown because the rules say no."""
+    """Tell whether `error` is NotFound because policy denies."""
     return error.code == "object.not_found" and call.decision is not None and not call.decision.allowed
 
 

@@ -1,4 +1,4 @@
-"""Hot doors: decisions from memory, and one audit entry per caller, object and window instead of one per call."""
+"""The hot path: decisions from memory, and one audit entry per caller, object and window instead of one per call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOW = timedelta(seconds=10)
 
 
 class HotPath:
-    """Admits calls in microseconds. A revoked token or changed policy is felt within a second, by the epoch."""
+    """Authorizes calls in microseconds. A revoked token or changed policy takes effect within a second."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class HotPath:
         self._lock = threading.Lock()
 
     def admit(self, caller: Caller, action: str, resource: str, data: bytes = b"") -> None:
-        """Let `caller` do `action` to the object `resource`, or raise; `data` goes into the window's digest."""
+        """Authorize `action` of `caller` on the object `resource`, or raise; `data` goes into the window's digest."""
         key = (caller.id, caller.token, action, resource)
         window = self._windows.get(key)
         while window is None or window.epoch != self._epoch.value() or not window.count_in(data):
             window = self._open(caller, action, resource)
 
     def decide(self, caller: Caller, action: str, resource: str) -> None:
-        """Make the decision for `count`, or raise; it reads the database, so not on an event loop."""
+        """Make the decision for `count`, or raise. It reads the database: do not call it on an event loop."""
         self._open(caller, action, resource)
 
     def count(self, caller: Caller, action: str, resource: str, data: bytes, *, epoch: int) -> bool:
-        """Count one call without any I/O; false if no decision of `epoch` or later is in memory: `decide` first."""
+        """Count one call without I/O; false if no decision of `epoch` or later is in memory: call `decide` first."""
         window = self._windows.get((caller.id, caller.token, action, resource))
         return window is not None and window.epoch >= epoch and window.count_in(data)
 
@@ -69,7 +69,7 @@ class HotPath:
         self._write_ended()
 
     def _write_ended(self) -> None:
-        """Append what has ended; what cannot be appended now is tried again, so that no call goes uncounted."""
+        """Append windows that have ended; what cannot be appended now is retried, so that no call goes uncounted."""
         while True:
             with self._lock:
                 if not self._ended:
@@ -108,7 +108,7 @@ class HotPath:
     def _refuse(
         self, caller: Caller, action: str, found: StoredObject | None, decision: Decision | None
     ) -> None:
-        """The entry of a call that was not let in."""
+        """Append the entry of a call that was denied."""
         rule = "unknown" if decision is None else decision.rule
         entry = _entry(caller, action, found, rule, self._clock())
         denial = {"outcome": "denied", "error": Denied.code, "input": self._audit.digest(b"")}
@@ -130,7 +130,7 @@ class _Window:
         self.lock = threading.Lock()
 
     def count_in(self, data: bytes) -> bool:
-        """Count one call; false if this window was written down already."""
+        """Count one call; false if this window was appended already."""
         with self.lock:
             if self.closed:
                 return False

@@ -1,4 +1,4 @@
-"""Once only: the answer of a write is kept under its key, sealed, in the transaction of the write."""
+"""Idempotency keys: the answer of a write is stored under its key, encrypted, in the transaction of the write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMEMBER = "UPDATE governance_idempotency SET result = ? WHERE caller = ? AND k
 
 
 class Seal(Protocol):
-    """Encrypts what lies in the metadata database but is nobody's to read there."""
+    """Encrypts values that are stored in the metadata database."""
 
     def seal(self, data: bytes, *, context: bytes) -> bytes: ...
 
@@ -35,7 +35,7 @@ class StoredAnswer(NamedTuple):
 
 
 def claim(call: Call, tx: Transaction, seal: Seal) -> StoredAnswer | None:
-    """Take the key for this call, or the answer that was given under it.
+    """Claim the key for this call, or return the answer that was stored under it.
 
     Taken first, so that a second call with the same key at the same time waits for the first and then repeats it.
     """
@@ -46,7 +46,7 @@ def claim(call: Call, tx: Transaction, seal: Seal) -> StoredAnswer | None:
 
 
 def recall(call: Call, tx: Transaction, seal: Seal) -> StoredAnswer | None:
-    """The answer that this caller got under this key; none if the key is new."""
+    """Return the answer that this caller got under this key; none if the key is new."""
     if call.terms.key is None:
         return None
     row = tx.execute(_recall, {"caller": call.caller.id, "key": call.terms.key}).mappings().first()
@@ -59,7 +59,7 @@ def recall(call: Call, tx: Transaction, seal: Seal) -> StoredAnswer | None:
 
 
 def remember(call: Call, tx: Transaction, seal: Seal, result: Any) -> None:
-    """Keep the answer under the key that was claimed."""
+    """Store the answer under the key that was claimed."""
     if call.terms.key is None:
         return
     answer = call.operation.output.dump_json(result)
@@ -68,18 +68,18 @@ def remember(call: Call, tx: Transaction, seal: Seal, result: Any) -> None:
 
 
 def forget(tx: Transaction, *, before: datetime) -> int:
-    """Drop the keys of calls made before `before`; how many."""
+    """Delete the keys of calls made before `before`; return how many."""
     return tx.execute(delete(idempotency).where(idempotency.c.at < before)).rowcount
 
 
 def hold_fence(given: int, current: int) -> None:
-    """Refuse a call from a controller whose lease has passed to another."""
+    """Raise Fenced for a call from a controller whose lease has passed to another."""
     if given != current:
         raise Fenced(f"this controller's lease (fence {given}) has passed to another (fence {current})")
 
 
 def _input(call: Call) -> str:
-    """Uploaded bytes count, and the scope: a narrower token must not get what a wider one got."""
+    """Return the identity of an input; it includes the scope: a narrower token must not get what a wider one got."""
     return f"{call.digest} {call.content} {call.caller.workspace} {call.caller.actions}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +42,7 @@ class Mode(Enum):
 
 
 class ResponseShape(Enum):
-    """What the operation answers."""
+    """The content type of an operation's answer."""
 
     RECORD = "application/json"
     RECORDS = "application/x-ndjson"
@@ -65,7 +66,7 @@ class ArrowStream(Protocol):
 
 
 class OperationPerformer(Protocol):
-    """What stands between a call and its body: the gate near, a REST client far."""
+    """Performs a call: the gate in this process, or a REST client."""
 
     def perform(self, operation: Operation, service: Any, given: BaseModel) -> Any: ...
 
@@ -73,7 +74,7 @@ class OperationPerformer(Protocol):
 
 
 class Service(Protocol):
-    """A class whose methods are operations."""
+    """A service: a class whose methods are operations."""
 
     gate: OperationPerformer
 
@@ -86,7 +87,7 @@ class OperationInput(BaseModel):
 
 @dataclass(frozen=True)
 class Operation:
-    """All that is known of an operation; `name` is `room.verb`."""
+    """The declaration of an operation; `name` is `group.verb`."""
 
     name: str
     resource: str
@@ -181,7 +182,7 @@ class Operation:
         return next((n for n, ref in self.references.items() if ref.kind in (self.resource, None)), None)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BaseModel:
-        """The typed input of a call in Python; all its faults at once if it is wrong."""
+        """Return the typed input of a call in Python; raise InvalidInput with all faults."""
         try:
             bound = self.signature.bind(None, *args, **kwargs).arguments
         except TypeError as error:
@@ -193,21 +194,21 @@ class Operation:
         return self.check(bound)
 
     def check(self, given: Mapping[str, Any], *, strict: bool | None = None) -> BaseModel:
-        """`given` as the typed input; all its faults at once if it is wrong."""
+        """Return `given` as the typed input; raise InvalidInput with all faults."""
         try:
             return self.input.model_validate(given, strict=strict)
         except ValidationError as error:
             raise self._refused(error) from None
 
     def check_json(self, body: bytes) -> BaseModel:
-        """A JSON document as the typed input: no coercion between JSON types."""
+        """Return a JSON document as the typed input, without coercion between JSON types."""
         try:
             return self.input.model_validate_json(body or b"{}", strict=True)
         except ValidationError as error:
             raise self._refused(error) from None
 
     def _refused(self, error: ValidationError) -> InvalidInput:
-        """What is wrong. Where a value is withheld none is shown: it may stand under a name that is misspelled."""
+        """Return the error. Where a value is withheld none is shown: it may be under a misspelled name."""
         found = invalid(self.name, error)
         if not self.withheld:
             return found
@@ -225,8 +226,8 @@ def operation(
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
     """Declare a method as the operation `name` on a resource of kind `resource`.
 
-    `allow` is who may do it beside the roles above: a role brings those that include it; unless said, viewers
-    may read and developers write. `confirm`: the CLI asks before it.
+    `allow` names who may perform it: a role brings the roles that include it. By default viewers may read and
+    developers may write. `confirm`: the CLI asks for confirmation.
     """
     wanted = allow if isinstance(allow, set) else {allow or (Role.VIEWER if mode.reads else Role.DEVELOPER)}
 
@@ -249,13 +250,13 @@ def operation(
 
 
 def operations_of(service: type) -> dict[str, Operation]:
-    """The operations that a room class declares, by verb."""
+    """Return the operations that a service class declares, by verb."""
     found = (getattr(member, "operation", None) for member in vars(service).values())
     return {op.verb: op for op in found if isinstance(op, Operation)}
 
 
 def invalid(where: str, error: ValidationError) -> InvalidInput:
-    """Every fault that pydantic found, in our words."""
+    """Return the error with every fault that pydantic found."""
     faults = [
         Fault(
             where=".".join(str(part) for part in fault["loc"]) or "body",
@@ -263,13 +264,38 @@ def invalid(where: str, error: ValidationError) -> InvalidInput:
             allowed=allowed_values(fault["msg"]),
             fix=_remedy(fault["type"]),
         )
-        for fault in _telling(error.errors(include_url=False, include_context=False))[:50]
+        for fault in _primary_faults(error.errors(include_url=False, include_context=False))[:50]
     ]
     return InvalidInput(f"{where}: {len(faults)} fault{'s' * (len(faults) != 1)} in the input", faults=faults)
 
 
-def _telling(faults: list[Any]) -> list[Any]:
-    """Without those that only follow from others: a tuple is too short when its items are wrong."""
+_RULES = (
+    (r"Extra inputs are not permitted", "no such field"),
+    (r"Field required", "a value"),
+    (r"Input should be a valid (?:integer|int).*", "a whole number"),
+    (r"Input should be a valid number.*", "a number"),
+    (r"Input should be a valid boolean.*", "true or false"),
+    (r"Input should be a valid string", "a text"),
+    (r"Input should be a valid (?:tuple|list)", "a list"),
+    (r"Input should be a valid (?:datetime|date).*", "a moment, like 2024-06-01T08:00:00Z"),
+    (r"Input should have timezone info", "a moment with its zone, like 2024-06-01T08:00:00Z"),
+    (r"Input should be less than or equal to (.*)", r"at most \1"),
+    (r"Input should be greater than or equal to (.*)", r"at least \1"),
+    (r"(?:Tuple|List) should have (at (?:least|most) \d+ items?) after validation.*", r"\1"),
+    (r"(?:Value error, |Input should be )(.*)", r"\1"),
+)
+
+
+def allowed_values(words: str) -> str:
+    """Return the allowed values for the message `words` of pydantic; the message itself if no rule matches."""
+    for pattern, better in _RULES:
+        if found := re.fullmatch(pattern, words, re.DOTALL):
+            return found.expand(better)
+    return words
+
+
+def _primary_faults(faults: list[Any]) -> list[Any]:
+    """Leave out faults that follow from others: a tuple is too short when its items are wrong."""
     inner = {fault["loc"][:-1] for fault in faults}
     return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in inner]
 
@@ -290,7 +316,7 @@ M = TypeVar("M")
 
 
 def _marker(annotation: Any, kind: type[M]) -> M | None:
-    """The first marker of type `kind` anywhere inside `annotation`."""
+    """Return the first marker of type `kind` anywhere inside `annotation`."""
     if isinstance(annotation, kind):
         return annotation
     inner = [*getattr(annotation, "__metadata__", ()), *typing.get_args(annotation)]

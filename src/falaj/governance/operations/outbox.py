@@ -1,4 +1,4 @@
-"""Events, written with the change that they tell of; the bus delivers them afterwards."""
+"""The outbox: events are stored in the transaction of the change that they report, and delivered afterwards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _insert = insert(outbox)
 
 
 def forget(tx: Transaction, *, before: datetime) -> int:
-    """Drop events that are older than `before`, delivered or not; how many."""
+    """Delete events that are older than `before`, delivered or not; return how many."""
     return tx.execute(delete(outbox).where(outbox.c.at < before)).rowcount
 
 
 def emit(call: Call) -> None:
-    """The event that `call` was done."""
+    """Store the event that `call` was performed."""
     made = [new.id for new in call.created]
     call.tx.execute(
         _insert,
@@ -37,6 +37,6 @@ def emit(call: Call) -> None:
 
 
 def announce(call: Call, event: str, *, subject: str, data: dict[str, Any]) -> None:
-    """An event of its own within `call`, such as monitoring.alert; it is told only if the call commits."""
+    """Store a further event of `call`, such as monitoring.alert; it is delivered only if the call commits."""
     row = {"id": new_id("evt"), "type": f"falaj.{event}", "subject": subject, "data": data, "at": call.now}
     call.tx.execute(_insert, row | {"delivered": False})

@@ -1,4 +1,4 @@
-"""Pages of objects: what the caller may not see is left out before the page is cut."""
+"""Pagination of objects: those that the caller may not see are left out before the page is cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def list_page(
     workspace: str | None = None,
     action: str = SEE,
 ) -> Page[T]:
-    """The next `limit` objects of `kinds` behind the cursor `after` that the caller may see."""
+    """Return the next `limit` objects of `kinds` after the cursor `after` that the caller may see."""
     seen = visible_objects(gate, kinds, after=after, limit=limit + 1, workspace=workspace, action=action)
     shown = seen[:limit]
     following = shown[-1].id if len(seen) > limit else None
@@ -36,7 +36,7 @@ def list_page(
 def list_workspace_page(
     gate: Gate, kind: str, render: Callable[[Transaction, StoredObject], T], *, after: str, limit: int
 ) -> Page[T]:
-    """The next objects of `kind` in the workspace that the running operation acts on."""
+    """Return the next objects of `kind` in the workspace that the running operation acts on."""
     call = current_call()
     return list_page(
         gate,
@@ -51,7 +51,7 @@ def list_workspace_page(
 def visible_objects(
     gate: Gate, kinds: Sequence[str], *, after: str, limit: int, workspace: str | None, action: str
 ) -> list[StoredObject]:
-    """Asks the gate about one batch after another, until there are `limit` or no more."""
+    """Return up to `limit` visible objects, authorizing one batch after another."""
     seen: list[StoredObject] = []
     while len(seen) < limit:
         batch = objects.listed(current_call().tx, kinds=kinds, workspace=workspace, after=after, limit=limit)

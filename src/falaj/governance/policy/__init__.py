@@ -1,1 +1,1 @@
-"""Who may do what: Cedar policies, a schema made from the operations, decisions that fail closed."""
+"""Authorization: Cedar policies, a schema generated from the operations, decisions that fail closed."""

@@ -28,7 +28,7 @@ SEE = "objects.show"
 
 @dataclass
 class _State:
-    """Everything that was read at one epoch."""
+    """The policies, grants and decisions of one epoch."""
 
     epoch: int
     engine: PolicyEngine
@@ -39,7 +39,7 @@ class _State:
 
 
 class Authorizer:
-    """Answers whether a caller may do something; what it knows is never older than the transaction it is asked in."""
+    """Decides whether a caller may perform an action; its cache is never older than the transaction it is asked in."""
 
     def __init__(self, operations: Iterable[Operation], *, files: Sequence[PolicyText] = ()) -> None:
         self._operations = list(operations)
@@ -49,12 +49,12 @@ class Authorizer:
         self._state: _State | None = None
 
     def decide(self, tx: Transaction, caller: Caller, action: str, resource: StoredObject) -> Decision:
-        """The decision for `caller`, the scope of its token included."""
+        """Return the decision for `caller`, including the scope of its token."""
         outside = self._outside_scope(caller, action, resource)
         return outside or self._decide(self.state(tx), tx, caller, action, resource)
 
     def sees(self, tx: Transaction, caller: Caller, resource: StoredObject) -> bool:
-        """Whether `caller` may know of `resource`; a token's actions do not matter for that, its workspace does."""
+        """Tell whether `caller` may know of `resource`; that depends on a token's workspace, not on its actions."""
         return self.decide(tx, replace(caller, actions=None), SEE, resource).allowed
 
     def state(self, tx: Transaction) -> _State:
@@ -74,7 +74,7 @@ class Authorizer:
         return self.state(tx).engine
 
     def roles(self, tx: Transaction, principal: StoredObject) -> PrincipalFacts:
-        """What the rules know of a principal."""
+        """Return the facts that policies can use about a principal."""
         state = self.state(tx)
         known = state.facts.get(principal.id)
         if known is None:
@@ -118,7 +118,7 @@ class Authorizer:
 
 
 def published(tx: Transaction) -> list[PolicyText]:
-    """The policies in force, each confined to its workspace."""
+    """Return the policies in force, each confined to its workspace."""
     query = (
         select(objects.c.name, objects.c.workspace, policies.c.text, policies.c.version)
         .join(policies, policies.c.id == objects.c.id)

@@ -20,7 +20,7 @@ from falaj.records.governance.residency import UNRESTRICTED
 from falaj.records.names import ROOT
 
 NO_RULE = "default"
-"""The name of the rule that denies when no other speaks."""
+"""The name of the rule that denies when no other applies."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PolicyText:
 
 @dataclass(frozen=True)
 class PrincipalFacts:
-    """What the rules may know of a principal: groups by id, and (workspace id, role) pairs of it and its groups."""
+    """What policies can use of a principal: group ids, and (workspace id, role) pairs of it and its groups."""
 
     id: str
     name: str
@@ -101,7 +101,7 @@ class PolicyEngine:
         origin: str = "local",
         subject: cedarpy.Entities | None = None,
     ) -> Decision:
-        """What the rules say of `principal` doing `action` to `resource`, which lies in the workspace `home`."""
+        """Return the decision on `action` of `principal` on `resource`, which is in the workspace `home`."""
         operation = self._operations.get(action)
         if operation is None:
             return Decision(allowed=False, rule=NO_RULE, reason=f"there is no action {action!r}")

@@ -1,4 +1,4 @@
-"""The shared policy epoch: a number that grows with every change that a cached decision must feel."""
+"""The shared policy epoch: a number that grows with every change that invalidates cached decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def current_epoch(tx: Transaction) -> int:
 
 
 def advance_epoch(tx: Transaction) -> None:
-    """Every process drops its cached decisions, tokens and keys. Until the commit, nothing may be cached under it."""
+    """Make every process drop its cached decisions, tokens and keys. Cache nothing under it before the commit."""
     tx.execute(_advance)
     call = running_call()
     if call is not None:
@@ -27,7 +27,7 @@ def advance_epoch(tx: Transaction) -> None:
 
 
 class RecentEpoch:
-    """The epoch, at most `max_age_s` old: for hot doors, which cannot ask the database on each request."""
+    """The epoch, at most `max_age_s` old: for the hot path, which cannot query the database on each request."""
 
     def __init__(self, database: Database, *, max_age_s: float = 0.25) -> None:
         self._database = database

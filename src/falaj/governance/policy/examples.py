@@ -42,7 +42,7 @@ PLATFORM_SCOPED_KINDS = {"user", "service", "group", "token"}
 
 
 class ExampleResource(Record):
-    """What is acted on; unless said, it is of the kind that the action takes."""
+    """The resource of an example; by default of the kind that the action takes."""
 
     kind: str | None = None
     workspace: str = DEFAULT_WORKSPACE
@@ -54,7 +54,7 @@ class ExampleResource(Record):
 
 
 class PolicyExample(Record):
-    """Who does what, and what the rules should say."""
+    """A principal, an action, a resource and the expected decision."""
 
     who: str = Field(min_length=1)
     kind: PrincipalKind = "user"
@@ -68,7 +68,7 @@ class PolicyExample(Record):
 
 
 class ExampleFile(Record):
-    """What all the examples of a file share: the policies that they are about."""
+    """The settings of a file of examples: the policies that it tests."""
 
     policies: tuple[str, ...] = ()
     workspace: str | None = None
@@ -90,7 +90,7 @@ def run_examples(path: Path, operations: Iterable[Operation]) -> list[ExampleOut
 
 
 def _read(path: Path, faults: list[Fault]) -> tuple[ExampleFile, dict[int, PolicyExample]]:
-    """What can be read of the file; the rest becomes faults."""
+    """Return what can be parsed of the file; append a fault for the rest."""
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The Cedar schema, made from the operations: a policy that names anything else is refused when it is published."""
+"""The Cedar schema, generated from the operations: a policy that names anything else is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def entity_type(kind: str) -> str:
 
 
 def kinds_of(operations: Iterable[Operation]) -> list[str]:
-    """Every kind of object that an operation acts on or refers to."""
+    """Return every kind of object that an operation acts on or refers to."""
     kinds = {"workspace", "user", "service", "group"}
     for op in operations:
         kinds |= {op.resource} | {ref.kind for ref in op.references.values() if ref.kind}
@@ -26,7 +26,7 @@ def kinds_of(operations: Iterable[Operation]) -> list[str]:
 
 
 def cedar_schema(operations: Iterable[Operation]) -> dict[str, Any]:
-    """The schema as Cedar's JSON."""
+    """Return the schema as Cedar's JSON."""
     operations = list(operations)
     kinds = kinds_of(operations)
     types: dict[str, Any] = {entity_type(kind): _object_type() for kind in kinds}

@@ -28,7 +28,9 @@ from falaj.records.names import ROOT, AnyRef, Name, PolicyRef, TextRule, Workspa
 from falaj.records.record import Record
 
 CedarText = Annotated[str, Field(min_length=1, max_length=200_000)]
-ActionName = Annotated[str, TextRule(r"[a-z]+\.[a-z_]+", "an action is room.verb, like blobs.read", limit=96)]
+ActionName = Annotated[
+    str, TextRule(r"[a-z]+\.[a-z_]+", "an action is group.verb, like blobs.read", limit=96)
+]
 
 
 class CheckedPolicy(Record):
@@ -95,7 +97,7 @@ class Policies:
 
     @operation("policies.who_can", resource="object", mode=Mode.READ, allow={Role.AUDITOR, Role.ADMIN})
     def who_can(self, action: ActionName, object: AnyRef) -> tuple[AllowedPrincipal, ...]:
-        """Everyone who may perform an action on an object, and the rule that lets them."""
+        """List everyone who may perform an action on an object, and the rule that permits it."""
         call = current_call()
         if action not in self._operations:
             raise InvalidInput.at("action", given=action, allowed=", ".join(sorted(self._operations)))
@@ -144,7 +146,7 @@ def _newest(ident: str) -> Any:
 
 
 def _everyone(tx: Transaction) -> tuple[StoredObject, ...]:
-    """Every principal that is not disabled."""
+    """Return every principal that is not disabled."""
     query = (
         select(objects_table)
         .join(principals, principals.c.id == objects_table.c.id)

@@ -1,4 +1,4 @@
-"""Zones by name, and the one question that storage, launch, serving, download and export all ask."""
+"""The configured zones, and the residency check of storage, launch, serving, download and export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import Zone
 
 HIDDEN = "(another workspace)"
-"""What is said of an object that the caller may not see."""
+"""The name that is shown for an object that the caller may not see."""
 
 
 class ZoneRegistry:
@@ -25,7 +25,7 @@ class ZoneRegistry:
         return list(self._zones.values())
 
     def named(self, name: str | None) -> Zone:
-        """The zone called `name`, or the default one."""
+        """Return the zone `name`, or the default one."""
         if name is None:
             return self.default
         try:

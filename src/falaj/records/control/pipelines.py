@@ -17,11 +17,11 @@ PipelineRef = Annotated[Reference, RefersTo("pipeline")]
 Span = Annotated[timedelta, Field(ge=timedelta(seconds=1), le=timedelta(days=3650))]
 
 Cause = Literal["person", "drift", "schedule"]
-"""What started a retraining."""
+"""The trigger of a retraining."""
 
 
 class Canary(Record):
-    """How a challenger is tried: its share of the requests in percent, and what there must be before a verdict.
+    """The canary of a challenger: its share of the requests in percent, and the minimum of data for a verdict.
 
     Both versions must have answered `requests` requests, and have `labels` predictions whose outcome is known (0: the
     score is not judged). The challenger is rolled back if its error rate exceeds the champion's by more than
@@ -85,7 +85,7 @@ class StoredPipeline(Record):
 
 
 class CanaryVerdict(Record):
-    """What the canary came to. `worse_by` is the challenger's mean score less the champion's: less is better."""
+    """The verdict of a canary. `worse_by` is the challenger's mean score less the champion's: less is better."""
 
     promote: bool
     words: str

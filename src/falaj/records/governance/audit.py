@@ -1,4 +1,4 @@
-"""What the audit log holds, and what its proofs say."""
+"""Entries, heads and proofs of the audit log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Outcome = Literal["done", "denied", "failed"]
 
 
 class AuditEntry(Record):
-    """Who did what, to which object, from where, when, by which rule, and what came of it.
+    """An audit entry: caller, action, objects, origin, time, rule and outcome.
 
     `input` is an HMAC of the input. On hot paths one entry stands for a window of calls: `count` of them, `until` then.
     """
@@ -78,7 +78,7 @@ class ConsistencyProof(Record):
 
 
 class PublicKey(Record):
-    """What an auditor needs to check the log, and nothing more."""
+    """The public key that an auditor needs to verify the log."""
 
     log_id: str
     key: str
@@ -86,7 +86,7 @@ class PublicKey(Record):
 
 
 class LogCheck(Record):
-    """How far the check of the log in the database is, and, once `finished`, its verdict."""
+    """The progress of verifying the log in the database and, once `finished`, the verdict."""
 
     finished: bool
     ok: bool = False

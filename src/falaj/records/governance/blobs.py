@@ -1,4 +1,4 @@
-"""Stored bytes, as the rooms see them."""
+"""Stored bytes, as services see them."""
 
 from __future__ import annotations
 

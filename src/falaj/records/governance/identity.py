@@ -1,4 +1,4 @@
-"""Who may act: workspaces, principals, groups, roles and tokens."""
+"""Workspaces, principals, groups, roles and tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from falaj.records.record import Record
 
 
 class Role(StrEnum):
-    """What a principal may do in a workspace; granted at the platform, it holds in every workspace."""
+    """A role of a principal in a workspace; granted on the platform, it holds in every workspace."""
 
     VIEWER = "viewer"
     DEVELOPER = "developer"
@@ -55,7 +55,7 @@ class Grant(Record):
 
 
 class Identity(Record):
-    """Who the platform takes the caller for."""
+    """The identity of the caller."""
 
     principal: Principal
     grants: tuple[Grant, ...]
@@ -64,7 +64,7 @@ class Identity(Record):
 
 
 class Token(Record):
-    """What is known of a token; the secret itself is shown once, when it is issued."""
+    """A token; its secret is shown once, when it is issued."""
 
     id: ObjectId
     principal: str

@@ -1,4 +1,4 @@
-"""What is known of a workspace's data keys; never the keys."""
+"""Facts about a workspace's data keys; never the keys."""
 
 from __future__ import annotations
 

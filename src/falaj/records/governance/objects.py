@@ -13,7 +13,7 @@ from falaj.records.record import Record
 
 
 class StoredObject(Record):
-    """What is stored, where, whose, and how it is restricted. `label` includes what flowed in; `own_label` does not."""
+    """A stored object: its place, owner and label. `label` includes inherited restrictions; `own_label` does not."""
 
     id: ObjectId
     workspace: ObjectId

@@ -22,7 +22,7 @@ class Policy(Record):
 
 
 class Decision(Record):
-    """What the rules say, which rule said it, and the roles that would be allowed."""
+    """An authorization decision, the rule that made it, and the roles that would be allowed."""
 
     allowed: bool
     rule: str

@@ -1,4 +1,4 @@
-"""Where bytes may lie: zones, jurisdictions, and labels that only get stricter as they flow."""
+"""Data residency: zones, jurisdictions, and labels that only get stricter along lineage."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SecretValue = Annotated[
 
 
 class Secret(Record):
-    """What is known of a secret: its name, who set it last, and when. No operation gives its value."""
+    """A secret: its name, who set it last, and when. No operation returns its value."""
 
     id: ObjectId
     name: str

@@ -54,7 +54,7 @@ class MonitorWindow(Record):
 
 
 class WindowRecord(WindowSketch):
-    """What one version of an endpoint saw and answered on one server, handed in every few seconds.
+    """The inputs and predictions of one endpoint version on one server, sent every few seconds.
 
     `rows` are the rows of the window. One that is too large for a request travels in parts, each with some of the
     columns; then only the first part counts the rows.
@@ -65,7 +65,7 @@ class WindowRecord(WindowSketch):
 
 
 class WindowReceipt(Record):
-    """What came of windows that were handed in: nothing is stored of an endpoint that no monitor watches."""
+    """The receipt of recorded windows: nothing is stored of an endpoint without a monitor."""
 
     endpoint: ObjectId
     stored: int
@@ -73,7 +73,7 @@ class WindowReceipt(Record):
 
 
 class VersionProgress(Record):
-    """How far a monitor is with one version: the rows that wait for a complete window, and the last verdict."""
+    """The progress of a monitor on one version: the rows that wait for a complete window, and the last verdict."""
 
     version: str
     windows: int
@@ -109,7 +109,7 @@ class Monitor(Record):
 
 
 class MonitorReport(Record):
-    """How an endpoint stands against its training set: one look for each version, drifted ones first."""
+    """An endpoint compared with its training set: one report for each version, drifted ones first."""
 
     monitor: ObjectId
     name: str
@@ -156,7 +156,7 @@ class Alert(Record):
 
 
 class EvaluationSummary(Record):
-    """What an evaluation came to: windows that were judged, alerts that were raised, alerts that ended."""
+    """The result of an evaluation: windows evaluated, alerts raised, alerts ended."""
 
     windows: int = 0
     raised: tuple[ObjectId, ...] = ()

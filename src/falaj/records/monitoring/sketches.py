@@ -1,4 +1,4 @@
-"""What monitoring knows of data it no longer holds: sketches of windows, and what comparing them showed."""
+"""Sketches of data windows, and the drift reports of comparing them."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ class SketchSet(SketchRecord):
 
 
 class ReferenceSketch(SketchSet):
-    """What the pinned training set looked like: what windows are compared with."""
+    """The sketch of the pinned training set, with which windows are compared."""
 
     training_set: str
 
 
 class WindowSketch(SketchSet):
-    """What one model version saw and answered from `since` until before `until`."""
+    """The sketch of the inputs and predictions of one model version from `since` until before `until`."""
 
     model: str
     since: AwareDatetime
@@ -157,7 +157,7 @@ class Evidence(SketchRecord):
 
 
 class DriftReport(SketchRecord):
-    """What became of one feature or prediction; `level` is the false-alarm level that it was tested at."""
+    """The drift of one feature or prediction; `level` is the false-alarm level that it was tested at."""
 
     name: str
     role: ColumnRole

@@ -14,12 +14,12 @@ from falaj.records.scheduling.snapshot import Count, Quota, Request
 Weight = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 Spending = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Period = Literal["month", "week", "none"]
-"""What a budget is for: a calendar month or a week from Monday, in UTC; or once, from when it was set."""
+"""The period of a budget: a calendar month or a week from Monday, in UTC; or none: from when it was set."""
 By = Literal["job", "user", "workspace", "queue"]
 
 
 class ResourceUsage(Record):
-    """What an attempt has used, as far as it could be measured; none: it could not be."""
+    """The resources that an attempt has used; none where they could not be measured."""
 
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
@@ -85,7 +85,7 @@ class QueueChange(Record):
 
 
 class BudgetTerms(Record):
-    """What a workspace may spend in each period; none: no bound."""
+    """The amount that a workspace may spend in each period; none: no bound."""
 
     workspace: str
     gpu_hours: float | None = None
@@ -117,7 +117,7 @@ class BudgetChange(Record):
 
 
 class UsageRow(Record):
-    """What one job, user, workspace or queue has used.
+    """The usage of one job, user, workspace or queue.
 
     Hours are those for which resources were held, whether or not they were busy. `energy_kwh` is what was measured,
     none if nothing was; the hours of attempts whose energy is not known, or not known yet, are told beside it. `costs`
@@ -138,7 +138,7 @@ class UsageRow(Record):
 
 
 class UsageReport(Record):
-    """What was used between two moments, the most expensive first; `left_out` lines are not shown, but in `total`."""
+    """The usage between two moments, the most expensive first; `left_out` rows are not shown, but in `total`."""
 
     by: By
     since: datetime

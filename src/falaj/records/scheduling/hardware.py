@@ -1,4 +1,4 @@
-"""What a machine is made of, in more words than placing a job takes."""
+"""The hardware of a machine, in more detail than placement needs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RdmaPort(Record):
 
 
 class FreeResources(Record):
-    """What no job holds now. `gpu_milli` has the thousandths left of each GPU of the node, in its order."""
+    """The free resources of a node. `gpu_milli` has the thousandths left of each of its GPUs, in order."""
 
     cpus: Count
     memory_bytes: Count

@@ -45,7 +45,7 @@ class Outage(Record):
 
 
 class Assumptions(Record):
-    """What the simulator supposes where the records of the past do not say.
+    """Assumptions of the simulator where the records of past jobs do not tell.
 
     An evicted job holds its place for `grace` and computes nothing in it. It goes on later from its last checkpoint:
     one is saved every `checkpoint_every` of an attempt, and zero means that nothing is lost, since it saves one when
@@ -88,7 +88,7 @@ class NewWeight(Record):
 
 
 class MoreNodes(Record):
-    """So many nodes more, each like one that is there, or with other GPUs than that one."""
+    """Further nodes, each like an existing one, or with other GPUs."""
 
     like: Name
     count: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -97,7 +97,7 @@ class MoreNodes(Record):
 
 
 class Changes(Record):
-    """What is to be other than it is."""
+    """The changes of a what-if."""
 
     quotas: tuple[ResourceBound, ...] = ()
     limits: tuple[ResourceBound, ...] = ()
@@ -107,7 +107,7 @@ class Changes(Record):
 
 
 class WhatIfQuestion(Record):
-    """What if: the jobs submitted from `since` to `until`, as the accounts knew them at `asked_at`, in this world."""
+    """A what-if: the jobs submitted from `since` to `until`, as accounted at `asked_at`, in this cluster."""
 
     world: SimulatedCluster
     changes: Changes = Changes()
@@ -120,7 +120,7 @@ class WhatIfQuestion(Record):
 
 
 class JobOutcome(Record):
-    """What became of one job. `wait` is the time to its first start, `ran` all that it held its place for.
+    """The outcome of one job. `wait` is the time to its first start, `ran` the time for which it held resources.
 
     `evicted` counts preemptions, `displaced` lost nodes; `lost` is computing that had to be done again. One that is
     still `waiting` when nothing more can happen says why.
@@ -174,7 +174,7 @@ class SimulationFigures(Record):
 
 
 class QueueFairness(Record):
-    """What a queue held of the whole while jobs of it waited, beside what it was entitled to, both averaged over it.
+    """The share that a queue held while jobs of it waited, beside its entitlement, both averaged over that time.
 
     The entitlement of a moment divides the whole by weight, down the tree, among those who want something then; who
     wants less than that leaves the rest to the others. Quotas and limits are not in it. `short` is the average of what
@@ -205,7 +205,7 @@ class TeamFigures(Record):
 
 
 class SimulationResult(Record):
-    """All that came of a replay."""
+    """The result of a replay."""
 
     began: AwareDatetime
     ended: AwareDatetime
@@ -220,7 +220,7 @@ class SimulationResult(Record):
 
 
 class ObservedFigures(Record):
-    """What really happened, beside the replay without any change: how far the replay can be believed."""
+    """What really happened, beside the replay without changes: the accuracy of the replay."""
 
     jobs: Count
     wait: WaitTimes

@@ -88,7 +88,7 @@ class Queue(Record):
 
 
 class Price(Record):
-    """What an hour costs, in the platform's currency; `gpus` by model, `gpu` for a model that is not named there."""
+    """The price of an hour, in the platform's currency; `gpus` by model, `gpu` for a model that is not named there."""
 
     cpu: Part = 0.0
     gpu: Part = 0.0
@@ -96,7 +96,7 @@ class Price(Record):
 
 
 class Budget(Record):
-    """What is left to a workspace in this period: GPU-hours, and money; none: no bound. Below zero is overspent."""
+    """The rest of a workspace's budget in this period: GPU-hours and money; none: no bound. Below zero is overspent."""
 
     workspace: ObjectId
     gpu_hours: float | None = None
@@ -107,7 +107,7 @@ class Budget(Record):
 
 
 class Resources(Record):
-    """What one replica holds while it runs.
+    """The resources that one replica holds while it runs.
 
     `gpus` are whole cards; with a `gpu_profile`, MIG slices of that profile; with `gpu_milli` below 1000, so many
     thousandths of one card by MPS, with `gpu_memory_bytes` of its memory. `gpu_models` names the models that will do.
@@ -160,7 +160,7 @@ class Affinity(Record):
 
 
 class Demand(Record):
-    """What one task asks of one node, fine enough for shares: whole GPUs, or so many thousandths of one GPU.
+    """The demand of one task on one node: whole GPUs, or thousandths of one GPU.
 
     `gpu_milli` below 1000 is a share of a single GPU. `gpu_models` names the models that will do; none: any.
     """
@@ -181,7 +181,7 @@ class Demand(Record):
 
 
 class Request(Record):
-    """What a job asks for: `replicas` alike, all started together or none.
+    """The resource request of a job: `replicas` alike, all started together or none.
 
     In a queue a higher `priority` goes first, then who was submitted earlier. `label` is the restriction that flowed in
     from the job's inputs. `time_limit` is enforced: a job that states one can be let in before a larger one's turn.
@@ -204,7 +204,7 @@ class Request(Record):
 
 
 class Placement(Record):
-    """Where one replica runs, and which GPUs are its own."""
+    """The node of one replica, and its GPUs."""
 
     replica: Count
     node: Name
@@ -226,7 +226,7 @@ class RunningJob(Record):
 
 
 class Snapshot(Record):
-    """All that a decision depends on, at the moment `now`. The order within each part means nothing."""
+    """The input of a scheduling decision at the moment `now`. The order within each part has no meaning."""
 
     now: AwareDatetime
     nodes: tuple[Node, ...]

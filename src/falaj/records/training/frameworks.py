@@ -1,4 +1,4 @@
-"""What a job may say about the processes of each framework."""
+"""The processes and roles that each framework allows in a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLES: dict[str, tuple[str, ...]] = {"tensorflow": ("chief", "worker", "ps"), "m
 def process_fault(
     framework: str, *, processes: int, processes_min: int | None, roles: Mapping[str, int]
 ) -> str | None:
-    """What is wrong with the processes that a job asks for, or nothing."""
+    """Return the fault in the processes that a job requests, or none."""
     if processes_min is not None:
         if framework != "torch":
             return f"processes_min is for the framework torch, whose training can shrink; this job's is {framework}"

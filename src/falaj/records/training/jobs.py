@@ -53,11 +53,11 @@ Framework = Literal["plain", "torch", "tensorflow", "jax", "mpi", "horovod", "xg
 Words = Annotated[str, StringConstraints(max_length=2000)]
 
 DIFF_CHARACTERS = 65_536
-"""So much of a diff stands in a spec; the code itself, in full, is the packed archive."""
+"""The longest diff in a spec; the packed archive holds the code in full."""
 
 
 class CodeOrigin(Record):
-    """Where packed code came from: the commit it stands on, and how it differs from it (cut if it is long)."""
+    """The origin of packed code: its commit, and the diff from it (cut if it is long)."""
 
     commit: Annotated[str, TextRule("[0-9a-f]{40,64}", "a commit is its full hash", limit=64)] | None = None
     diff: Annotated[str, StringConstraints(max_length=DIFF_CHARACTERS)] = ""
@@ -96,7 +96,7 @@ class MemoryEstimate(Record):
 
 
 class RequestedResources(Record):
-    """What a job asked for at first, of all that a move can change."""
+    """The resources that a job requested at first, of those that a move can change."""
 
     cpus: AtLeastOne = 1
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -108,7 +108,7 @@ class RequestedResources(Record):
 
 
 class JobSpec(Record):
-    """What a job runs: a `script` of its code, or a `module` of Falaj's own, with `args`.
+    """The specification of a job: a `script` of its code, or a `module` of Falaj's own, with `args`.
 
     `cpus`, `gpus` and `memory_bytes` are for all its `processes` together, which run on one machine. `inputs` are
     stored objects by the name under which the job finds them: a training set or view as Parquet, a model version as a
@@ -209,7 +209,7 @@ class JobOutput(Record):
 
 
 class JobProgress(Record):
-    """How far a job is: at which step, of how many if that is known, with which loss, and how many steps a second."""
+    """The progress of a job: its step, the total if that is known, the loss, and the steps a second."""
 
     step: int
     total: int | None = None
@@ -218,7 +218,7 @@ class JobProgress(Record):
 
     @property
     def left(self) -> timedelta | None:
-        """How much longer it takes at this rate."""
+        """Return the remaining time at this rate."""
         if not self.total or not self.rate or self.step > self.total:
             return None
         return timedelta(seconds=min((self.total - self.step) / self.rate, 3650 * 86400))
@@ -276,7 +276,7 @@ class CheckpointPart(Record):
 
 
 class Checkpoint(Record):
-    """What a job saved after a step; a later attempt goes on from it. `save` is what it calls this attempt to save."""
+    """A checkpoint of a job after a step; a later attempt resumes from it. `save` identifies this attempt to save."""
 
     job: ObjectId
     step: int
