@@ -1,4 +1,4 @@
-"""The command line in this process: what it prints, and its exit status."""
+"""Runs the command line in this process, and returns its output and exit status."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ import pytest
 
 import falaj
 from falaj.apps.cli.app import run
+from falaj.control.authorization import controller_caller
+from falaj.governance.operations.caller import acting_as
+from falaj.sdk.platform import Platform
 
 SOURCE = Path(falaj.__file__).parents[1]
 
@@ -33,7 +36,7 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """`falaj`, on a home of the test's own."""
+    """`falaj` on a home of the test."""
 
     folder: Path
     capsys: pytest.CaptureFixture[str]
@@ -56,6 +59,12 @@ class CommandLine:
         ran = self(*arguments)
         assert ran.status == 0, ran.err
         return ran
+
+    @contextmanager
+    def as_controller(self) -> Iterator[Platform]:
+        """The platform on the home, where the controller's service account acts."""
+        with falaj.open(self.home) as platform, acting_as(controller_caller(platform.jobs.gate.database)):
+            yield platform
 
     def json(self, *arguments: str | Path) -> Any:
         return self.done(*arguments, "--json").json
@@ -80,7 +89,7 @@ def command_line(
 
 @contextmanager
 def restored_log() -> Iterator[None]:
-    """The log as it was before, once commands that ran in this process have turned it to their own file."""
+    """Restore the log after commands in this process have redirected it to their own file."""
     log = logging.getLogger("falaj")
     before = log.handlers[:], log.level, log.propagate
     try:
@@ -92,13 +101,13 @@ def restored_log() -> Iterator[None]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a `falaj` in a process of its own needs."""
+    """Return the environment of a `falaj` in a process of its own."""
     places = {"FALAJ_HOME": str(folder / "home"), "FALAJ_CONFIG_DIR": str(folder / "config")}
     return {**os.environ, **places, "PYTHONPATH": str(SOURCE)}
 
 
 def make_template(folder: Path) -> Path:
-    """A home that was opened once: making one takes longer than copying it."""
+    """Create a home to copy, which is faster than creating one for each test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALAJ_CONFIG_DIR", str(folder / "config"))
         falaj.open(folder / "home").close()

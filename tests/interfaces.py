@@ -1,4 +1,4 @@
-"""A real HTTP door on a free loopback port, in a thread of the test's process, and the people who come to it."""
+"""A real HTTP server of the API on a free loopback port, in a thread of the test's process, and its users."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from probe import Probe
 
 SECURITY = {name.lower(): value for name, value in HEADERS.items()}
 TELLTALE = re.compile(r'Traceback|File \\?"|site-packages|/falaj/|\.py\b|", line \d', re.IGNORECASE)
-"""What an answer that shows our insides would contain."""
+"""What a response that leaks internals would contain."""
 
 
 @dataclass
 class ServedPlatform:
-    """A platform behind its door. Tokens: `admin` of the platform, `developer` in the workspace risk, `stranger`."""
+    """A served platform. Tokens: `admin` of the platform, `developer` in the workspace risk, `stranger`."""
 
     url: str
     parts: Assembled
@@ -62,11 +62,11 @@ class ServedPlatform:
 
     @cached_property
     def platform(self) -> Platform:
-        """What `fj.connect` gives an administrator."""
+        """Return what `fj.connect` gives an administrator."""
         return self.connect(self.admin)
 
     def http(self, token: str | None, **options: Any) -> httpx.Client:
-        """A bare client. Whatever it receives, it looks at the headers and for our insides."""
+        """Return a plain HTTP client that checks the headers of every response, and that it leaks no internals."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         hooks = {"response": [self._inspect]}
         client = httpx.Client(base_url=self.url, headers=headers, event_hooks=hooks, timeout=30, **options)
@@ -76,7 +76,7 @@ class ServedPlatform:
         return self._open.enter_context(connect(self.url, token))
 
     def issue(self, **options: Any) -> str:
-        """The secret of a new token of the administrator's."""
+        """Return the secret of a new token of the administrator."""
         return self.platform.tokens.issue(purpose="test", **options).secret
 
     def _inspect(self, response: httpx.Response) -> None:
@@ -94,7 +94,7 @@ class ServicesAndProbe(Services):
 
 @contextmanager
 def serve(folder: Path, *, url: str = "sqlite", toml: str = "") -> Iterator[ServedPlatform]:
-    """A platform in `folder`, served as its own process would serve it, with the room `probe` beside its own."""
+    """Serve a platform in `folder` as its own process would, with the service `probe` added."""
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv(URL_VARIABLE, url)
@@ -127,10 +127,10 @@ def with_probe(parts: Assembled) -> Assembled:
 
 @contextmanager
 def running(settings: uvicorn.Config) -> Iterator[str]:
-    """The address of a server that runs until the end."""
+    """Run a server; yield its address."""
     listener = _listen("127.0.0.1", 0)
     server = uvicorn.Server(settings)
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), name="door")
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), name="api")
     thread.start()
     try:
         eventually(lambda: server.started)
@@ -143,7 +143,7 @@ def running(settings: uvicorn.Config) -> Iterator[str]:
 
 
 def issue_tokens(parts: Assembled) -> dict[str, str]:
-    """Tokens for the three who come to every door."""
+    """Return tokens for the three users."""
     with acting_as(local_caller(parts.database)):
         create_people(parts.services)
         people = {"admin": None, "developer": "dana", "stranger": "sam"}
@@ -152,7 +152,7 @@ def issue_tokens(parts: Assembled) -> dict[str, str]:
 
 
 def create_people(services: Services | Platform) -> None:
-    """The workspace risk, dana who develops there, and sam who may do nothing."""
+    """Create the workspace risk, dana who develops there, and sam who has no role."""
     services.workspaces.create("risk")
     services.users.create("dana")
     services.users.create("sam")

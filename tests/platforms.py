@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +16,9 @@ from sqlalchemy import Table, func, select, text
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble
+from falaj.control.authorization import controller_caller
 from falaj.control.services import all_operations
-from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.caller import Caller, acting_as, current_caller
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import operations_of
 from falaj.governance.policy.authorizer import Authorizer
@@ -78,6 +79,10 @@ class OwnPlatform(Platform):
             self.workspaces.grant(workspace, name, role=role)
         return Caller(PrincipalId(person.id), name, kind, "test")
 
+    def as_controller(self) -> AbstractContextManager[None]:
+        """Operations inside are performed by the controller's service account."""
+        return acting_as(controller_caller(self.database))
+
     def caller_of(self, secret: str) -> Caller:
         """Return the caller that a token authenticates."""
         return self.parts.authenticator.authenticate(secret, origin="test")[0]
@@ -111,6 +116,27 @@ class OwnPlatform(Platform):
         """What the audit log holds, in order."""
         rows = sorted(self.rows(audit_entries), key=lambda row: row["seq"])
         return [json.loads(row["entry"]) for row in rows]
+
+
+class InternalAsController:
+    """A service whose internal operations are performed by the controller, unless somebody acts already."""
+
+    def __init__(self, service: Any, platform: OwnPlatform) -> None:
+        self._service, self._platform = service, platform
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._service, name)
+        operation = getattr(member, "operation", None)
+        if operation is None or not operation.internal:
+            return member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if current_caller() is not None:
+                return member(*args, **kwargs)
+            with self._platform.as_controller():
+                return member(*args, **kwargs)
+
+        return call
 
 
 def make_platform(

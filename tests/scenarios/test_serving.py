@@ -125,7 +125,7 @@ def test_a_model_is_deployed_from_the_command_line_and_asked_by_the_stock_client
     running: Running, falaj: CommandLine
 ) -> None:
     assert running.idle == (None, None)  # nothing deployed, nothing runs
-    assert "m is answered by m@1 (100)" in running.deployed
+    assert "m is served by m@1 (100)" in running.deployed
     assert f"{running.models}/v2/models/m/infer" in running.deployed
     assert "undo   falaj endpoints remove m" in running.deployed
 
@@ -250,7 +250,7 @@ def test_the_command_line_routes_and_shows(running: Running, falaj: CommandLine)
     routed = falaj.done("endpoints", "route", "m", "1=90", "3=10").out
     wrong = falaj("endpoints", "route", "m", "1=lots")
 
-    assert "m is answered by m@1 (90), m@3 (10)" in routed
+    assert "m is served by m@1 (90), m@3 (10)" in routed
     assert "undo   falaj endpoints route " in routed
     assert routed.rstrip().endswith("3=100")
     eventually(lambda: "squared error" in falaj.done("endpoints", "stats", "m").out)

@@ -1,1 +1,1 @@
-"""The doors, thin."""
+"""Interfaces and processes: command line, REST API, controller, model server and their supervisor."""

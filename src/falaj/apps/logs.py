@@ -15,7 +15,7 @@ SECRET = re.compile(
     r"fj_[A-Za-z0-9_]+\.[A-Za-z0-9_-]+|(?<=[Bb]earer )[^\s\"\\]+|(?<=code=)[\w-]+"
     r"|(?<=password=)[^\s\"\\]+|(?<=://)[^/@\s:\"]*:[^/@\s\"]+(?=@)"
 )
-"""Stops at quotes and backslashes: a line must be JSON still when its secrets are gone."""
+"""Stops at quotes and backslashes, so that a redacted line is still valid JSON."""
 STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",
@@ -26,7 +26,7 @@ LOG_BYTES = 20 * 2**20
 
 
 class JsonLines(logging.Formatter):
-    """A record as one JSON object; anything that looks like a secret is blotted out."""
+    """Formats a record as one JSON object, with secrets redacted."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -42,16 +42,16 @@ class JsonLines(logging.Formatter):
 
 
 def redact(text: str) -> str:
-    """`text` with its secrets made unreadable."""
+    """Return `text` with its secrets redacted."""
     return SECRET.sub("***", text)
 
 
 def log_to(path: Path | None) -> None:
-    """Send every log of this process to a file that is turned over as it grows, or to standard error."""
+    """Send every log of this process to a rotating file, or to standard error."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path is not None:
         handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=5)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for chatty in ("uvicorn.access", "httpx", "alembic", "dbos"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for verbose in ("uvicorn.access", "httpx", "alembic", "dbos"):
+        logging.getLogger(verbose).setLevel(logging.WARNING)

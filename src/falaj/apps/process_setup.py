@@ -1,16 +1,33 @@
-"""How many files and connections a process of the platform may have open."""
+"""Set-up of the platform's processes: the limit on open files, and ending with the parent."""
 
 from __future__ import annotations
 
+import os
 import resource
+from collections.abc import Callable
+
+from falaj.governance.operations.caller import start_thread
 
 
 def raise_file_limit(enough: int | None = None) -> None:
-    """As many open files as the machine allows, or as are `enough` for a process that starts others: each connection is
-    one, and so much is inherited."""
+    """Raise the limit on open files to the hard limit, or to `enough` for a process whose children inherit it.
+
+    Each connection is an open file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if enough is not None:
         most = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
     else:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def stop_with_parent(stop: Callable[[], object]) -> None:
+    """Call `stop` when the parent has ended: its end of our standard input is closed then."""
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        stop()
+
+    start_thread(wait, name="parent-watch")

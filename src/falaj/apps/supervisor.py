@@ -1,4 +1,4 @@
-"""`falaj up`: API, controller and model server under one parent, which restarts what dies and stops all cleanly."""
+"""`falaj up`: runs API, controller and model server under one parent, which restarts and stops them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ START_S = 60.0
 STOP_S = 10.0
 BACKOFF_S = (0.1, 1.0, 5.0)
 STEADY_S = 60.0
-"""A child that ran this long had recovered."""
+"""After running this long, a child counts as recovered."""
 
 
 def up(home_path: Path | None = None, *, port: int | None = None, bind: str | None = None) -> int:
-    """Run the platform of a home in the foreground until it is told to stop; the exit code."""
+    """Run the platform of a home in the foreground until it is stopped; return the exit code."""
     home = open_home(home_path)
     with home.lock():
         server = read_config(home.toml).server
@@ -44,38 +44,38 @@ def up(home_path: Path | None = None, *, port: int | None = None, bind: str | No
 
 
 def down(home_path: Path | None = None) -> bool:
-    """Stop the platform that runs on a home, and wait until it has; false if none runs."""
+    """Stop the platform that runs on a home, and wait for its end; return false if none runs."""
     home = find_home(home_path)
     pid = home.platform().get("pid") if home is not None else None
     if home is None or pid is None or not home.is_held():
         return False
-    with suppress(ProcessLookupError):  # it may just have ended by itself
+    with suppress(ProcessLookupError):  # it may have ended meanwhile
         os.kill(int(pid), signal.SIGTERM)
     deadline = time.monotonic() + 2 * STOP_S
     while home.is_held():
         if time.monotonic() > deadline:
-            raise Unavailable(f"the platform (process {pid}) does not stop; kill it, nothing is lost by that")
+            raise Unavailable(f"the platform (process {pid}) does not stop; it is safe to kill it")
         time.sleep(0.05)
     return True
 
 
 def status(home_path: Path | None = None) -> PlatformStatus:
-    """What runs on a home."""
+    """Return what runs on a home."""
     home = find_home(home_path)
-    told = home.platform() if home is not None and home.is_held() else {}
-    if home is None or "url" not in told:
+    facts = home.platform() if home is not None and home.is_held() else {}
+    if home is None or "url" not in facts:
         return PlatformStatus(home=str((home_path or default_home()).absolute()), running=False)
     found = PlatformStatus(
-        home=str(home.path), running=True, url=told["url"], pid=told["pid"], models=told.get("models")
+        home=str(home.path), running=True, url=facts["url"], pid=facts["pid"], models=facts.get("models")
     )
     from falaj.sdk.remote import connect
 
-    with suppress(FalajError), connect(told["url"]) as platform:
-        facts = platform.platform.status()
+    with suppress(FalajError), connect(facts["url"]) as platform:
+        remote = platform.platform.status()
         more = {
-            "version": facts.version,
-            "controller": facts.controller,
-            "ready": facts.controller is not None,
+            "version": remote.version,
+            "controller": remote.controller,
+            "ready": remote.controller is not None,
         }
         return found.model_copy(update=more)
     return found
@@ -83,7 +83,7 @@ def status(home_path: Path | None = None) -> PlatformStatus:
 
 @dataclass
 class ChildProcess:
-    """A process of the platform. It ends when our end of its standard input closes."""
+    """A process of the platform; it ends when our end of its standard input closes."""
 
     name: str
     command: list[str]
@@ -127,8 +127,8 @@ class Supervisor:
     children: list[ChildProcess] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
     model_server: ChildProcess | None = None
-    hearing: int | None = None
-    """The pipe by which a model server that starts will tell where it is."""
+    ready_pipe: int | None = None
+    """The pipe on which a starting model server reports its address."""
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -144,11 +144,11 @@ class Supervisor:
         serving = ["falaj.apps.model_server", self.serving.bind, str(self.serving.port)]
         self.model_server = ChildProcess("the model server", serving, environment)
         try:
-            told = self._start_api(api)
-            if told is None:
-                return self._gave_up()
+            facts = self._start_api(api)
+            if facts is None:
+                return self._fail_to_start()
             controller.start()
-            self._say_where(told)
+            self._print_address(facts)
             self._watch()
         finally:
             self._stop_children()
@@ -156,7 +156,7 @@ class Supervisor:
         return 0
 
     def _start_api(self, api: ChildProcess) -> dict[str, Any] | None:
-        """Start the API and wait until it tells where it is; none if it ended instead."""
+        """Start the API and wait for its address; return none if it ended instead."""
         reading, writing = os.pipe()
         api.start(ready=writing)
         os.close(writing)
@@ -170,89 +170,93 @@ class Supervisor:
                     break
         return None
 
-    def _gave_up(self) -> int:
+    def _fail_to_start(self) -> int:
         if self.stopping:
             return 0
-        raise Unavailable(
-            f"the API did not start; {self.home.logs / 'api.jsonl'} and the lines above say why"
-        )
+        raise Unavailable(f"the API did not start; see {self.home.logs / 'api.jsonl'} and the lines above")
 
-    def _publish(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Write down where the platform is, and keep the token for the local command line."""
-        if "token" in told:
-            credentials.save(told["url"], told.pop("token"))
-        self._tell_others(url=told["url"], pid=os.getpid())
-        port = told["url"].rpartition(":")[2]
-        self.children[0].command[-1] = port  # a restart listens where it was
-        return told
+    def _publish(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Publish the address of the platform, and save the token for the local command line."""
+        if "token" in facts:
+            credentials.save(facts["url"], facts.pop("token"))
+        self._write_facts(url=facts["url"], pid=os.getpid())
+        port = facts["url"].rpartition(":")[2]
+        self.children[0].command[-1] = port  # a restart uses the same port
+        return facts
 
-    def _tell_others(self, **facts: Any) -> None:
-        """Write down what other processes of this home may want to know."""
+    def _write_facts(self, **facts: Any) -> None:
+        """Write facts about the running platform to a file for other processes of this home."""
         self.running |= facts
         draft = self.home.running.with_suffix(".new")
         draft.write_text(json.dumps(self.running))
         draft.rename(self.home.running)
 
-    def _say_where(self, told: dict[str, Any]) -> None:
-        print(f"Falaj runs at {told['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
-        if "code" in told:
-            print(f"  sign in  {told['url']}/#code={told['code']}")
-            print("           once, within five minutes; another: falaj tokens sign-in-link", flush=True)
+    def _print_address(self, facts: dict[str, Any]) -> None:
+        print(f"Falaj runs at {facts['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
+        if "code" in facts:
+            print(f"  sign in  {facts['url']}/#code={facts['code']}")
+            print(
+                "           valid once, for five minutes; get another: falaj tokens sign-in-link", flush=True
+            )
         else:
             print(
                 "  sign in  ask an administrator for a link: falaj tokens sign-in-link --user YOU", flush=True
             )
 
     def _watch(self) -> None:
-        """Start again what has died, more slowly each time, until we are told to stop."""
+        """Restart children that have died, with backoff, until we are stopped."""
         while not self.stopping:
             now = time.monotonic()
             for child in self.children:
                 if child.process is not None and child.process.poll() is not None:
-                    self._mourn(child, now)
+                    self._schedule_restart(child, now)
                 elif child.process is None and now >= child.start_at:
-                    self._revive(child)
-            self._look_after_models()
+                    self._restart(child)
+            self._run_model_server()
             time.sleep(0.05)
 
-    def _look_after_models(self) -> None:
-        """Have a model server once something was deployed: until then it costs nothing."""
+    def _run_model_server(self) -> None:
+        """Start the model server once something is deployed, and read its address when it is ready."""
         server = self.model_server
         if server is not None and server not in self.children and self.home.serving.exists():
             self.children.append(server)
-        if server is not None and self.hearing is not None and select.select([self.hearing], [], [], 0)[0]:
-            with os.fdopen(self.hearing) as pipe:
-                self.hearing, text = None, pipe.read()
+        if (
+            server is not None
+            and self.ready_pipe is not None
+            and select.select([self.ready_pipe], [], [], 0)[0]
+        ):
+            with os.fdopen(self.ready_pipe) as pipe:
+                self.ready_pipe, text = None, pipe.read()
             if text:
-                self._tell_others(models=json.loads(text)["url"])
-                server.command[-1] = self.running["models"].rpartition(":")[2]  # a restart listens there
+                self._write_facts(models=json.loads(text)["url"])
+                server.command[-1] = self.running["models"].rpartition(":")[2]  # a restart uses the same port
 
-    def _start_models(self, child: ChildProcess) -> None:
-        """It tells where it is when it is ready; nobody waits for that."""
-        if self.hearing is not None:
-            os.close(self.hearing)
-        self.hearing, writing = os.pipe()
+    def _start_model_server(self, child: ChildProcess) -> None:
+        """Start it without waiting; it reports its address when it is ready."""
+        if self.ready_pipe is not None:
+            os.close(self.ready_pipe)
+        self.ready_pipe, writing = os.pipe()
         child.start(ready=writing)
         os.close(writing)
 
-    def _mourn(self, child: ChildProcess, now: float) -> None:
+    def _schedule_restart(self, child: ChildProcess, now: float) -> None:
         code = child.process.returncode if child.process else None
         child.process = None
         if now - child.started_at > STEADY_S:
             child.failures = 0
         child.start_at = now + BACKOFF_S[min(child.failures, len(BACKOFF_S) - 1)]
         child.failures += 1
-        print(f"warning: {child.name} ended (code {code}); it is started again", file=sys.stderr, flush=True)
+        print(f"warning: {child.name} ended (code {code}); it is restarted", file=sys.stderr, flush=True)
 
-    def _revive(self, child: ChildProcess) -> None:
+    def _restart(self, child: ChildProcess) -> None:
         if child is self.model_server:
-            self._start_models(child)
+            self._start_model_server(child)
             return
         if child.name != "api":
             child.start()
             return
-        told = self._start_api(child)
-        if told is None and child.process is not None and not self.stopping:
+        facts = self._start_api(child)
+        if facts is None and child.process is not None and not self.stopping:
             child.stop(by=time.monotonic())
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
@@ -265,7 +269,7 @@ class Supervisor:
 
 
 def _changed(server: ServerConfig, given: dict[str, Any]) -> ServerConfig:
-    """`server` with what the command line says, checked again as a whole."""
+    """Return `server` with the options of the command line, validated as a whole."""
     from pydantic import ValidationError
 
     try:

@@ -81,7 +81,7 @@ class Monitoring:
 
         return monitors.rebase(self._context, current_call())
 
-    @operation("monitoring.record", resource="endpoint", allow=Role.OPERATOR)
+    @operation("monitoring.record", resource="endpoint", allow=Role.OPERATOR, internal=True)
     def record(self, endpoint: WatchedEndpoint, *, windows: Windows) -> WindowReceipt:
         """Take in windows that a server of the endpoint has sketched; they are kept only if a monitor watches it."""
         from falaj.monitoring.windows.ingestion import ingest_windows
@@ -100,7 +100,7 @@ class Monitoring:
         target = current_call().target
         return check(self.gate.database, self._sealed, target, since=since, until=until)
 
-    @operation("monitoring.evaluate", resource="platform", mode=Mode.LATE, allow=Role.OPERATOR)
+    @operation("monitoring.evaluate", resource="platform", mode=Mode.LATE, allow=Role.OPERATOR, internal=True)
     def evaluate(self) -> EvaluationSummary:
         """Judge every window that is complete, and raise or end alerts; the controller does it on its tick.
 

@@ -101,7 +101,7 @@ class Optimizations:
             self.gate, "optimization", store.optimization_record, after=after, limit=limit
         )
 
-    @operation("optimization.record", resource="model_version", allow=Role.OPERATOR)
+    @operation("optimization.record", resource="model_version", allow=Role.OPERATOR, internal=True)
     def record(
         self,
         model: ModelVersionRef,

@@ -1,4 +1,4 @@
-"""Amounts of memory as people type them: 512MiB, 8GiB, 1.5TB."""
+"""Sizes in bytes: parsed as people type them (512MiB, 8GiB, 1.5TB), and formatted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BINARY = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10
 
 
 def read_size(text: object) -> int | None:
-    """Return the bytes that `text` names; none if it does not follow the rule, or is less than a byte."""
+    """Return the bytes that `text` gives; none if it does not follow the rule, or is less than a byte."""
     if not isinstance(text, str):
         return None
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?) ?([a-z]{1,3})", text.strip().lower(), re.ASCII)
@@ -27,5 +27,11 @@ def read_size(text: object) -> int | None:
 
 
 def spell_size(count: int) -> str:
-    """`count` bytes as they would be typed, exactly."""
+    """Return `count` bytes exactly, as they would be typed."""
     return next((f"{count // step}{unit}" for unit, step in _BINARY if count % step == 0), f"{count}B")
+
+
+def format_size(count: float) -> str:
+    """Return `count` bytes with three digits, in the largest unit that leaves at least one: 10.6 GiB, 512 MiB."""
+    unit, step = next(((unit, step) for unit, step in _BINARY if count >= step), ("bytes", 1))
+    return f"{count / step:.3g} {unit}" if step > 1 and count < 100 * step else f"{count / step:.0f} {unit}"

@@ -225,7 +225,7 @@ class Queues:
         """What a what-if that is done has found: each team's waits, use, preemptions and cost, before and after."""
         return what_if_results.read(self.gate.database, self._sealed, current_call().target)
 
-    @operation("queues.save_what_if", resource="work", mode=Mode.LATE, allow=Role.OPERATOR)
+    @operation("queues.save_what_if", resource="work", mode=Mode.LATE, allow=Role.OPERATOR, internal=True)
     def save_what_if(self, work: WorkflowRef, *, comparison: WhatIfComparison) -> WhatIfReceipt:
         """Keep what a replay has found; the controller does this for whoever asked for it."""
         call = current_call()

@@ -1,1 +1,1 @@
-"""The platform from Python: `open` in this process, `connect` over REST, with the same verbs."""
+"""The Python interface: `open` in this process, `connect` over REST, with the same operations."""

@@ -1,4 +1,4 @@
-"""Tokens by address, in one file that only its owner can read."""
+"""Saved tokens by address, in one file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from falaj.records.places import default_config_dir
 
 
 def credentials_file() -> Path:
+    """Return the path of the file."""
     return default_config_dir() / "credentials.json"
 
 
 def token_for(url: str) -> str:
-    """The token for the platform at `url`: FALAJ_TOKEN, unless FALAJ_URL says it is another's, or the saved one."""
+    """Return the token for `url`: FALAJ_TOKEN, unless FALAJ_URL names another platform, else the saved one."""
     belongs_to = os.environ.get("FALAJ_URL") or url
     given = os.environ.get("FALAJ_TOKEN") if _address(belongs_to) == _address(url) else None
     token = given or _read().get(_address(url))
@@ -31,18 +32,19 @@ def token_for(url: str) -> str:
 
 
 def save(url: str, token: str) -> None:
-    """Keep `token` for the platform at `url`."""
+    """Save `token` for the platform at `url`."""
     with _locked():
         _write(_read() | {_address(url): token})
 
 
 def forget(url: str) -> None:
+    """Remove the token for the platform at `url`."""
     with _locked():
         _write({address: token for address, token in _read().items() if address != _address(url)})
 
 
 def sign_in(url: str, code: str) -> str:
-    """Spend a sign-in code at `url` and keep the token that it gives; the name of who signed in."""
+    """Redeem a sign-in code at `url` and save the token; return the name of the user."""
     from falaj.sdk.remote import connect, redeem
 
     token = redeem(url, code)

@@ -1,4 +1,4 @@
-"""`fj.open`: the platform in this process. It means: I own this directory."""
+"""`fj.open`: opens the platform of a home in this process, as its owner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 1.0
 
 
 def open_platform(path: str | Path | None = None) -> Platform:
-    """Open the home at `path` (FALAJ_HOME, or .falaj) and act as its owner; HomeBusy if a platform runs on it."""
+    """Open the home at `path` (FALAJ_HOME, or .falaj) as its owner; raise HomeBusy if a platform runs on it."""
     home = open_home(None if path is None else Path(path))
     lock = home.lock()
     try:
@@ -43,8 +43,10 @@ def open_platform(path: str | Path | None = None) -> Platform:
 
 
 class EmbeddedController:
-    """A controller in this process, which comes to life when there is work; what is unfinished at the end goes on at
-    the next start. Only on SQLite, where this process is alone: on PostgreSQL the servers' controllers do the work."""
+    """A controller in this process, which starts when there is work; unfinished work continues at the next start.
+
+    Only on SQLite, where no other process uses the database: on PostgreSQL the controllers of the servers do the work.
+    """
 
     def __init__(self, platform: Assembled) -> None:
         self._platform = platform
@@ -67,8 +69,8 @@ class EmbeddedController:
         while not self._stop.is_set():
             try:
                 self._controller().run(self._stop)
-            except Exception:  # as the parent of a controller's process does, begin anew
-                log.exception("the embedded controller broke off; it is begun again")
+            except Exception:  # restart it, as the supervisor restarts a controller process
+                log.exception("embedded controller failed; restarting it")
                 self._stop.wait(POLL_S)
 
     def _controller(self) -> Controller:
@@ -85,6 +87,8 @@ class EmbeddedController:
 
 
 def end_thread() -> NoReturn:
-    """End the thread that has lost the lease, and not the process: it is the user's, and while it holds the home,
-    nobody else takes the lease from it. It was not renewed in time, or passed to a controller that was begun anew."""
+    """End the thread that has lost the lease, not the process, which is the user's and holds the home.
+
+    The lease was not renewed in time, or a restarted controller has taken it.
+    """
     raise SystemExit

@@ -1,4 +1,4 @@
-"""Runs a script up to its `fj.fit`, which says how much memory the training takes instead of training."""
+"""Runs a script up to its `fj.fit`, which estimates the memory of the training instead of training."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from falaj.records.training.jobs import JobSpec, MemoryEstimate
 LIMIT_S = 600.0
 LINES_SHOWN = 8
 DISTRIBUTED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "FALAJ_AGENT", "FALAJ_JOB")
-"""Variables that would make the script believe that it is one of several processes, or a job."""
+"""Variables that would make the script act as one of several processes, or as a job."""
 TRACEBACK = "Traceback (most recent call last):"
 RUNTIME_ERRORS = "falaj.training.runtime.errors."
 
 
 def estimate_script(script: str | Path, spec: JobSpec, *, limit_s: float = LIMIT_S) -> MemoryEstimate:
-    """What the training in `script` takes, on the processes and the kind of device that `spec` asks for.
+    """Return the memory of the training in `script`, with the processes and the kind of device that `spec` requests.
 
     The script runs here, with the job's arguments and variables, in a process of its own, until it calls `fj.fit`.
     InvalidInput where it does not come to that.
@@ -50,13 +50,13 @@ def estimate_script(script: str | Path, spec: JobSpec, *, limit_s: float = LIMIT
 
 
 def _run(script: Path, spec: JobSpec, file: Path, limit_s: float) -> tuple[int | None, str]:
-    """The exit status, none if it took too long, and what it printed."""
+    """Return the exit status, none if it took too long, and the output."""
     kept = {name: value for name, value in os.environ.items() if name not in DISTRIBUTED_VARIABLES}
-    beside = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), str(Path(__file__).parents[2])]))
+    path = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), str(Path(__file__).parents[2])]))
     process = subprocess.Popen(
         [sys.executable, str(script), *spec.args],
         cwd=script.parent,
-        env={**kept, "PYTHONPATH": beside, **spec.env, "FALAJ_ESTIMATE": str(file)},
+        env={**kept, "PYTHONPATH": path, **spec.env, "FALAJ_ESTIMATE": str(file)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -76,7 +76,7 @@ def _run(script: Path, spec: JobSpec, file: Path, limit_s: float) -> tuple[int |
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """The script and all that it has started."""
+    """Kill the script and all processes that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -93,7 +93,7 @@ def _why(status: int | None, printed: str, limit_s: float) -> str:
 
 
 def _raised(printed: str) -> str:
-    """What a script died of: the line behind its last traceback, which may have others behind it; or the last line."""
+    """Return the error of a script: the line after its last traceback, or the last line of its output."""
     lines = printed.strip().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith(TRACEBACK)]
     behind = lines[starts[-1] + 1 :] if starts else []

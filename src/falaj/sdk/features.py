@@ -1,4 +1,4 @@
-"""Features from where the data is: definitions from files, rows from files or tables, uploaded in one go."""
+"""Features from Python: apply definition files, and upload rows from files or tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows: TypeAlias = Any
 def apply(
     platform: Platform, what: str | Path | Definition | Iterable[Definition], **where: Any
 ) -> ApplyResult:
-    """Bring entities and views to the definitions in a file or folder, or to these records."""
+    """Apply the definitions of entities and views in a file or folder, or these records."""
     if isinstance(what, str | Path):
         found = read_definitions(Path(what))
         return platform.features.apply(entities=tuple(found.entities), views=tuple(found.views), **where)
@@ -35,7 +35,7 @@ def apply(
 
 
 def ingest(platform: Platform, view: str, rows: Rows, **where: Any) -> IngestResult:
-    """Upload `rows` and add them to `view`; `where` is what blobs.upload takes."""
+    """Upload `rows` and add them to `view`; `where` are options of blobs.upload."""
     staged = platform.blobs.upload(pieces(rows), **(view_location(platform, view) | where))
     return platform.features.ingest(view, data=staged.id)
 
@@ -50,7 +50,7 @@ def training_set(
     until: datetime | None = None,
     **options: Any,
 ) -> TrainingSet:
-    """Join a spine with `views`. It is a file or table, which is uploaded, or the name of a view, or a reference."""
+    """Join a spine with `views`: a file or table, which is uploaded, or the name of a view, or a reference."""
     reference = spine_reference(spine)
     if reference is None:
         where = {key: options[key] for key in ("workspace", "zone") if options.get(key)}
@@ -61,13 +61,13 @@ def training_set(
 
 
 def view_location(platform: Platform, view: str) -> dict[str, Any]:
-    """Where the rows of `view` lie: an upload for it goes there too."""
+    """Return the workspace and zone of `view`, for uploads of its rows."""
     found = platform.features.show(view)
     return {"workspace": found.workspace, "zone": found.zone}
 
 
 def spine_reference(spine: Rows) -> str | None:
-    """What `spine` refers to on the platform; none if it is a file here, or rows."""
+    """Return the reference of `spine` on the platform; none if it is a local file, or rows."""
     if not isinstance(spine, str) or Path(spine).is_file():
         return None
     if ":" in spine or (spine.partition("_")[0] in ("blob", "view") and len(spine) > 26):
@@ -77,7 +77,7 @@ def spine_reference(spine: Rows) -> str | None:
 
 
 def pieces(rows: Rows) -> Iterator[bytes]:
-    """`rows` as bytes to upload."""
+    """Yield `rows` as bytes to upload."""
     from falaj.sdk.platform import chunks
 
     if isinstance(rows, str | Path):

@@ -1,4 +1,4 @@
-"""The fields of a job as people spell them, and how each becomes one of JobSpec."""
+"""The fields of a job as users write them, and how each becomes one of JobSpec."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ALIASES = {
     "preempt": "preemptible",
     "secret": "secrets",
 }
-"""One of several is named by what it is one of."""
+"""Singular names of fields that take several values."""
 
 MERGED = ("inputs", "env", "secrets")
-"""Fields to which an option adds, instead of taking their place."""
+"""Fields to which an option adds values instead of replacing them."""
 
 SYNONYMS = {
     "memory": "memory_bytes",
@@ -36,19 +36,19 @@ SYNONYMS = {
     "gpu_memory": "gpu_memory_bytes",
     "gpu_share": "gpu_milli",
 }
-"""Two spellings of one field: for people, and for programs."""
+"""Two names of one field: for users, and in JobSpec."""
 
 GPU_FIELDS = ("gpu_share", "gpu_milli", "gpu_memory", "gpu_memory_bytes", "gpu_models", "gpu_profile")
-"""Whoever says one of these wants a GPU, whether or not they say how many."""
+"""Fields that imply a GPU, whether or not a number of GPUs is given."""
 
 PRIORITIES = {"low": -1000, "normal": 0, "high": 1000, "urgent": 100_000}
-"""Classes of priority, with room for numbers between them."""
+"""Priority classes; numbers between them are allowed."""
 
 FLAGS = ("preemptible", "network", "nsys", "spread")
 
 
 class FieldFormatError(Exception):
-    """A value that does not follow the rule of its field."""
+    """Raised for a value that does not follow the rule of its field."""
 
     def __init__(self, allowed: str, example: str) -> None:
         super().__init__(allowed)
@@ -56,7 +56,7 @@ class FieldFormatError(Exception):
 
 
 class JobField(NamedTuple):
-    """Where a value goes in JobSpec, and how it is read from what people write."""
+    """The field of JobSpec that a value sets, and how the value is parsed."""
 
     path: Path
     read: Callable[[Any], Any]
@@ -83,7 +83,7 @@ def _size(value: Any) -> int:
 
 
 def _share(value: Any) -> int:
-    """Thousandths of a GPU, from 0.25 or 25%."""
+    """Return thousandths of a GPU, from 0.25 or 25%."""
     found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9}) ?(%?)", str(value).strip(), re.ASCII)
     part = Fraction(found[1]) / (100 if found[2] else 1) if found else Fraction(0)
     milli = round(part * WHOLE_GPU)
@@ -95,7 +95,7 @@ def _share(value: Any) -> int:
 
 
 def _priority(value: Any) -> Any:
-    """A class by its name, or the number itself."""
+    """Return the number of a priority class, or the number itself."""
     if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+", value.strip(), re.ASCII):
         return value
     if value not in PRIORITIES:
@@ -104,7 +104,7 @@ def _priority(value: Any) -> Any:
 
 
 def _processes(value: Any) -> Any:
-    """How many; or, of an elastic job, with how few it goes on and how many it has at most, as (few, most)."""
+    """Return the number of processes; for an elastic job the minimum and the maximum."""
     if not isinstance(value, str) or ":" not in value:
         return value
     few, _, most = value.partition(":")
@@ -127,7 +127,7 @@ def _roles(value: Any) -> Any:
 
 
 def _several(value: Any) -> Any:
-    """One, or several with commas between them or as a list."""
+    """Return one or several values, given with commas or as a list."""
     if isinstance(value, str):
         return [each for each in value.split(",") if each]
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
@@ -136,7 +136,7 @@ def _several(value: Any) -> Any:
 
 
 def _named(value: Any, *, form: str, read: Callable[[str], tuple[str, str]] | None = None) -> Any:
-    """A mapping; or pairs as they are typed, in the form that is named."""
+    """Return a mapping, given as such or as pairs in the named form."""
     if isinstance(value, Mapping):
         return dict(value)
     items = [value] if isinstance(value, str) else value
@@ -154,7 +154,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _input(text: str) -> tuple[str, str]:
-    """NAME=REFERENCE; a reference alone is also the input's name."""
+    """Return (name, reference) of NAME=REFERENCE; a reference alone is also the name."""
     if "=" in text:
         return _pair(text)
     return text.rpartition("/")[2].rpartition(":")[2].partition("@")[0], text
@@ -192,4 +192,4 @@ FIELDS: dict[str, JobField] = {
     "gpu_memory": JobField(("gpu_memory_bytes",), _size),
     "gpu_share": JobField(("gpu_milli",), _share),
 }
-"""Every field by the name that people use; `script` and `workspace` stand beside them."""
+"""Every field by the name that users write; `script` and `workspace` are separate."""

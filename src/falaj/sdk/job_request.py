@@ -1,4 +1,4 @@
-"""A job as it was asked for, by options, in Python or in YAML; and the JobSpec that it makes, or all its faults."""
+"""The request for a job, from options, Python or YAML, and the JobSpec that it becomes, or all its faults."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from falaj.records.training.jobs import JobSpec
 from falaj.sdk.job_fields import ALIASES, FIELDS, FLAGS, GPU_FIELDS, MERGED, SYNONYMS, FieldFormatError
 
 Location = tuple[str, ...]
-BESIDE = ("script", "workspace")
+OTHER_FIELDS = ("script", "workspace")
 _OTHER_SPELLING = SYNONYMS | {plain: spelled for spelled, plain in SYNONYMS.items()}
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Fields by name, where each was given, and what is wrong with them as they were given."""
+    """Fields by name, where each was given, and the faults in their values."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[Location, str] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class JobRequest:
 
 
 def parse_job_request(given: Mapping[str, Any], *, place: Callable[[Location], str]) -> JobRequest:
-    """The fields in `given`; `place` says where one of them stands, for those who look for a fault."""
+    """Return the request with the fields in `given`; `place` returns where a field was given, for its faults."""
     form, faults = JobRequest(), list[Fault]()
     for at, value in _flat(given):
         name = ALIASES.get(at[-1], at[-1])
-        if name not in FIELDS and name not in BESIDE:
+        if name not in FIELDS and name not in OTHER_FIELDS:
             faults.append(_unknown(at, place(at)))
             continue
         if (name,) in form.places:
@@ -66,8 +66,8 @@ def parse_job_request(given: Mapping[str, Any], *, place: Callable[[Location], s
         except FieldFormatError as error:
             fix = _fix(place(at), at[-1], error.example)
             given_as = ", ".join(map(str, value)) if isinstance(value, list) else value
-            told = Fault(where=place(at), given=shorten(given_as), allowed=error.allowed, fix=fix)
-            faults.append(told)
+            fault = Fault(where=place(at), given=shorten(given_as), allowed=error.allowed, fix=fix)
+            faults.append(fault)
         if isinstance(value, Mapping):
             form.places.update({(name, str(key)): place((*at, str(key))) for key in value})
     for spelled, plain in SYNONYMS.items():
@@ -78,7 +78,7 @@ def parse_job_request(given: Mapping[str, Any], *, place: Callable[[Location], s
 
 
 def build_spec(form: JobRequest, **fixed: Any) -> JobSpec:
-    """The job that `form` describes, with what is `fixed` about it; InvalidInput with all that is wrong at once."""
+    """Return the JobSpec of `form` with the `fixed` fields; raise InvalidInput with all faults."""
     fields, sources = _placed(form)
     faults = list(form.faults)
     spec = None
@@ -94,12 +94,12 @@ def build_spec(form: JobRequest, **fixed: Any) -> JobSpec:
 
 def invalid_request(faults: Iterable[Fault]) -> InvalidInput:
     found = sorted(faults, key=lambda fault: _line(fault.where))
-    what = f"{found[0].where} is" if len(found) == 1 else f"{len(found)} things are"
+    what = f"{found[0].where} is" if len(found) == 1 else f"{len(found)} values are"
     return InvalidInput(f"the job cannot be submitted: {what} not valid", faults=found)
 
 
 def _flat(given: Mapping[str, Any]) -> Iterable[tuple[Location, Any]]:
-    """Every field with its name; those of `affinity` may stand inside it."""
+    """Yield every field with its location; those of `affinity` may be nested."""
     for name, value in given.items():
         if name == "affinity" and isinstance(value, Mapping):
             yield from (((name, str(inner)), each) for inner, each in value.items())
@@ -112,7 +112,7 @@ def _read(name: str, value: Any) -> Any:
         raise FieldFormatError("a value; a field without one is left out", "…")
     if isinstance(value, bool) and name not in FLAGS:
         value = str(value).lower()  # no number is meant by it
-    if name in BESIDE:
+    if name in OTHER_FIELDS:
         if not isinstance(value, str | PathLike):
             raise FieldFormatError(f"the {name}, a word", "default" if name == "workspace" else "train.py")
         return value
@@ -120,11 +120,11 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _placed(form: JobRequest) -> tuple[dict[str, Any], dict[Location, str]]:
-    """The fields of JobSpec, and by its path the name of the field that each came from."""
+    """Return the fields of JobSpec, and the given field that each path came from."""
     fields: dict[str, Any] = {}
     sources: dict[Location, str] = {}
     for name, value in form.values.items():
-        if name in BESIDE:
+        if name in OTHER_FIELDS:
             continue
         *outer, last = FIELDS[name].path
         inside = fields.setdefault(outer[0], {}) if outer else fields
@@ -142,20 +142,20 @@ def _placed(form: JobRequest) -> tuple[dict[str, Any], dict[Location, str]]:
 
 
 def _sum_of(roles: Any) -> int:
-    """How many processes the roles have together; 0 where they are no counts, which is said as their own fault."""
+    """Return the total processes of the roles; 0 where they are not counts, which is a fault of its own."""
     counts = list(roles.values()) if isinstance(roles, Mapping) else []
     return sum(counts) if all(isinstance(each, int) and each >= 0 for each in counts) else 0
 
 
 def _impossible(spec: JobSpec, form: JobRequest) -> list[Fault]:
-    """What the fields say together that makes no sense, beyond what JobSpec refuses itself."""
+    """Return the faults in combinations of fields that JobSpec does not check."""
     if spec.gpu_memory_bytes is None or spec.gpus:
         return []
     return [Fault(where=form.where(("gpu_memory",)), given="0 GPUs", allowed="at least 1 GPU with it")]
 
 
 def _as_given(fault: Fault, form: JobRequest, sources: Mapping[Location, str]) -> Fault:
-    """`fault` where its field was given."""
+    """Return `fault` with the location where its field was given."""
     at = tuple(part for part in fault.where.split(".") if part != "[key]")
     for length in range(len(at), 0, -1):
         if at[:length] in sources:
@@ -167,7 +167,7 @@ def _as_given(fault: Fault, form: JobRequest, sources: Mapping[Location, str]) -
 
 
 def _unknown(at: Location, where: str) -> Fault:
-    known = sorted({*FIELDS, *BESIDE} - {*SYNONYMS.values(), "processes_min"})
+    known = sorted({*FIELDS, *OTHER_FIELDS} - {*SYNONYMS.values(), "processes_min"})
     near = get_close_matches(at[-1], [*known, *ALIASES], n=1, cutoff=0.7)
     fix = f"{near[0]}, if that is meant" if near else "remove this field"
     return Fault(where=where, given=at[-1], allowed=f"one of {', '.join(known)}", fix=fix)
@@ -182,6 +182,6 @@ def _fix(where: str, name: str, example: str) -> str | None:
 
 
 def _line(where: str) -> tuple[str, int]:
-    """Faults of a file come in its order."""
+    """Return the sort key of a location, so that the faults of a file are in its order."""
     path, _, rest = where.partition(" ")[0].rpartition(":")
     return (path, int(rest)) if rest.isdecimal() else ("", 0)

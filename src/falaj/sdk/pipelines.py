@@ -1,4 +1,4 @@
-"""Pipelines from where the code is: a definition in TOML beside its script, packed and applied in one go."""
+"""Pipelines from Python: a definition in TOML with its script, packed and applied."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ JOB = (
     "timeout",
     "env",
 )
-"""Fields of the job that may stand beside those of the pipeline."""
+"""Fields of the job that may be given with those of the pipeline."""
 FIELDS = {*Pipeline.model_fields, *JOB, "script"}
 
 
 def apply_pipeline(
     platform: Platform, script: str | Path, *, workspace: str | None = None, **fields: Any
 ) -> StoredPipeline:
-    """Pack `script` with the code around it, and apply the pipeline that trains by it.
+    """Pack `script` with the code in its folder, and apply the pipeline that trains with it.
 
     `fields` are those of Pipeline but `job`, and of the job: args, cpus, gpus, retries, timeout …
     """
@@ -59,7 +59,7 @@ def apply_pipeline(
 
 
 def read_pipeline(path: Path) -> dict[str, Any]:
-    """The fields in a TOML file, with `script` as a path and durations like 90d as such."""
+    """Return the fields in a TOML file, with `script` as a path, and durations parsed."""
     try:
         given = tomllib.loads(path.read_text())
     except OSError as error:
@@ -76,7 +76,7 @@ def read_pipeline(path: Path) -> dict[str, Any]:
 
 
 def add_lines(error: InvalidInput, path: Path) -> InvalidInput:
-    """`error` with the line of `path` for each of its faults that is about a field of a pipeline."""
+    """Return `error` with the line in `path` for each fault in a field of a pipeline."""
     lines, faults = TomlLines(path.read_text()), []
     for fault in error.faults:
         field = fault.where.removeprefix("definition.").removeprefix("job.")
@@ -92,9 +92,9 @@ def _read_script(given: dict[str, Any], path: Path) -> list[Fault]:
     given["script"] = path.parent / str(script)
     if isinstance(script, str) and given["script"].is_file():
         return []
-    allowed = "a Python script that is there, beside this file"
-    told = None if script is None else shorten(script)
-    return [Fault(where="script", given=told, allowed=allowed, fix='script = "train.py"')]
+    allowed = "an existing Python script in the folder of this file"
+    given_script = None if script is None else shorten(script)
+    return [Fault(where="script", given=given_script, allowed=allowed, fix='script = "train.py"')]
 
 
 def _read_durations(table: dict[str, Any], within: str = "") -> list[Fault]:

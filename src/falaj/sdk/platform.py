@@ -1,4 +1,4 @@
-"""What `fj.open` and `fj.connect` both give."""
+"""The platform as `fj.open` and `fj.connect` return it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Platform(Services):
-    """Every room under its name, near or far. Use it as a context manager, or close it."""
+    """Every service under its name, local or remote. Use it as a context manager, or close it."""
 
     def __init__(self, services: Services, *, where: str, on_close: Callable[[], None]) -> None:
         super().__init__(**vars(services))
@@ -27,16 +27,16 @@ class Platform(Services):
         self._on_close = on_close
 
     def put(self, name: str, data: bytes | Path | IO[bytes] | Iterable[bytes], **where: Any) -> Blob:
-        """Upload `data` and commit it under `name`: blobs.upload and blobs.commit in one."""
+        """Upload `data` and commit it as the blob `name`."""
         staged = self.blobs.upload(chunks(data), **where)
         return self.blobs.commit(staged.id, name=name)
 
     def get(self, blob: str) -> bytes:
-        """All the bytes of a blob."""
+        """Return all the bytes of a blob."""
         return b"".join(self.blobs.read(blob))
 
     def apply(self, what: Any, **where: Any) -> ApplyResult:
-        """Bring entities and views to the definitions in a file or folder, or to these records."""
+        """Apply the definitions of entities and views in a file or folder, or these records."""
         from falaj.sdk import features
 
         return features.apply(self, what, **where)
@@ -48,7 +48,7 @@ class Platform(Services):
         return features.ingest(self, view, rows, **where)
 
     def training_set(self, name: str, *, spine: Any, views: Sequence[str], **options: Any) -> TrainingSet:
-        """Join a file, a table or a view with the features of `views`; `options` as of features.training_set."""
+        """Join a file, a table or a view with the features of `views`; `options` are those of features.training_set."""
         from falaj.sdk import features
 
         return features.training_set(self, name, spine=spine, views=views, **options)
@@ -56,33 +56,34 @@ class Platform(Services):
     def train(
         self, script: str | Path | None = None, *, file: str | Path | None = None, **options: Any
     ) -> Job:
-        """Submit a script with the code around it as a job, or the one in a file of YAML.
+        """Submit a script with the code in its folder as a job, or the job in a YAML file.
 
         `options` are named as those of `falaj train`: args, inputs, queue, gpus, memory="8GiB", timeout="2h" …; with
-        estimate=True it is refused if its training would not fit in memory.
+        estimate=True a job is refused if its training would not fit in memory.
         """
         from falaj.sdk import training
 
         return training.train(self, script, file=file, **options)
 
     def pipeline(self, script: str | Path, **fields: Any) -> StoredPipeline:
-        """Apply the pipeline that trains by `script`, with the code around it; `fields` are those of Pipeline."""
+        """Apply a pipeline that trains with `script` and the code in its folder; `fields` are those of Pipeline."""
         from falaj.sdk.pipelines import apply_pipeline
 
         return apply_pipeline(self, script, **fields)
 
     def register(self, job: str, model: str, **where: Any) -> ModelVersion:
-        """Make the model that a job left behind the next version of `model`."""
+        """Register the model that a job saved as the next version of `model`."""
         from falaj.control.jobs.models import register_model
 
         return register_model(self, self.jobs.show(job), model, **where)
 
     def verify_audit(self) -> LogCheck:
-        """The verdict on the audit log: the last word of audit.verify."""
+        """Verify the audit log; return the result."""
         *_, verdict = self.audit.verify()
         return verdict
 
     def close(self) -> None:
+        """Close the platform or the connection."""
         self._on_close()
 
     def __enter__(self) -> Self:
@@ -98,7 +99,7 @@ class Platform(Services):
 
 
 def chunks(data: bytes | Path | IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
-    """`data` in pieces, whatever it is."""
+    """Yield `data` in chunks."""
     if isinstance(data, bytes):
         yield from (data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))
     elif isinstance(data, Path):

@@ -1,4 +1,4 @@
-"""`fj.connect`: the services of a platform elsewhere, over REST, with the same signatures, records and errors."""
+"""`fj.connect`: the services of a remote platform over REST, with the same signatures, records and errors."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 TRIES = 3
 TIMEOUT = httpx.Timeout(60, connect=5)
 LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=3)
-"""A connection is let go before the server, which waits five seconds, hangs up on it."""
+"""Idle connections are closed before the server does it, after five seconds."""
 
 
 def connect(url: str, token: str | None = None) -> Platform:
-    """The platform at `url`. Without a token, FALAJ_TOKEN or the saved one is used; FALAJ_CA names a CA file."""
+    """Connect to the platform at `url`. The default token is FALAJ_TOKEN or the saved one; FALAJ_CA names a CA file."""
     client = _client(url, token or token_for(url))
     gate = RemoteGate(client)
     services = Services(**{name: remote_service(kind, gate) for name, kind in service_types().items()})
@@ -44,7 +44,7 @@ def connect(url: str, token: str | None = None) -> Platform:
 
 
 def redeem(url: str, code: str) -> str:
-    """The token that a sign-in code gives."""
+    """Redeem a sign-in code; return the token."""
     with _client(url, None) as client:
         response = _send(client, client.build_request("POST", "/signin", json={"code": code}))
         _raise_problem(response)
@@ -52,14 +52,14 @@ def redeem(url: str, code: str) -> str:
 
 
 def remote_service(service: type, gate: RemoteGate) -> Any:
-    """A service of class `service` whose operations are performed by `gate`."""
+    """Return a service of class `service` whose operations are performed by `gate`."""
     made: Any = object.__new__(service)
     made.gate = gate
     return made
 
 
 class RemoteGate:
-    """Performs operations by asking the platform. A write carries an idempotency key, so that it can be sent again."""
+    """Performs operations over HTTP. A write has an idempotency key, so that it can be retried."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
@@ -126,7 +126,7 @@ def _records(gate: RemoteGate, operation: Operation, given: BaseModel) -> Iterat
 
 
 def _lines(response: httpx.Response) -> Iterator[bytes]:
-    """Lines end with a newline only; a record may hold the other characters that end lines elsewhere."""
+    """Yield lines that end with a newline; a record may contain the other characters that end lines elsewhere."""
     held = b""
     for piece in response.iter_raw():
         *whole, held = (held + piece).split(b"\n")
@@ -134,7 +134,7 @@ def _lines(response: httpx.Response) -> Iterator[bytes]:
 
 
 def _bytes(gate: RemoteGate, operation: Operation, given: BaseModel) -> Iterator[bytes]:
-    """Bytes; a read that breaks off goes on from its offset."""
+    """Yield bytes; an interrupted read resumes at its offset."""
     response = gate.open_stream(operation, given)
 
     def pieces(response: httpx.Response, given: BaseModel, tries: int) -> Iterator[bytes]:
@@ -154,13 +154,13 @@ def _bytes(gate: RemoteGate, operation: Operation, given: BaseModel) -> Iterator
 
 
 def _closing(response: httpx.Response, stream: Iterator[T]) -> Iterator[T]:
-    """`stream`, which lets go of its connection even if nobody ever begins to read it."""
+    """Return `stream`; its connection is closed even if it is never read."""
     weakref.finalize(stream, response.close)
     return stream
 
 
 def _after(given: BaseModel, received: int) -> BaseModel:
-    """The same read, without what was received."""
+    """Return the same read, without what was received."""
     length = getattr(given, "length", None)
     moved = {"offset": getattr(given, "offset", 0) + received}
     return given.model_copy(update=moved | ({} if length is None else {"length": length - received}))
@@ -181,7 +181,7 @@ STREAMS: dict[ResponseShape, Any] = {
 
 
 class _Reader:
-    """A response to read from like a file."""
+    """A response as a readable file."""
 
     closed = False
 
@@ -217,7 +217,7 @@ class _Reader:
 
 
 class _unbroken:  # noqa: N801 - used as a with-statement
-    """Turns a stream that breaks off into Interrupted, and closes it in the end."""
+    """Turns a broken stream into Interrupted, and closes it."""
 
     def __init__(self, response: httpx.Response, *, close: bool = True) -> None:
         self._response = response
@@ -229,7 +229,7 @@ class _unbroken:  # noqa: N801 - used as a with-statement
         if self._close:
             self._response.close()
         if isinstance(error, httpx.HTTPError):
-            raise Interrupted(f"the stream broke off: {error}; go on from its cursor") from error
+            raise Interrupted(f"the stream was interrupted: {error}; continue from its cursor") from error
 
 
 def _client(url: str, token: str | None) -> httpx.Client:

@@ -1,4 +1,4 @@
-"""Train from where the code is: say what to run, pack it, upload it, submit the job."""
+"""Training from Python: pack the code, upload it, and submit the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PreparedJob(NamedTuple):
-    """A job that is ready to be submitted."""
+    """A job that is ready to submit."""
 
     spec: JobSpec
     packed: PackedCode
@@ -35,7 +35,7 @@ def train(
     estimate: bool = False,
     **options: Any,
 ) -> Job:
-    """Submit `script` with the code around it as a job, or the job in a `file` of YAML.
+    """Submit `script` with the code in its folder as a job, or the job in a YAML `file`.
 
     `options` are those of `falaj train`, and the fields of JobSpec; they win over the file. With `estimate` the script
     is run here first, up to its `fj.fit`, and refused if no machine of the platform could hold its training.
@@ -49,7 +49,7 @@ def train(
 def prepare(
     form: JobRequest, *, script: str | Path | None = None, file: str | Path | None = None
 ) -> PreparedJob:
-    """The job that `form` says, over a file if one is given, with its code packed; all that is wrong at once."""
+    """Return the job that `form` requests, merged over a `file`, with its code packed; report all faults at once."""
     if file is not None:
         from falaj.sdk.definition_files.job_yaml import read_job
 
@@ -60,13 +60,13 @@ def prepare(
         where = "SCRIPT" if file is None else f"{file} script"
         form = replace(form, faults=(Fault(where=where, allowed="a Python script", fix=fix), *form.faults))
     if script is not None and not os.path.isfile(script):
-        told = Fault(
+        fault = Fault(
             where="script",
             given=str(script),
             allowed="a Python script that is there",
             fix="falaj train path/to/train.py",
         )
-        form = replace(form, faults=(told, *form.faults))
+        form = replace(form, faults=(fault, *form.faults))
     fixed = {"name": job_name(str(chosen)), "script": "script.py"}
     build_spec(form, **fixed)  # what is wrong is said before anything is packed
     assert chosen is not None  # noqa: S101 - or it was refused
@@ -76,7 +76,7 @@ def prepare(
 
 
 def add_estimate(ready: PreparedJob) -> PreparedJob:
-    """The job with an estimate of the memory that it takes; InvalidInput where its script gives none."""
+    """Return the job with an estimate of its memory; raise InvalidInput where its script gives none."""
     from falaj.sdk.estimation import estimate_script
 
     found = estimate_script(ready.script, ready.spec)
@@ -86,7 +86,7 @@ def add_estimate(ready: PreparedJob) -> PreparedJob:
 def spec_for(
     packed: PackedCode, *, name: str | None, args: Sequence[str], inputs: Mapping[str, str], **options: Any
 ) -> JobSpec:
-    """The job that runs packed code; all that is wrong with it at once."""
+    """Return the job that runs packed code; raise InvalidInput with all faults."""
     named = {} if name is None else {"name": name}
     form = parse_job_request({"args": args, "inputs": inputs, **named, **options}, place=".".join)
     return build_spec(form, name=job_name(packed.script), script=packed.script, origin=packed.origin)
@@ -101,5 +101,5 @@ def submit(platform: Platform, spec: JobSpec, packed: PackedCode, *, workspace: 
 
 
 def job_name(script: str) -> str:
-    """What a job is called unless it is said: as its script, spelled as names are here."""
+    """Return the default name of a job: that of its script, as a valid name."""
     return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:128].strip("-") or "job"

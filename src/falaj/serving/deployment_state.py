@@ -70,7 +70,10 @@ class DeploymentState:
     def find(self, endpoint: str) -> ServedEndpoint:
         found = self.served.get(endpoint)
         if found is None:
-            raise NotFound(f"there is no endpoint '{endpoint}' that you may call")
+            raise NotFound(
+                f"there is no endpoint '{endpoint}' that you may call",
+                details={"kind": "endpoint", "reference": endpoint},
+            )
         return found
 
     async def _load(self, file: ServedFile) -> BatchQueue:

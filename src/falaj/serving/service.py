@@ -174,7 +174,7 @@ class Endpoints:
         """One logged prediction: who asked which version, what went in and what came out."""
         return self._prediction_log.prediction(current_call().target, prediction)
 
-    @operation("endpoints.record", resource="endpoint", mode=Mode.LATE, allow=Role.OPERATOR)
+    @operation("endpoints.record", resource="endpoint", mode=Mode.LATE, allow=Role.OPERATOR, internal=True)
     def record(
         self,
         data: ByteStream,
@@ -190,7 +190,7 @@ class Endpoints:
         _require_server(call)
         return self._prediction_log.add(call, data, ident=ObjectId(batch), rows=rows)
 
-    @operation("endpoints.report", resource="endpoint", allow=Role.OPERATOR)
+    @operation("endpoints.report", resource="endpoint", allow=Role.OPERATOR, internal=True)
     def report(
         self,
         endpoint: EndpointRef,

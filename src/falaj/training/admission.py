@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from falaj.errors import Conflict, Fault, InvalidInput
 from falaj.ports.metadata import Transaction
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Gpu, Node, Queue, Reason, Request, Snapshot
-from falaj.records.sizes import spell_size
+from falaj.records.sizes import format_size, spell_size
 from falaj.records.training.jobs import JobSpec
 from falaj.training import store
 from falaj.training.dependencies import Scheduler
@@ -96,7 +96,7 @@ def _of_amounts(spec: JobSpec, nodes: Sequence[Node], *, without_gpus: bool) -> 
     for what, asked, most in limits:
         if asked > most:
             in_bytes = what == "memory_bytes"
-            given, there = (spell_size(asked), f"{most / 2**30:.4g} GiB") if in_bytes else (asked, most)
+            given, there = (spell_size(asked), format_size(most)) if in_bytes else (asked, most)
             fix = f"ask for {'less' if most else 'none'}; falaj nodes list shows the machines"
             yield _fault(what, str(given), f"at most {there} on one machine here", fix=fix)
 

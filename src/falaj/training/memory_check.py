@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from falaj.errors import Fault, InvalidInput
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Gpu, Node
+from falaj.records.sizes import format_size
 from falaj.records.training.jobs import JobSpec, MemoryEstimate, TrainingPlan
 
 USABLE = 0.92
@@ -26,15 +27,15 @@ def require_memory(spec: JobSpec, nodes: Sequence[Node]) -> None:
     if not asked or any(_need(way, spec, memory) <= USABLE * memory for way in asked):
         return
     least = min(asked, key=lambda way: way.peak_bytes)
-    given = f"{_size(estimate.ways[0].peak_bytes)} {_each(spec)}, {_words(estimate.ways[0], spec)}"
+    given = f"{format_size(estimate.ways[0].peak_bytes)} {_each(spec)}, {_words(estimate.ways[0], spec)}"
     if least != estimate.ways[0]:
-        given += f"; at the least {_size(least.peak_bytes)}, {_words(least, spec)}"
+        given += f"; at the least {format_size(least.peak_bytes)}, {_words(least, spec)}"
     if (estimate.device == "cuda") != bool(spec.gpus):
         given += f"; as it was estimated for a {'GPU' if estimate.device == 'cuda' else 'CPU'}"
     fault = Fault(
         where="spec.estimate",
         given=given,
-        allowed=f"at most {_size(USABLE * memory)} {_each(spec)}: {_whose(spec, memory)}",
+        allowed=f"at most {format_size(USABLE * memory)} {_each(spec)}: {_whose(spec, memory)}",
         fix=_nearest(estimate, spec, own, [node for node in nodes if node not in own]),
     )
     raise InvalidInput(
@@ -61,12 +62,10 @@ def _nearest(estimate: MemoryEstimate, spec: JobSpec, own: Sequence[Node], other
             holds = next((node for node in nodes if _holds(node, way, spec)), None)
             if holds is not None:
                 where = "" if nodes is own else f"in pool {holds.pool}, "
-                takes = f"{_words(way, spec)} takes {_size(way.peak_bytes)} {_each(spec)}"
+                takes = f"{_words(way, spec)} takes {format_size(way.peak_bytes)} {_each(spec)}"
                 return f"{where}{takes}{_options(way, spec)}"
     least = min(estimate.ways, key=lambda way: way.peak_bytes)
-    return (
-        f"a smaller model or batch: {_words(least, spec)} still takes {_size(least.peak_bytes)} {_each(spec)}"
-    )
+    return f"a smaller model or batch: {_words(least, spec)} still takes {format_size(least.peak_bytes)} {_each(spec)}"
 
 
 def _holds(node: Node, way: TrainingPlan, spec: JobSpec) -> bool:
@@ -105,11 +104,11 @@ def _whose(spec: JobSpec, memory: float) -> str:
     if not spec.gpus:
         whole = "what the job asks for" if spec.memory_bytes else f"the largest machine {_place(spec)}"
         among = f" for {spec.processes} processes" if spec.processes > 1 else ""
-        return f"{whole} has {_size(memory * spec.processes)}{among}"
+        return f"{whole} has {format_size(memory * spec.processes)}{among}"
     part = (
         "the part of a GPU that it asks for" if memory and spec.gpu_milli < WHOLE_GPU else "the largest GPU"
     )
-    return f"{part} has {_size(memory)}" + (
+    return f"{part} has {format_size(memory)}" + (
         f", shared by {spec.processes} processes on {spec.gpus}" if spec.processes > spec.gpus else ""
     )
 
@@ -130,9 +129,3 @@ def _may_run_on(spec: JobSpec, node: Node) -> bool:
 
 def _will_do(spec: JobSpec, gpu: Gpu) -> bool:
     return gpu.profile == spec.gpu_profile and (spec.gpu_models is None or gpu.model in spec.gpu_models)
-
-
-def _size(count: float) -> str:
-    units = ((GIB, GIB / 10, "GiB"), (1 << 20, (1 << 20) / 10, "MiB"), (1 << 10, 0, "KiB"))
-    step, unit = next((step, unit) for step, least, unit in units if count >= least)
-    return f"{count / step:.3g} {unit}"

@@ -245,7 +245,7 @@ class Jobs:
         """What a job has saved of itself, newest first; the bytes are those of the blobs."""
         return tuple(store.checkpoints_of(current_call().tx, current_call().target.id))
 
-    @operation("jobs.begin", resource="job", allow=Role.OPERATOR)
+    @operation("jobs.begin", resource="job", allow=Role.OPERATOR, internal=True)
     def begin(
         self,
         job: JobRef,
@@ -259,7 +259,7 @@ class Jobs:
         self._books.begin(current_call(), attempt, placements, borrows=borrows, decided=decided)
         return self._record()
 
-    @operation("jobs.preempt_for", resource="job", allow=Role.OPERATOR)
+    @operation("jobs.preempt_for", resource="job", allow=Role.OPERATOR, internal=True)
     def preempt_for(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
         """Give a waiting job a claim to what others hold, and have those save themselves and leave.
 
@@ -269,7 +269,7 @@ class Jobs:
         self._books.make_room(call, [found.id for found in call.referred["leaving"]])
         return self._record()
 
-    @operation("jobs.finish", resource="job", allow=Role.OPERATOR)
+    @operation("jobs.finish", resource="job", allow=Role.OPERATOR, internal=True)
     def finish(
         self,
         job: JobRef,
@@ -295,7 +295,7 @@ class Jobs:
         )
         return self._record()
 
-    @operation("jobs.save_checkpoint", resource="job", allow=Role.OPERATOR)
+    @operation("jobs.save_checkpoint", resource="job", allow=Role.OPERATOR, internal=True)
     def save_checkpoint(
         self,
         job: JobRef,

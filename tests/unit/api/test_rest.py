@@ -43,6 +43,9 @@ def test_every_operation_answers_a_post(served: ServedPlatform, op: Operation) -
     if required(op):
         assert answer.status_code == 422
         assert {fault["where"] for fault in answer.json()["faults"]} == required(op)
+    elif op.internal:
+        assert answer.status_code == 403
+        assert answer.json()["details"]["rule"] == "internal"
     elif op.name == "queues.what_if":
         assert answer.status_code == 404  # there is no past to replay
     else:
@@ -67,6 +70,15 @@ def test_a_write_refuses_a_get(served: ServedPlatform, op: Operation) -> None:
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
     assert answer.json()["status"] == 405
+
+
+def test_an_administrator_may_not_call_an_internal_operation(served: ServedPlatform) -> None:
+    served.platform.secrets.set("password", "hunter2")
+
+    answer = served.as_admin.post("/api/v1/secrets/use", json={"secret": "password"})
+
+    assert answer.status_code == 403
+    assert "secrets.use is an internal operation" in answer.json()["detail"]
 
 
 def test_get_takes_typed_parameters_from_the_query(served: ServedPlatform) -> None:

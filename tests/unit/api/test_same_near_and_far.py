@@ -25,7 +25,7 @@ from falaj.records.governance.identity import Role
 from falaj.records.names import PrincipalId
 from falaj.records.training.jobs import JobSpec
 from falaj.sdk.embedded import open_platform
-from falaj.sdk.remote import remote_service as far_service
+from falaj.sdk.remote import remote_service
 from falaj.training.code_archive import pack_code
 from interfaces import create_people, serve, with_probe_known
 from model_files import onnx
@@ -109,7 +109,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
         }
         side = Side(None, served.parts.home.blobs, lambda name: taking(side, platforms[name]))
         for platform in platforms.values():
-            platform.probe = far_service(Probe, platform.workspaces.gate)
+            platform.probe = remote_service(Probe, platform.workspaces.gate)
         yield side
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, command_line, make_template
+from falaj.records.scheduling.snapshot import Placement
 
 
 @pytest.fixture(scope="module")
@@ -31,32 +32,38 @@ def job(falaj: CommandLine, tmp_path: Path) -> str:
 
 
 def begin(falaj: CommandLine, job: str, attempt: int) -> None:
-    placed = '{"replica": 0, "node": "here"}'
-    falaj.done("jobs", "begin", job, "--attempt", str(attempt), "--placement", placed)
+    with falaj.as_controller() as platform:
+        platform.jobs.begin(job, attempt=attempt, placements=(Placement(replica=0, node="here"),))
+
+
+def settle(falaj: CommandLine, job: str, verdict: str, **facts: str) -> None:
+    with falaj.as_controller() as platform:
+        platform.jobs.finish(job, attempt=1, verdict=verdict, **facts)
 
 
 def test_checkpoints_are_a_table_that_people_can_read(falaj: CommandLine, job: str, tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(bytes(2048))
     blobs = [falaj.json("blobs", "put", tmp_path / "part", name)["id"] for name in ("manifest", "a", "b")]
-    parts = [word for blob in blobs[1:] for word in ("--part", blob)]
-    named = ("--attempt", "1", "--step", "40", "--save", "0" * 32, "--manifest", blobs[0])
-    falaj.done("jobs", "save-checkpoint", job, *named, *parts)
+    with falaj.as_controller() as platform:
+        platform.jobs.save_checkpoint(
+            job, attempt=1, step=40, save="0" * 32, manifest=blobs[0], parts=tuple(blobs[1:])
+        )
 
     shown = falaj.done("jobs", "checkpoints", job).out
 
     assert [line.split() for line in shown.splitlines()] == [
         ["step", "size", "parts", "manifest", "save"],
-        ["40", "6.0", "KiB", "2", blobs[0], "0" * 32],
+        ["40", "6", "KiB", "2", blobs[0], "0" * 32],
     ]
     assert falaj.json("jobs", "checkpoints", job)[0]["parts"][1]["blob"] == blobs[2]
 
 
 def test_a_job_without_checkpoints_says_so(falaj: CommandLine, job: str) -> None:
-    assert falaj.done("jobs", "checkpoints", job).out == f"job {job} has saved nothing yet\n"
+    assert falaj.done("jobs", "checkpoints", job).out == f"job {job} has no checkpoint yet\n"
 
 
 def test_a_job_that_runs_again_tells_how_the_attempt_before_ended(falaj: CommandLine, job: str) -> None:
-    falaj.done("jobs", "finish", job, "--attempt", "1", "--verdict", "failed", "--reason", "rank 1: signal 9")
+    settle(falaj, job, "failed", reason="rank 1: signal 9")
     begin(falaj, job, 2)
 
     assert "; attempt 1 failed: rank 1: signal 9" in falaj.done("jobs", "explain", job).out
@@ -64,7 +71,7 @@ def test_a_job_that_runs_again_tells_how_the_attempt_before_ended(falaj: Command
 
 def test_a_retry_names_the_run_that_goes_on(falaj: CommandLine, job: str) -> None:
     before = falaj.json("jobs", "show", job)["run"]
-    falaj.done("jobs", "finish", job, "--attempt", "1", "--verdict", "cancelled")
+    settle(falaj, job, "cancelled")
 
     said = falaj.done("jobs", "retry", job).out
 

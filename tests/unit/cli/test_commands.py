@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,14 +16,16 @@ import pytest
 from command_line import SOURCE, CommandLine, command_line, environment, make_template
 from falaj.apps.cli import app
 from falaj.apps.cli.commands.reference import page
-from falaj.apps.cli.generation.groups import CUSTOM_COMMANDS, custom_commands, group_commands
-from falaj.apps.cli.output import messages
+from falaj.apps.cli.generation.groups import group_commands
+from falaj.apps.cli.generation.presentation import MODULES, presentation_of
 from falaj.apps.cli.session import Session
 from falaj.assembly.home import open_home
 from falaj.control.services import all_operations, service_types
 from falaj.errors import Conflict
 
 ROOT = Path(__file__).parents[3]
+CLI = ROOT / "src" / "falaj" / "apps" / "cli"
+SUGGESTION = re.compile(r'\("(?:next|undo|then|or|watch)", f?"([a-z]+) ([a-z][a-z-]*)')
 HEAVY = {"pydantic", "sqlalchemy", "rich", "cedarpy", "cryptography", "httpx", "obstore", "pyarrow"}
 
 
@@ -40,15 +43,16 @@ def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 # ------------------------------------------------------------------------------------------- commands
 
 
-def test_the_table_of_rooms_names_every_room() -> None:
+def test_the_table_of_groups_names_every_group() -> None:
     assert list(app.GROUPS) == list(service_types())
 
 
-def test_hand_written_commands_belong_to_rooms() -> None:
-    assert set(CUSTOM_COMMANDS) <= set(service_types())
+def test_every_group_declares_its_presentation() -> None:
+    assert set(MODULES) <= set(service_types())
+    assert all(presentation_of(group) is not None for group in app.GROUPS)
 
 
-@pytest.mark.parametrize("name", sorted(all_operations()))
+@pytest.mark.parametrize("name", sorted(name for name, op in all_operations().items() if not op.internal))
 def test_every_operation_has_a_command_with_help(name: str, falaj: CommandLine) -> None:
     operation = all_operations()[name]
     verb = operation.verb.replace("_", "-")
@@ -56,8 +60,20 @@ def test_every_operation_has_a_command_with_help(name: str, falaj: CommandLine) 
     ran = falaj.done(operation.group, verb, "--help")
 
     assert f"Usage: falaj {operation.group} {verb}" in ran.out
-    by_a_person = verb in custom_commands(operation.group)
-    assert by_a_person or operation.summary[:30] in " ".join(ran.out.split())
+    is_declared = verb in presentation_of(operation.group).commands
+    assert is_declared or operation.summary[:30] in " ".join(ran.out.split())
+
+
+@pytest.mark.parametrize("name", sorted(name for name, op in all_operations().items() if op.internal))
+def test_internal_operations_have_no_command(name: str, falaj: CommandLine) -> None:
+    operation = all_operations()[name]
+    verb = operation.verb.replace("_", "-")
+
+    ran = falaj(operation.group, verb)
+
+    assert (ran.status, "No such command" in ran.err) == (2, True)
+    assert f"\n  {verb} " not in falaj.done(operation.group, "--help").out
+    assert f"falaj {operation.group} {verb} " not in page()
 
 
 def test_every_command_reads_with_json() -> None:
@@ -70,15 +86,45 @@ def test_every_command_reads_with_json() -> None:
     ]
 
     assert silent == []
-    assert len(commands) >= len(all_operations())
+    assert len(commands) >= sum(not op.internal for op in all_operations().values())
 
 
-def test_what_is_said_after_a_write_is_about_operations_that_there_are() -> None:
-    assert set(messages.SENTENCES) <= set(all_operations())
+@pytest.mark.parametrize("group", list(app.GROUPS))
+def test_messages_help_and_examples_are_about_operations_of_the_group(group: str) -> None:
+    presentation = presentation_of(group)
+    operations = {op.name: op for op in all_operations().values() if op.group == group}
+    parameters = {name for op in operations.values() for name in op.parameters}
+
+    assert set(presentation.messages) <= set(operations)
+    assert not any(operations[name].mode.reads for name in presentation.messages)
+    assert {*presentation.help, *presentation.examples} <= parameters
 
 
-def test_room_commands_are_typed_with_dashes() -> None:
-    assert "who-can" in group_commands("policies")
+@pytest.mark.parametrize("file", sorted(CLI.rglob("*.py")), ids=lambda file: file.stem)
+def test_commands_that_messages_suggest_exist(file: Path) -> None:
+    """A tuple ("next", "GROUP VERB …") names a command; so does a value of `lists`."""
+    suggested = set(SUGGESTION.findall(file.read_text()))
+
+    unknown = {
+        (group, verb)
+        for group, verb in suggested
+        if group not in app.COMMANDS and (group not in app.GROUPS or verb not in group_commands(group))
+    }
+
+    assert unknown == set()
+
+
+def test_lists_name_commands_that_exist() -> None:
+    lists = {kind: made for group in app.GROUPS for kind, made in presentation_of(group).lists.items()}
+    commands = [made if isinstance(made, str) else made("churn@3") for made in lists.values()]
+
+    assert all(verb in group_commands(group) for group, verb, *_ in (each.split() for each in commands))
+    assert lists["model_version"]("churn@3") == "models versions churn"  # type: ignore[operator]
+    assert lists["model_version"]("$(x)@3") == "models list"  # type: ignore[operator]
+
+
+def test_commands_of_groups_are_typed_with_dashes() -> None:
+    assert "who-can" in group_commands("policy")
 
 
 def test_the_reference_page_is_up_to_date() -> None:
@@ -87,7 +133,7 @@ def test_the_reference_page_is_up_to_date() -> None:
     assert written == page(), "run: falaj reference > docs/reference/cli.md"
 
 
-def test_help_names_commands_and_rooms(falaj: CommandLine) -> None:
+def test_help_names_commands_and_groups(falaj: CommandLine) -> None:
     ran = falaj.done("--help")
 
     assert all(f"\n  {name} " in ran.out for name in [*app.COMMANDS, *app.GROUPS])
@@ -176,7 +222,7 @@ def test_every_fault_is_named_at_once(falaj: CommandLine) -> None:
     ran = falaj("objects", "label", "Blob!", "--only", "uae", "--class", "Personal")
 
     assert ran.status == 2
-    assert "3 things are not valid" in ran.err
+    assert "3 values are not valid" in ran.err
     assert all(f"\n  {where}\n" in ran.err for where in ("OBJECT", "--only", "--class"))
 
 
@@ -256,7 +302,7 @@ def test_a_home_that_is_not_there_is_made_and_said(
     with command_line(tmp_path, capsys) as falaj:
         first, second = falaj.done("zones", "list"), falaj.done("zones", "list")
 
-    assert first.err == f"made a new home in {tmp_path / 'home'}\n"
+    assert first.err == f"created a new home in {tmp_path / 'home'}\n"
     assert second.err == ""
 
 

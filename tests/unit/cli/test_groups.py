@@ -1,4 +1,4 @@
-"""The commands of the services, on a home of their own: what they do, print and ask."""
+"""The commands of the groups, on a home of their own: what they do, print and ask."""
 
 from __future__ import annotations
 
@@ -233,8 +233,8 @@ def test_a_file_comes_back_as_it_was(falaj: CommandLine, data: Path) -> None:
     put = falaj.done("blobs", "put", data, "raw", "--only", "AE", "--class", "personal")
     got = falaj.done("blobs", "get", "raw")
 
-    assert put.out.startswith("blob raw is stored: 1.2 MiB in zone local, only AE; personal\n")
-    assert got.out == "raw: 1.2 MiB, its digest checked\n"
+    assert put.out.startswith("blob raw is stored: 1.22 MiB in zone local, only AE; personal\n")
+    assert got.out == "raw: 1.22 MiB, digest verified\n"
     assert (falaj.folder / "raw").read_bytes() == data.read_bytes()
     assert list(falaj.folder.glob(".*")) == []
 
@@ -298,7 +298,7 @@ def test_a_download_that_broke_off_goes_on(
     falaj.done("blobs", "get", "raw")
 
     assert broken.status == 1
-    assert "the same command goes on" in broken.err
+    assert "the same command resumes" in broken.err
     assert (held, starts) == (1000, [0, 1000, 1000])
     assert (falaj.folder / "raw").read_bytes() == data.read_bytes()
     assert not part.exists()
@@ -574,9 +574,9 @@ def test_the_secret_of_a_token_is_alone_on_stdout(falaj: CommandLine) -> None:
 
     assert ran.out.startswith("fj_token_")
     assert len(ran.out.splitlines()) == 1
-    assert "shown this once" in ran.err
+    assert "shown only once" in ran.err
     revoked = falaj.done(*ran.err.split("falaj ")[1].split())
-    assert revoked.out.endswith("is revoked, everywhere\n")
+    assert revoked.out.endswith("is revoked\n")
 
 
 @pytest.mark.parametrize(("state", "status"), [(WorkflowState.DONE, 0), (WorkflowState.FAILED, 1)])
@@ -610,7 +610,8 @@ def test_work_is_watched_until_it_ends(
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
+    ("count", "words"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (5 << 40, "5 TiB"), (640 << 20, "640 MiB")],
 )
 def test_sizes(count: int, words: str) -> None:
     assert format_size(count) == words

@@ -142,7 +142,7 @@ def _noting(seen: list[str]) -> Any:
     [
         (b"", ("x",), "standard input is not valid"),
         (b"\n", ("x",), "1 to 65,536 bytes"),
-        (b"\xff\xfe", ("x",), "bytes that are no text"),
+        (b"\xff\xfe", ("x",), "bytes that are not text"),
         (b"x" * 70_000, ("x",), "more than 65,536 bytes"),
         (b"a\0b", ("x",), "without the character NUL"),
         (b"hunter2", ("Bad Name",), "NAME is not valid"),
@@ -173,10 +173,10 @@ def test_a_secret_is_asked_for_twice_on_a_terminal(
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr("getpass.getpass", lambda *_, **__: next(answers))
 
-    assert "the two are not the same" in falaj("secrets", "set", "x").err
+    assert "the two values differ" in falaj("secrets", "set", "x").err
     assert "secret x is set" in falaj.done("secrets", "set", "x").out
     assert "is removed" in falaj.done("secrets", "remove", "x", "--yes").out
-    assert "look     falaj secrets list" in falaj("secrets", "use", "x").err
+    assert "look     falaj secrets list" in falaj("secrets", "remove", "x", "--yes").err
 
 
 def test_a_variable_that_looks_like_a_secret_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +212,7 @@ def test_every_field_of_a_job_can_be_typed() -> None:
 
 BAD = (
     ("train", 2, "SCRIPT"),
-    ("train gone.py --memory lots", 2, "2 things are not valid"),
+    ("train gone.py --memory lots", 2, "2 values are not valid"),
     ("train . --memory 1GiB", 2, "a Python script that is there"),
     ("train says.py --memory lots", 2, "--memory is not valid"),
     ("train says.py --memory 99999TiB", 2, "--memory"),
@@ -273,7 +273,7 @@ def test_bad_input_is_refused_in_words(falaj: CommandLine, typed: str, status: i
 def test_several_faults_are_named_together(falaj: CommandLine) -> None:
     ran = falaj("train", "says.py", "--memory", "8", "--cpus", "many", "--timeout", "soon", "--secret", "X")
 
-    assert "4 things are not valid" in ran.err
+    assert "4 values are not valid" in ran.err
     assert [line.strip() for line in ran.err.splitlines() if line.startswith("  --")] == [
         "--memory",
         "--timeout",
@@ -428,7 +428,7 @@ def test_who_may_no_longer_see_a_job_that_is_followed_gets_no_traceback(
 
     platform, over = Shut(), threading.Event()
     platform.jobs = platform
-    monkeypatch.setattr(job_progress, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(job_progress, "POLL_S", 0.0)
 
     job_progress._watch(platform, "job_1", over, lambda _: None)  # type: ignore[arg-type]
 
@@ -476,7 +476,7 @@ def test_the_use_of_machines_and_queues_is_told_in_a_line_each() -> None:
     head, rows = jobs_top.lines(jobs_top.TopSnapshot(utc_now(), nodes=(machine,), queues=(queue,)))
 
     assert head[1:] == [
-        "node   dgx: 6 of 8 CPUs, 0.25 of 2 GPUs, 512.0 GiB of 1.0 TiB in use; one is lost",
+        "node   dgx: 6 of 8 CPUs, 0.25 of 2 GPUs, 512 GiB of 1 TiB in use; one is lost",
         "queue  risk: 4.5 of 4 GPUs, 6 CPUs, borrows; 3 running, 1 waiting; score 0.25",
     ]
     assert rows == []
@@ -568,7 +568,7 @@ def test_a_job_in_words() -> None:
     assert describe_command(spec) == "x.py \\x1b[2J (torch, 2 to 4 processes)"
     assert describe_request(spec) == "1 CPU, 0.25 of a GPU, 3GiB of memory"
     assert describe_affinity(spec.affinity) == "pools a; spread"
-    assert describe_state(made(JobState.RUNNING, leaving=True)) == "making room"
+    assert describe_state(made(JobState.RUNNING, leaving=True)) == "being preempted"
     assert describe_state(made(JobState.RUNNING, cancelling=True)) == "stopping"
 
 

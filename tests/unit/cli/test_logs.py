@@ -51,7 +51,7 @@ def test_a_fault_is_one_json_line_in_the_home(falaj: CommandLine) -> None:
     text = (falaj.home / "logs" / "cli.log").read_text()
     (line,) = parsed(text)
     assert ran.status == 1
-    assert "logs/" in ran.err
+    assert "the folder logs of the home" in ran.err
     assert "Traceback" not in ran.err
     assert (line["level"], line["logger"], line["action"]) == ("error", "falaj.gate", "users.whoami")
     assert datetime.fromisoformat(line["at"]).tzinfo is not None

@@ -13,7 +13,7 @@ import falaj as fj
 from command_line import CommandLine, command_line
 from falaj.apps.cli.commands.endpoints import tensor
 from falaj.apps.cli.files import atomic_file
-from falaj.apps.cli.output.messages import result_message
+from falaj.apps.cli.generation.presentation import presentation_of
 from falaj.apps.cli.output.values import format_elapsed
 from falaj.errors import InvalidInput
 from falaj.governance.operations.operation import allowed_values
@@ -136,7 +136,7 @@ BAD = (
     ("features materialize nope", 1, "there is no view 'nope'"),
     ("features scan nope --json", 1, "there is no view 'nope'"),
     ("features load nope --json", 1, "look     falaj features training-sets"),
-    ("features load churn-train --output gone/x.arrow", 2, "a place to write to"),
+    ("features load churn-train --output gone/x.arrow", 2, "a writable file"),
     ("train gone.py", 2, "a Python script that is there"),
     ("train code/train.py --cpus many", 2, "--cpus is not valid"),
     ("train code/train.py --cpus 9999", 2, "no machine here can ever run this job"),
@@ -327,10 +327,10 @@ def test_a_protected_alias_waits_for_an_approval(falaj: CommandLine) -> None:
 def test_endpoints_are_deployed_routed_and_removed(falaj: CommandLine) -> None:
     assert "churn@1 (100)" in falaj.done("deploy", "churn@1", "--name", "second").out
     assert "1 100%" in falaj.done("endpoints", "list").out
-    assert "answers at" in falaj.done("endpoints", "show", "second").out
+    assert "address" in falaj.done("endpoints", "show", "second").out
     assert "churn@1 (50)" in falaj.done("endpoints", "route", "second", "1=50").out
     assert "no request for second is counted yet" in falaj.done("endpoints", "stats", "second").out
-    assert "answers no more" in falaj.done("endpoints", "remove", "second", "--yes").out
+    assert "is removed; its predictions are kept" in falaj.done("endpoints", "remove", "second", "--yes").out
 
 
 def test_monitors_watch_check_rebase_and_go(falaj: CommandLine) -> None:
@@ -338,17 +338,17 @@ def test_monitors_watch_check_rebase_and_go(falaj: CommandLine) -> None:
     rebased = falaj.done("monitoring", "set-reference", "churn", "--reference", "churn-train").out
     assert "churn compares with churn-train from now on: 20 rows" in rebased
     assert falaj.done("monitoring", "alerts").err.strip() == "none"
-    assert "churn watches no more" in falaj.done("monitoring", "remove", "churn", "--yes").out
-    said = result_message("monitoring.acknowledge", Alert.model_construct(id="alert_1"), {})
-    assert said is not None
+    assert "monitor churn is removed" in falaj.done("monitoring", "remove", "churn", "--yes").out
+    acknowledged = presentation_of("monitoring").messages["monitoring.acknowledge"]
+    said = acknowledged(Alert.model_construct(id="alert_1"), {})
     assert said.then == (("next", "monitoring alert alert_1"),)
 
 
 def test_pipelines_are_applied_shown_and_started(falaj: CommandLine) -> None:
-    assert "trains churn anew" in falaj.done("pipelines", "apply", "pipeline.toml").out
+    assert "retrains churn" in falaj.done("pipelines", "apply", "pipeline.toml").out
     assert "drift, a person" in falaj.done("pipelines", "list").out
     assert "outcomes of 365d, joined with usage" in falaj.done("pipelines", "show", "retrain").out
-    assert "trains anew" in falaj.done("pipelines", "start", "retrain").out
+    assert "retrains the model" in falaj.done("pipelines", "start", "retrain").out
     tried = falaj.done("pipelines", "canary", "churn", "--model", "churn@1", "--share", "5", "--labels", "0")
     assert "tries churn@1 on churn" in tried.out
     assert falaj.json("workflows", "list")["items"][-1]["workflow"] == "pipelines.canary"

@@ -44,7 +44,7 @@ def test_a_waiting_job_is_moved_and_shown_as_asked_and_as_moved(falaj: CommandLi
     assert f"next   falaj jobs show {job}" in moved.out
     shown = falaj.done("jobs", "show", job).out
     assert "2 CPUs" in shown
-    assert "1 CPU, 1 GPU" in shown.split("asked for first")[1].splitlines()[0]
+    assert "1 CPU, 1 GPU" in shown.split("first requested")[1].splitlines()[0]
     assert falaj.json("jobs", "show", job)["spec"]["asked"]["gpus"] == 1
 
 

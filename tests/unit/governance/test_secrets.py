@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import falaj as fj
+from falaj.assembly.platform import local_caller
 from falaj.control.services import all_operations
 from falaj.errors import Conflict, Denied, FalajError, InvalidInput, KeyReused, KeyUnavailable, NotFound
 from falaj.governance import objects
-from falaj.governance.operations.caller import acting_as
+from falaj.governance.operations.caller import Caller, acting_as, current_caller
 from falaj.governance.secrets.service import Secrets, open_secrets
 from falaj.governance.tables import secrets
 from falaj.records.governance.identity import Role
@@ -26,7 +28,14 @@ FORBID = (
 
 def opened(platform: OwnPlatform, given: dict[str, str], *, workspace: str = "default") -> dict[str, str]:
     service: Secrets = platform.parts.services.secrets
-    return open_secrets(service, given, workspace=ObjectId(platform.workspaces.show(workspace).id))
+    home = ObjectId(platform.workspaces.show(workspace).id)
+    with acting_as(for_a_job(platform)):
+        return open_secrets(service, given, workspace=home)
+
+
+def for_a_job(platform: OwnPlatform) -> Caller:
+    """Whoever acts now, as the controller acts on behalf of the owner of a job."""
+    return replace(current_caller() or local_caller(platform.database), origin="job:test")
 
 
 def test_a_secret_is_set_listed_opened_for_a_job_and_removed(platform: OwnPlatform) -> None:
@@ -57,7 +66,8 @@ def test_a_new_value_takes_the_place_of_the_old_one(platform: OwnPlatform) -> No
 
 def test_no_record_has_the_value_nor_anything_made_from_it_alone(platform: OwnPlatform) -> None:
     platform.secrets.set("database", PIN)
-    platform.secrets.use("database")
+    with platform.as_controller():
+        platform.secrets.use("database")
     platform.secrets.set("database", "4712")
 
     dumped = json.dumps([platform.entries(), platform.secrets.list().model_dump(mode="json")])
@@ -165,7 +175,8 @@ def opened_as(platform: OwnPlatform, name: str) -> dict[str, str]:
     service: Secrets = platform.parts.services.secrets
     with platform.database.read() as tx:
         home = objects.resolve(tx, "default", kind="workspace", workspace="platform").id
-    return open_secrets(service, {"A": name}, workspace=home)
+    with acting_as(for_a_job(platform)):
+        return open_secrets(service, {"A": name}, workspace=home)
 
 
 def test_a_secret_that_may_not_be_removed_is_not_replaced(platform: OwnPlatform) -> None:
@@ -184,7 +195,7 @@ def test_a_stranger_cannot_tell_a_secret_from_none(platform: OwnPlatform) -> Non
     platform.secrets.set("production", PIN)
     sam = platform.join("sam")
 
-    with acting_as(sam):
+    with acting_as(replace(sam, origin="job:of-sam")):
         for name in ("production", "nothing"):
             with pytest.raises(NotFound, match=f"there is no secret '{name}', or you may not see it"):
                 platform.secrets.use(name)

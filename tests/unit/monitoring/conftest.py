@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import Monitor, WindowRecord
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import AnyRef, Name, WorkspaceRef
-from platforms import OwnPlatform
+from platforms import InternalAsController, OwnPlatform
 
 SLOT = timedelta(seconds=10)
 Rows = Mapping[str, Any]
@@ -88,7 +88,8 @@ class MonitoringEnv:
 def service_on(platform: OwnPlatform, tables: dict[str, pa.Table]) -> Monitoring:
     service = platform.monitoring
     factory = partial(_stream, tables)
-    return Monitoring(platform.gate_with(ObjectFactory), training_set=factory, sealed=service._sealed)
+    made = Monitoring(platform.gate_with(ObjectFactory), training_set=factory, sealed=service._sealed)
+    return cast(Monitoring, InternalAsController(made, platform))
 
 
 def _stream(tables: dict[str, pa.Table], found: StoredObject) -> pa.RecordBatchReader:

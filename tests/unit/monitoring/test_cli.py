@@ -57,15 +57,16 @@ def serve(folder: Path, rows: np.ndarray) -> None:
         collector = Collector(clock=platform.clock)
         collector.add("delay", "flights@1", {"trips__km": rows})
         platform.clock.advance(timedelta(seconds=10))
-        for endpoint, window in collector.flush():
-            platform.monitoring.record(endpoint, windows=(window,))
-        platform.monitoring.evaluate()
+        with platform.as_controller():
+            for endpoint, window in collector.flush():
+                platform.monitoring.record(endpoint, windows=(window,))
+            platform.monitoring.evaluate()
 
 
 def test_an_endpoint_is_watched_and_its_drift_is_told(falaj: CommandLine) -> None:
     watched = falaj.done("monitoring", "watch", "delay", "--reference", "flights", "--rows", "200")
     assert watched.out.startswith(
-        "delay watches delay beside flights: 1000 rows, all columns that both have\n"
+        "delay compares delay with flights: 1000 rows, all columns that both have\n"
     )
     assert "falaj monitoring check delay" in watched.out
     assert "no windows were received" in falaj.done("monitoring", "check", "delay").out

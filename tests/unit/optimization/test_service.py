@@ -22,6 +22,7 @@ from falaj.records.optimization import (
     OptimizationVerdict,
     Variant,
 )
+from platforms import InternalAsController
 
 if TYPE_CHECKING:
     from conftest import OptimizationEnv  # type: ignore[attr-defined]
@@ -71,14 +72,9 @@ def job_object(env: OptimizationEnv) -> ObjectId:
 
 
 def record(env: OptimizationEnv, **changed: Any):
-    given = {
-        **env.start,
-        "job": job_object(env),
-        "budget": AcceptanceBudget(),
-        "report": REPORT,
-        **changed,
-    }
-    return env.platform.optimization.record(given.pop("model"), **given)
+    given = {**env.start, "job": job_object(env), "budget": AcceptanceBudget(), "report": REPORT, **changed}
+    optimization = InternalAsController(env.platform.optimization, env.platform)
+    return optimization.record(given.pop("model"), **given)
 
 
 def test_a_start_is_written_down_for_the_controller(env: OptimizationEnv) -> None:

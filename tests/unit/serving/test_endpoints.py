@@ -210,7 +210,9 @@ def test_residency_and_rights_are_asked_before_serving(platform: OwnPlatform, tm
         platform.endpoints.deploy("hers", model="m@1")
     with acting_as(dana), pytest.raises(Denied):
         platform.endpoints.report("bound", counts=())
-    with pytest.raises(Denied, match="only the service model-server"):
+    with pytest.raises(Denied, match="only the platform's own services"):
+        platform.endpoints.report("bound", counts=(VersionCounts(version="1", requests=9),))
+    with platform.as_controller(), pytest.raises(Denied, match="only the service model-server"):
         platform.endpoints.report("bound", counts=(VersionCounts(version="1", requests=9),))
 
 

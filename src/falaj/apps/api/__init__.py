@@ -1,1 +1,1 @@
-"""The HTTP door: REST under /api/v1, made from the operations."""
+"""The REST API under /api/v1, generated from the operations."""

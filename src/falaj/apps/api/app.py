@@ -1,4 +1,4 @@
-"""The HTTP application: one route per operation, and the few doors beside them."""
+"""The HTTP application: one route per operation, and routes for health, metrics, sign-in and the API document."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio.to_thread
+from prometheus_client import Counter, Histogram
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -33,6 +34,8 @@ from falaj.governance.operations.operation import Operation
 from falaj.version import VERSION
 
 log = logging.getLogger("falaj.api")
+REQUESTS = Counter("falaj_requests_total", "Requests by operation and status", ["operation", "status"])
+SECONDS = Histogram("falaj_request_seconds", "Seconds until the answer begins", ["operation"])
 PAGES = Path(__file__).parent / "pages"
 SIGNED_IN_FOR = "PT12H"
 
@@ -41,7 +44,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(platform: LocalPlatform) -> Starlette:
-    """The application of `platform`."""
+    """Return the application of `platform`."""
     handlers = RequestHandlers(platform)
     operations = all_operations()
     routes = [
@@ -68,13 +71,13 @@ def make_app(platform: LocalPlatform) -> Starlette:
 
 
 class SignIn(BaseModel):
-    """What the sign-in page sends."""
+    """The body that the sign-in page sends."""
 
     code: str
 
 
 class RequestHandlers:
-    """Lets requests in: recognizes the caller, performs the operation in a worker thread, answers."""
+    """Handles requests: authenticates the caller, performs the operation in a worker thread, and responds."""
 
     def __init__(self, platform: LocalPlatform) -> None:
         self._platform = platform
@@ -94,20 +97,20 @@ class RequestHandlers:
         return handle
 
     async def ready(self, _request: Request) -> Response:
-        """Whether requests can be served and work is looked after; says nothing more to strangers."""
+        """Respond whether requests can be served and a controller is active; no token is needed."""
 
-        def ask() -> bool:
+        def has_controller() -> bool:
             with self._platform.database.read() as tx:
                 return held_by(tx, now=self._platform.gate.clock()) is not None
 
         try:
-            is_ready = await self._in_thread(ask)
+            is_ready = await self._in_thread(has_controller)
         except FalajError:
             is_ready = False
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus' door to platform.metrics."""
+        """Respond with platform.metrics for Prometheus."""
 
         async def scrape(request: Request, ident: str) -> Response:
             def work() -> Response:
@@ -120,7 +123,7 @@ class RequestHandlers:
         return await self._respond(request, "platform.metrics", scrape)
 
     async def sign_in(self, request: Request) -> Response:
-        """The sign-in link's door to tokens.issue: the code in the body is spent, and a token comes back."""
+        """Redeem the code of a sign-in link; respond with a token."""
         return await self._respond(request, "tokens.issue", self._redeem)
 
     def behind_token(self, document: str) -> Endpoint:
@@ -174,7 +177,7 @@ class RequestHandlers:
     async def _respond(
         self, request: Request, name: str, work: Callable[[Request, str], Awaitable[Response]]
     ) -> Response:
-        """What `work` answers, with errors as problems, counted and logged."""
+        """Return the response of `work`, with errors as problem details; count and log the request."""
         ident, began = request_id(request), time.perf_counter()
         try:
             response = await work(request, ident)
@@ -182,7 +185,9 @@ class RequestHandlers:
             response = error_response(error, request=ident)
         except Exception:
             log.exception("request failed", extra={"request": ident, "operation": name})
-            response = error_response(Internal("a fault of ours; the log says why"), request=ident)
+            response = error_response(
+                Internal("internal error; the platform's log has the cause"), request=ident
+            )
         seconds = time.perf_counter() - began
         REQUESTS.labels(name, response.status_code).inc()
         SECONDS.labels(name).observe(seconds)
@@ -197,7 +202,7 @@ class RequestHandlers:
         return response
 
     async def _in_upload_thread(self, work: Callable[[], R]) -> R:
-        """Uploads wait for their callers; they have threads of their own, so that others need not wait for them."""
+        """Run an upload in a thread pool of its own, so that slow uploads do not delay other requests."""
         if self._upload_limiter is None:
             self._upload_limiter = anyio.CapacityLimiter(self._threads)
         return await anyio.to_thread.run_sync(work, limiter=self._upload_limiter)
@@ -234,4 +239,4 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 
 
 async def _internal(_request: Request, _error: Exception) -> Response:
-    return error_response(Internal("a fault of ours; the log says why"))
+    return error_response(Internal("internal error; the platform's log has the cause"))

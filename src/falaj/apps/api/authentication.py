@@ -1,4 +1,4 @@
-"""Who is at the door: a bearer token becomes a caller, remembered until the epoch moves."""
+"""Authentication of requests: a bearer token becomes a caller, cached until the policy epoch changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CACHE_SIZE = 10_000
 
 
 class TokenAuthenticator:
-    """Remembers whom the reception let in. A revoked token is refused within a second, in every process."""
+    """Authenticates bearer tokens with a cache. A revoked token is refused within a second, in every process."""
 
     def __init__(
         self, authenticator: Authenticator, database: Database, clock: Callable[[], datetime]
@@ -29,13 +29,14 @@ class TokenAuthenticator:
         self._cache: dict[bytes, tuple[int, datetime, Caller]] = {}
 
     def caller(self, request: Request) -> Caller:
-        """The caller of `request`; Unauthenticated if it brings no token that holds."""
+        """Return the caller of `request`; raise Unauthenticated unless it has a valid token."""
         scheme, _, credential = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not credential:
-            raise Unauthenticated("no token was presented; send 'Authorization: Bearer …'")
+            raise Unauthenticated("no token was given; send 'Authorization: Bearer …'")
         return self.authenticate(credential.strip(), origin=origin_of(request))
 
     def authenticate(self, credential: str, *, origin: str) -> Caller:
+        """Return the caller that `credential` belongs to."""
         digest = hashlib.sha256(f"{origin} {credential}".encode()).digest()
         epoch, now = self._epoch.value(), self._clock()
         known = self._cache.get(digest)
@@ -49,5 +50,5 @@ class TokenAuthenticator:
 
 
 def origin_of(request: Request) -> str:
-    """From where the request comes, for policy and audit."""
+    """Return where the request comes from, for policy and audit."""
     return f"remote:{request.client.host}" if request.client else "remote"

@@ -1,4 +1,4 @@
-"""Errors on the wire: RFC 9457 problem details, and the HTTP status of each error."""
+"""Errors over HTTP: RFC 9457 problem details, and the HTTP status of each error."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ STATUS: dict[type[FalajError], int] = {
     errors.IsolationRefused: 409,
     errors.Internal: 500,
 }
-"""A subclass has the status of the nearest class above it."""
+"""A subclass without an entry has the status of its nearest base class."""
 
 
 def status_of(error: FalajError) -> int:
+    """Return the HTTP status of `error`."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
 def problem_details(
     error: FalajError, *, request: str | None = None, status: int | None = None
 ) -> dict[str, Any]:
-    """`error` as a problem document, from which the client makes the same error again."""
+    """Return `error` as a problem document, from which the client rebuilds the error."""
     return {
         "type": f"urn:falaj:error:{error.code}",
         "title": type(error).__name__,
@@ -52,7 +53,7 @@ def problem_details(
 
 
 def error_response(error: FalajError, *, request: str | None = None, status: int | None = None) -> Response:
-    """`error` as an answer; `status` where the error alone does not tell it."""
+    """Return `error` as a response; `status` overrides that of the error."""
     headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else {}
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = "1"

@@ -1,4 +1,4 @@
-"""Security headers on every answer."""
+"""Security headers on every response."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADERS = {
 
 
 class SecurityHeaders:
-    """Adds the headers that a browser needs to be strict with us."""
+    """Middleware that adds the security headers for browsers."""
 
     def __init__(self, app: ASGIApp, *, tls: bool) -> None:
         self._app = app

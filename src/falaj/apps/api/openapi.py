@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the operations."""
+"""Generates the OpenAPI document from the operations."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from falaj.governance.operations.operation import Operation, ResponseShape
 
 REF = "#/components/schemas/{model}"
 PROBLEMS = {
-    "401": "No token, or one that does not hold",
-    "403": "The rules say no",
+    "401": "No token, or an invalid one",
+    "403": "Denied by policy or residency",
     "404": "Unknown, or not visible to you",
-    "409": "The state of the object forbids it",
-    "413": "More bytes than the door takes",
+    "409": "Conflict with the state of the object",
+    "413": "The body is too large",
     "422": "The input is not valid",
-    "503": "A backing service does not answer",
+    "503": "A backing service is unavailable",
 }
 
 
 class Problem(BaseModel):
-    """RFC 9457 problem details; `code` is stable, `faults` say where, what was given, what is allowed and the fix."""
+    """RFC 9457 problem details; `code` is stable, `faults` have location, given and allowed value, and fix."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -39,8 +39,8 @@ class Problem(BaseModel):
 
 
 def openapi(operations: Iterable[Operation], *, version: str) -> dict[str, Any]:
-    """The document of every operation's route."""
-    operations = list(operations)
+    """Return the OpenAPI document of all operations that are not internal."""
+    operations = [op for op in operations if not op.internal]
     schemas, definitions = _schemas(operations)
     return {
         "openapi": "3.1.0",
@@ -67,7 +67,7 @@ def _schemas(operations: list[Operation]) -> tuple[dict[Any, Any], dict[str, Any
 
 
 def _documented(op: Operation) -> type[BaseModel]:
-    """The input as JSON carries it: without the upload."""
+    """Return the type of the JSON input, without the upload."""
     if op.upload is None:
         return op.input
     fields: dict[str, Any] = {
@@ -121,7 +121,7 @@ def _query(op: Operation) -> list[dict[str, Any]]:
 
 
 def _without_null(field: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot say null: what may be left out is left out."""
+    """Return the schema without null, which a query cannot express."""
     options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
     rest = {key: value for key, value in field.items() if key not in ("anyOf", "default", "title")}
     return rest | options[0] if options else {k: v for k, v in field.items() if k not in ("default", "title")}

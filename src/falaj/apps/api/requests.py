@@ -1,4 +1,4 @@
-"""From an HTTP request to an operation's typed input."""
+"""Reads an operation's typed input from an HTTP request."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from falaj.governance.operations.operation import Operation
 from falaj.records.names import new_id
 
 CHUNK_S = 60.0
-"""So long an upload may say nothing."""
+"""How long an upload may send nothing."""
 
 BODY_S = 60.0
-"""So long any other body may take as a whole."""
+"""How long any other body may take in total."""
 
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
 async def read_body(request: Request, *, limit: int) -> bytes:
-    """The whole body; TooLarge as soon as it exceeds `limit`."""
+    """Return the whole body; raise TooLarge as soon as it exceeds `limit`."""
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(declared, limit)
@@ -38,12 +38,12 @@ async def read_body(request: Request, *, limit: int) -> bytes:
                 if len(body) > limit:
                     raise _too_large(f"more than {limit}", limit)
     except (ClientDisconnect, TimeoutError):
-        raise Interrupted("the request broke off; nothing was done, send it again") from None
+        raise Interrupted("the request was interrupted; nothing was done, send it again") from None
     return bytes(body)
 
 
 def typed_input(operation: Operation, request: Request, body: bytes | Iterator[bytes]) -> BaseModel:
-    """The operation's input: from the query of a GET or an upload, else from the JSON body."""
+    """Return the operation's input, from the query of a GET or an upload, else from the JSON body."""
     if operation.upload is not None:
         query = query_values(operation, request)
         return operation.check(query | {operation.upload: body})
@@ -56,7 +56,7 @@ def typed_input(operation: Operation, request: Request, body: bytes | Iterator[b
 
 
 def query_values(operation: Operation, request: Request) -> dict[str, Any]:
-    """The query as values; a parameter that takes several may stand several times, any other once."""
+    """Return the query as values; only a parameter that takes several may be repeated."""
     values: dict[str, Any] = {}
     for name in request.query_params:
         given = request.query_params.getlist(name)
@@ -69,10 +69,10 @@ def query_values(operation: Operation, request: Request) -> dict[str, Any]:
 
 
 def body_stream(request: Request) -> Iterator[bytes]:
-    """The body as chunks, for an operation that runs in worker threads.
+    """Return the body as chunks, for an operation that runs in worker threads.
 
-    They are fetched in the context of the request, not of the operation: reading resumes the connection, and what
-    later comes in on it would else be handled in the context, and with the caller, of this operation.
+    They are read in the context of the request, not of the operation: reading resumes the connection, and later
+    requests on it would otherwise run in the context, and with the caller, of this operation.
     """
     stream, context, loop = request.stream(), copy_context(), asyncio.get_running_loop()
     return _pulled(stream, context, loop)
@@ -90,13 +90,14 @@ def _pulled(
         try:
             chunk = context.run(asyncio.run_coroutine_threadsafe, next_chunk(), loop).result()
         except (ClientDisconnect, TimeoutError):
-            raise Interrupted("the upload broke off; nothing was stored, send it again") from None
+            raise Interrupted("the upload was interrupted; nothing was stored, send it again") from None
         if chunk is None:
             return
         yield chunk
 
 
 def idempotency_key(request: Request) -> str | None:
+    """Return the idempotency key of the request, if it has one."""
     key = request.headers.get("idempotency-key")
     if key is not None and not KEY.fullmatch(key):
         raise InvalidInput.at("Idempotency-Key", given=key, allowed="1 to 200 printable ASCII characters")
@@ -104,7 +105,7 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def request_id(request: Request) -> str:
-    """The caller's own request id, if it is a sane one, or a new one."""
+    """Return the caller's own request id if it is valid, else a new one."""
     given = request.headers.get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else new_id("req")
 

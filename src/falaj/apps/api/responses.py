@@ -1,4 +1,4 @@
-"""From an operation's result to an HTTP answer."""
+"""Builds HTTP responses from the results of operations."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from falaj.errors import FalajError
 from falaj.governance.operations.operation import Operation, ResponseShape
 
 STREAMS = 256
-"""Streams at a time; each may hold a thread while it waits, and none of those that operations run in."""
+"""Concurrent streams; each may occupy a thread of their own pool while it waits."""
 
 BATCH_BYTES = 32 * 1024
 BATCH_S = 0.05
 
 
 class ResponseBuilder:
-    """Makes answers, and streams those that are streams."""
+    """Builds responses, and streams those that are streams."""
 
     def __init__(self) -> None:
         self._limiter: anyio.CapacityLimiter | None = None
 
     def build(self, operation: Operation, result: Any) -> Response:
-        """The answer to a request. Called in a worker thread: the first part of a stream is fetched here, so that
-        what goes wrong at its beginning is a problem with a status, not a broken stream."""
+        """Return the response to a request. Called in a worker thread: the first chunk of a stream is fetched here, so
+        that an error at its start is a problem with a status, not a broken stream."""
         if operation.shape is ResponseShape.RECORD:
             return Response(operation.output.dump_json(result), media_type=ResponseShape.RECORD.value)
         pieces = PIECES[operation.shape](operation, result)
@@ -40,7 +40,7 @@ class ResponseBuilder:
         return StreamingResponse(stream, media_type=operation.shape.value)
 
     async def _pulled(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces, each made in a thread of the streams' own."""
+        """Yield the pieces, each made in a thread of the streams' pool."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(STREAMS)
         while (
@@ -50,8 +50,8 @@ class ResponseBuilder:
 
 
 def _records(operation: Operation, result: Iterator[Any]) -> Iterator[bytes]:
-    """One JSON per line, the first at once, then those that come quickly together; if it breaks, the last line is the
-    problem."""
+    """Yield one JSON document per line, the first at once, later ones in batches; after an error the last line is the
+    problem document."""
     lines, sent_at = bytearray(), 0.0
     try:
         for record in result:
@@ -91,7 +91,7 @@ PIECES: dict[ResponseShape, Callable[[Operation, Any], Iterator[bytes]]] = {
 
 
 class _Pieces:
-    """A file to write to, from which what was written is taken away."""
+    """A file to write to; `take` removes and returns what was written."""
 
     closed = False
 

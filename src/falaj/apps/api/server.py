@@ -1,4 +1,4 @@
-"""The API process: assembles the platform, serves it, and tells its parent when it is ready."""
+"""The API process: assembles the platform, serves it, and reports to its parent when it is ready."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOCAL_TOKEN_DAYS = 30
 
 
 def main() -> None:
-    """Serve the home in FALAJ_HOME; arguments are what the parent decided: bind and port."""
+    """Serve the home in FALAJ_HOME; the parent passes the address to bind to and the port as arguments."""
     os.umask(0o077)
     raise_file_limit()
     home = open_home()
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 class LimitedHeaders(HttpToolsProtocol):
-    """Refuses heads that are too large or come too slowly, and connections beyond a limit: strangers send them, too."""
+    """Refuses request heads that are too large or too slow, and connections beyond a limit."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -61,32 +61,32 @@ class LimitedHeaders(HttpToolsProtocol):
         if len(self.connections) > CONNECTIONS:
             transport.close()
         else:
-            self._await_head()
+            self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_came()
+        self._stop_head_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
-        self._await_head()
+        self._start_head_timer()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_came()
+        self._stop_head_timer()
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """What else comes, be it the rest of a body that nobody reads, is no reason to keep the connection."""
+        """Restart the timer for the next head: the rest of an unread body does not keep the connection open."""
         super().on_response_complete()
         if self.cycle.response_complete:
-            self._await_head()
+            self._start_head_timer()
 
-    def _await_head(self) -> None:
-        self._head_came()
+    def _start_head_timer(self) -> None:
+        self._stop_head_timer()
         self._deadline = self.loop.call_later(HEAD_S, self.transport.close)
 
-    def _head_came(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -100,8 +100,8 @@ class LimitedHeaders(HttpToolsProtocol):
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """What cannot be parsed is answered as a problem too, with the headers of every answer."""
-        body = error_response(InvalidInput(f"this is not a request that Falaj can read: {msg}"))
+        """Respond to a request that cannot be parsed with a problem document and the security headers."""
+        body = error_response(InvalidInput(f"the request cannot be parsed: {msg}"))
         headers = [*body.headers.items(), *HEADERS.items(), ("Connection", "close")]
         lines = ["HTTP/1.1 400 Bad Request", *(f"{name}: {value}" for name, value in headers), "", ""]
         self.transport.write("\r\n".join(lines).encode("latin-1") + bytes(body.body))
@@ -110,7 +110,7 @@ class LimitedHeaders(HttpToolsProtocol):
     def _count(self, part: bytes) -> None:
         self._head_bytes += len(part)
         if self._head_bytes > HEAD_BYTES:
-            raise ValueError("the head of the request is too large")
+            raise ValueError("the request head is too large")
 
 
 def _settings(platform: LocalPlatform, config: Config) -> uvicorn.Config:
@@ -120,7 +120,7 @@ def _settings(platform: LocalPlatform, config: Config) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # else whoever is on this machine could choose the origin that is audited
+        proxy_headers=False,  # otherwise local processes could forge the audited origin
         timeout_graceful_shutdown=5,
         http=LimitedHeaders,
         ssl_certfile=None if tls is None else str(tls.certificate),
@@ -134,7 +134,7 @@ def _settings(platform: LocalPlatform, config: Config) -> uvicorn.Config:
 
 def _listen(bind: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    protocol = socket.IPPROTO_TCP  # said outright, so that asyncio sets TCP_NODELAY
+    protocol = socket.IPPROTO_TCP  # explicit, so that asyncio sets TCP_NODELAY
     listener = socket.socket(family, socket.SOCK_STREAM, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((bind, port))
@@ -144,21 +144,21 @@ def _listen(bind: str, port: int) -> socket.socket:
 
 
 def _announce(platform: LocalPlatform, bind: str, port: int) -> None:
-    """Tell the parent the address and, at its start, a sign-in code for the owner and a token for the command line."""
+    """Report the address to the parent and, on the first start, a sign-in code and a token for the owner."""
     scheme = "http" if platform.config.server.tls is None else "https"
     host = f"[{bind}]" if ":" in bind else bind
-    told = {"url": f"{scheme}://{host}:{port}"}
+    facts = {"url": f"{scheme}://{host}:{port}"}
     if "FALAJ_RESTART" not in os.environ:
-        told |= issue_owner_credentials(platform)
+        facts |= issue_owner_credentials(platform)
     with os.fdopen(int(os.environ["FALAJ_READY_FD"]), "w") as parent:
-        json.dump(told, parent)
+        json.dump(facts, parent)
 
 
 def issue_owner_credentials(platform: LocalPlatform) -> dict[str, str]:
-    """A new token in place of those of earlier starts, whose work goes on, and a sign-in code."""
+    """Return a sign-in code and a new token; tokens of earlier starts are revoked, and their work continues."""
     try:
         owner = local_caller(platform.database)
-    except NotFound:  # the platform was founded by another user, on another machine
+    except NotFound:  # the platform was created by another user, on another machine
         return {}
     purpose = f"{LOCAL_TOKEN}, {platform.home.ident}"
     with platform.database.read() as tx:

@@ -1,4 +1,4 @@
-"""The root of the command line: its global options, and every command, imported only when it is used."""
+"""The root of the command line: its global options, and all commands, each imported only when it is used."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ PROGRAM = "falaj"
 COMPLETE_VARIABLE = "_FALAJ_COMPLETE"
 
 COMMANDS = {
-    "up": ("Start the platform on this machine, in the foreground.", "lifecycle"),
-    "status": ("Say whether a platform runs on the home, and where.", "lifecycle"),
-    "down": ("Stop the platform that runs on the home.", "lifecycle"),
-    "doctor": ("Check the installation and the home, and say what mends them.", "doctor"),
-    "apply": ("Bring entities and feature views to the definitions in files.", "apply"),
+    "up": ("Start the platform on this machine, in the foreground.", "platform"),
+    "status": ("Show whether a platform runs on the home, and where.", "platform"),
+    "down": ("Stop the platform that runs on the home.", "platform"),
+    "doctor": ("Check the installation and the home, and suggest fixes.", "doctor"),
+    "apply": ("Apply the definitions of entities and feature views in files.", "apply"),
     "train": ("Run a training script as a job, and follow it.", "train"),
-    "deploy": ("Answer requests with a model version.", "endpoints"),
-    "login": ("Sign in to a platform, and keep the credential.", "login"),
+    "deploy": ("Serve a model version at an endpoint.", "endpoints"),
+    "login": ("Sign in to a platform, and save the credential.", "login"),
     "config": ("Check falaj.toml, or show it with its defaults.", "config"),
     "completion": ("Print the completion script of a shell.", "completion"),
 }
-"""What a command does, and the module here that has it under `COMMANDS`."""
+"""The help of each command, and the module in `commands` that has it under `COMMANDS`."""
 
 GROUPS = {
     "workspaces": "Workspaces, and who holds which role in them.",
     "users": "People and service accounts.",
     "groups": "Groups of users, who hold the roles of their groups.",
     "tokens": "Tokens and sign-in links.",
-    "policies": "Policies: publish and test them, ask who can do what.",
-    "objects": "Anything that is stored: where it lies, whose it is, its label.",
-    "zones": "Zones, and what may lie in them.",
+    "policies": "Policies: publish, check and test them; find out who may do what.",
+    "objects": "Stored objects of any kind: zone, owner, label.",
+    "zones": "Zones, and what they may store.",
     "keys": "Data keys: list, rotate, destroy.",
-    "secrets": "Secrets that jobs are given: set, list, remove; never shown.",
-    "blobs": "Bytes: put, get, list, copy, delete.",
-    "lineage": "What came from what.",
+    "secrets": "Secrets for jobs: set, list, remove; values are never shown.",
+    "blobs": "Blobs: put, get, list, copy, delete.",
+    "lineage": "The lineage graph: sources and descendants of an object.",
     "audit": "The audit log: list, export, prove, verify.",
-    "workflows": "Long work: watch it, cancel it.",
-    "platform": "The platform that answers: its version, controller and metrics.",
+    "workflows": "Long-running workflows: watch, cancel.",
+    "platform": "The platform: its version, controller and metrics.",
     "runs": "Runs of experiments: parameters, metrics, artifacts.",
-    "nodes": "Machines that run jobs: what they are made of, and what is free.",
+    "nodes": "Nodes that run jobs: their hardware, and what is free.",
     "jobs": "Jobs: list them, read their logs, wait, cancel, retry, move, explain.",
     "queues": "Queues: quotas, borrowing and fair share of the machines, and budgets.",
-    "usage": "What jobs have used: GPU-hours, CPU-hours, energy and cost.",
-    "features": "Features: define views, take rows in, make training sets, read online.",
+    "usage": "Resources that jobs have used: GPU-hours, CPU-hours, energy and cost.",
+    "features": "Features: define views, ingest rows, create training sets, read online.",
     "models": "Models: register versions, promote, approve, roll back, verify.",
     "endpoints": "Endpoints: deploy model versions, route requests, read predictions and scores.",
     "monitoring": "Monitors: drift of endpoints against their training sets, and alerts.",
     "optimization": "Optimizations: faster variants of a model, measured, accepted or refused.",
-    "pipelines": "Pipelines: train anew, try beside the champion, promote or roll back.",
+    "pipelines": "Pipelines: retrain, try as a canary, promote or roll back.",
 }
-"""Every room in one line, so that the help of the root imports none of them."""
+"""The help of each group, here so that `falaj --help` imports none of them."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run what was typed; the exit status."""
+    """Run what was typed; return the exit status."""
     _prepare_streams()
     if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @cache
 def root() -> Any:
-    """The whole command line as one command."""
+    """Return the whole command line as one command."""
     app = typer.Typer(cls=RootGroup, rich_markup_mode=None, add_completion=False, help=_globals.__doc__)
     app.callback(invoke_without_command=True, context_settings={"help_option_names": ["--help", "-h"]})(
         _globals
@@ -93,42 +93,42 @@ def root() -> Any:
 
 
 class LazyCommand(TyperCommand):
-    """A command of which only the name and the help are known until it is used."""
+    """A command that is loaded when it is used; until then it has a name and a help text."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         return load_command(self.name or "").make_context(info_name, args, parent=parent, **extra)
 
 
 class RootGroup(TyperGroup):
-    """The commands for people first, then the rooms."""
+    """The root: the commands first, then the groups of operations."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        told = {name: words for name, (words, _) in COMMANDS.items()} | GROUPS
-        for name, words in told.items():
-            self.add_command(LazyCommand(name, help=words, short_help=words, rich_markup_mode=None))
+        summaries = {name: summary for name, (summary, _) in COMMANDS.items()} | GROUPS
+        for name, summary in summaries.items():
+            self.add_command(LazyCommand(name, help=summary, short_help=summary, rich_markup_mode=None))
         self.add_command(
             LazyCommand("reference", help="The reference page.", hidden=True, rich_markup_mode=None)
         )
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, words) for name, (words, _) in COMMANDS.items()])
-        with formatter.section("Rooms"):
+            formatter.write_dl([(name, summary) for name, (summary, _) in COMMANDS.items()])
+        with formatter.section("Groups of commands"):
             formatter.write_dl(list(GROUPS.items()))
 
 
 @cache
 def load_command(name: str) -> Any:
-    """The command called `name`, or the group of a room's commands."""
+    """Return the command or the group of commands called `name`."""
     if name in GROUPS:
         return import_module("falaj.apps.cli.generation.groups").command_group(name, GROUPS[name])
     module = "reference" if name == "reference" else COMMANDS[name][1]
     return import_module(f"falaj.apps.cli.commands.{module}").COMMANDS[name]()
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_set: bool) -> None:
+    if is_set:
         from falaj import __version__
 
         typer.echo(f"{PROGRAM} {__version__}")
@@ -150,14 +150,14 @@ def _globals(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """One sovereign ML platform: features, training, models, serving, and the proof of what happened to the data."""
+    """One sovereign ML platform: features, training, models, serving, and a verifiable audit log."""
     ctx.obj = GlobalOptions(home, url, as_json)
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
 
 def _prepare_streams() -> None:
-    """A terminal that cannot show a character gets its code instead; a stream that is closed swallows everything."""
+    """Escape characters that a stream cannot encode; discard what is written to a closed stream."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

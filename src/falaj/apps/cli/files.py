@@ -1,4 +1,4 @@
-"""Files that commands read and write: opened with words when they cannot be, written whole or not at all."""
+"""Reads and writes the files of commands: clear errors, and atomic writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TEXT_BYTES = 1 << 20
 
 @contextmanager
 def open_input(given: str, *, where: str) -> Iterator[Iterator[bytes]]:
-    """The bytes of the file `given`, or of standard input where it is `-`, in chunks."""
+    """Yield the bytes of the file `given`, or of standard input for `-`, in chunks."""
     if given == "-":
         yield chunks(sys.stdin.buffer)
         return
@@ -31,7 +31,7 @@ def open_input(given: str, *, where: str) -> Iterator[Iterator[bytes]]:
 
 
 def read_text(given: str, *, where: str) -> str:
-    """The text of the file `given`, or of standard input where it is `-`."""
+    """Return the text of the file `given`, or of standard input for `-`."""
     with open_input(given, where=where) as pieces:
         raw = bytearray()
         for piece in pieces:
@@ -43,15 +43,15 @@ def read_text(given: str, *, where: str) -> str:
     except UnicodeDecodeError:
         raise InvalidInput.at(where, given=given, allowed="text in UTF-8") from None
     if not text.strip():
-        raise InvalidInput.at(where, given=f"{given}, which is empty", allowed="a file with something in it")
+        raise InvalidInput.at(where, given=f"{given}, which is empty", allowed="a file that is not empty")
     return text
 
 
 @contextmanager
 def atomic_file(path: Path, *, force: bool = True) -> Iterator[IO[bytes]]:
-    """A file to write to, which appears under `path` when all went well, and not at all otherwise."""
+    """Yield a file to write to; it replaces `path` if the block succeeds, and is removed otherwise."""
     refuse_overwriting(path, force=force)
-    if path.exists() and not path.is_file():  # a device or a pipe takes bytes, and must not be replaced
+    if path.exists() and not path.is_file():  # a device or a pipe must not be replaced
         with _created(path, path) as file:
             yield file
         return
@@ -68,20 +68,21 @@ def atomic_file(path: Path, *, force: bool = True) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def output(given: str | None) -> Iterator[IO[bytes]]:
-    """Where bytes go: the file `given`, or standard output, but not onto a terminal unasked."""
+    """Yield the file `given`, or standard output unless that is a terminal."""
     if given and given != "-":
         with atomic_file(Path(given)) as file:
             yield file
         return
     if given is None and sys.stdout.isatty():
-        raise InvalidInput("these are bytes, and standard output is a terminal; --output FILE takes them")
+        raise InvalidInput("the result is binary, and standard output is a terminal; give --output FILE")
     yield sys.stdout.buffer
     sys.stdout.buffer.flush()
 
 
 def refuse_overwriting(path: Path, *, force: bool) -> None:
+    """Raise Conflict if `path` exists, unless `force`."""
     if path.exists() and not force:
-        raise Conflict(f"{path} is there already; --force replaces it")
+        raise Conflict(f"{path} exists; --force replaces it")
 
 
 def unreadable(where: str, given: str, error: OSError) -> InvalidInput:
@@ -93,7 +94,7 @@ def _created(draft: Path, path: Path) -> IO[bytes]:
         return open(draft, "wb")
     except OSError as error:
         raise InvalidInput.at(
-            "FILE", given=str(path), allowed=f"a place to write to ({error.strerror})"
+            "FILE", given=str(path), allowed=f"a writable file ({error.strerror})"
         ) from None
 
 

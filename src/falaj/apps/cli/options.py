@@ -1,4 +1,4 @@
-"""The global options: they may stand in front of a command or behind it."""
+"""The global options, which may be typed before or after a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller's process: stands by, acts while it holds the lease, and ends with its parent."""
+"""The controller process: on standby until it holds the lease; ends with its parent."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from falaj.control.workflows.builtin import WORKFLOWS
 from falaj.control.workflows.context import Workflow
 
 OPEN_FILES = 16_384
-"""Each attempt may hold hundreds of connections to its agent; 1024, as is usual, are those of three."""
+"""Each attempt may hold hundreds of connections to its agent; the usual limit of 1024 is enough for three."""
 
 
 def main(
     *, timing: ControllerTiming = ControllerTiming(), workflows: Mapping[str, Workflow] = WORKFLOWS
-) -> None:
-    """Run a controller on the home in FALAJ_HOME until the parent ends or a signal comes."""
+) -> None:  # noqa: B008 - frozen
+    """Run a controller on the home in FALAJ_HOME until the parent ends or SIGTERM arrives."""
     os.umask(0o077)
     raise_file_limit(OPEN_FILES)
     home = open_home()

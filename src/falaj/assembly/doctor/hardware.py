@@ -9,6 +9,7 @@ from pathlib import Path
 from falaj.assembly.doctor.findings import DoctorContext, ok, warn
 from falaj.ports.hardware import NodeFacts
 from falaj.records.doctor import Finding
+from falaj.records.sizes import format_size
 
 NO_DRIVER = "Shared Library Not Found"
 
@@ -27,7 +28,7 @@ def check_hardware(context: DoctorContext) -> Iterable[Finding]:
 def describe(facts: NodeFacts) -> str:
     sockets = f" in {facts.sockets} sockets" if facts.sockets and facts.sockets > 1 else ""
     words = [f"{facts.cpus} CPUs{sockets} ({', '.join(sorted(facts.isa)) or 'no vector instructions known'})"]
-    words.append(f"{facts.memory_bytes / 2**30:.1f} GiB")
+    words.append(format_size(facts.memory_bytes))
     active = [port for port in facts.rdma if port.is_active]
     if facts.rdma:
         words.append(f"{len(active)} of {len(facts.rdma)} RDMA ports active")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from falaj.errors import TooLarge
+from falaj.records.sizes import format_size
 
 CHECKPOINT_BYTES = 1 << 40
 FREE_SHARE = 20
@@ -30,10 +31,10 @@ class StorageLimits:
         """Refuse `what`, so many bytes `beside` those that the same checkpoint has already."""
         if beside + size > self.checkpoint_bytes:
             raise TooLarge(
-                f"{what} takes {words(size)}"
-                + (f" beside {words(beside)}" if beside else "")
+                f"{what} takes {format_size(size)}"
+                + (f" beside {format_size(beside)}" if beside else "")
                 + ", and a checkpoint "
-                f"may take {words(self.checkpoint_bytes)}; have jobs.checkpoint_limit in falaj.toml raised"
+                f"may take {format_size(self.checkpoint_bytes)}; have jobs.checkpoint_limit in falaj.toml raised"
             )
         self._require_disk(size, what)
 
@@ -55,14 +56,7 @@ class StorageLimits:
         kept = min(whole // FREE_SHARE, FREE_BYTES)
         if size > free - kept:
             raise TooLarge(
-                f"{what} takes {words(size)}, and the disk of the blobs has {words(free)} left, {words(kept)} of which "
+                f"{what} takes {format_size(size)}, and the disk of the blobs has {format_size(free)} left, "
+                f"{format_size(kept)} of which "
                 "stay free; keep fewer checkpoints (checkpoint_keep), or have somebody make room there"
             )
-
-
-def words(size: int) -> str:
-    """A size for people, always with a digit behind the point."""
-    for unit, step in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if size >= step:
-            return f"{size / step:.1f} {unit}"
-    return f"{size / 1024:.1f} KiB"

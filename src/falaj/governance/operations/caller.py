@@ -12,6 +12,12 @@ from typing import Any
 from falaj.records.governance.identity import PrincipalKind
 from falaj.records.names import ObjectId, PrincipalId
 
+PLATFORM_SERVICES = frozenset({"controller", "model-server"})
+"""The platform's own service accounts; their processes act without a token."""
+
+PLATFORM_ORIGINS = frozenset({"controller", "workflow", "job"})
+"""Where calls come from that the controller makes on behalf of a user; no interface sets one of these."""
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -24,6 +30,13 @@ class Caller:
     workspace: ObjectId | None = None
     actions: tuple[str, ...] | None = None
     token: str | None = None
+
+    @property
+    def is_platform(self) -> bool:
+        """Whether the platform itself calls: one of its services, or the controller on behalf of a user."""
+        if self.origin.partition(":")[0] in PLATFORM_ORIGINS:
+            return True
+        return self.kind == "service" and self.name in PLATFORM_SERVICES and self.token is None
 
     def may_name(self, action: str) -> bool:
         """Tell whether the token's scope covers `action`."""

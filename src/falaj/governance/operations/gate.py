@@ -31,6 +31,7 @@ from falaj.records.record import utc_now
 log = logging.getLogger("falaj.gate")
 R = TypeVar("R")
 
+INTERNAL = Decision(allowed=False, rule="internal", reason="only the platform's own services may call it")
 UNSEEN = Decision(allowed=False, rule="hidden", reason="the caller may not see what it refers to")
 
 
@@ -134,6 +135,7 @@ class Gate:
         return [each for each in found if self.authorizer.decide(call.tx, call.caller, action, each).allowed]
 
     def _run(self, call: Call, service: Any) -> Any:
+        self._refuse_internal(call)
         if call.operation.mode is Mode.READ:
             return self._read(call, service)
         if call.operation.mode is Mode.FREE:
@@ -146,6 +148,15 @@ class Gate:
         with self.database.read() as tx:
             self._admit(call, tx)
         return self._body(call, service)
+
+    def _refuse_internal(self, call: Call) -> None:
+        """Raise Denied for an internal operation that a user calls, whatever roles they have."""
+        if call.operation.internal and not call.caller.is_platform:
+            call.decision = INTERNAL
+            raise Denied(
+                f"{call.operation.name} is an internal operation: {INTERNAL.reason}",
+                details={"rule": INTERNAL.rule, "roles": [], "action": call.operation.name, "needs": ""},
+            )
 
     def _read(self, call: Call, service: Any) -> Any:
         with self.database.read() as tx:

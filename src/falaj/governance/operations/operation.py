@@ -87,7 +87,7 @@ class OperationInput(BaseModel):
 
 @dataclass(frozen=True)
 class Operation:
-    """The declaration of an operation; `name` is `group.verb`."""
+    """The declaration of an operation; `name` is `group.verb`. `internal`: only the platform's services may call it."""
 
     name: str
     resource: str
@@ -95,6 +95,7 @@ class Operation:
     allow: frozenset[Grantee]
     body: Callable[..., Any]
     confirm: bool = False
+    internal: bool = False
 
     @property
     def group(self) -> str:
@@ -223,16 +224,18 @@ def operation(
     mode: Mode = Mode.WRITE,
     allow: Grantee | set[Grantee] | None = None,
     confirm: bool = False,
+    internal: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
     """Declare a method as the operation `name` on a resource of kind `resource`.
 
     `allow` names who may perform it: a role brings the roles that include it. By default viewers may read and
-    developers may write. `confirm`: the CLI asks for confirmation.
+    developers may write. `confirm`: the CLI asks for confirmation. `internal`: only the platform's own services may
+    call it, whatever roles a user has, and no help text shows it.
     """
     wanted = allow if isinstance(allow, set) else {allow or (Role.VIEWER if mode.reads else Role.DEVELOPER)}
 
     def declare(body: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-        declared = Operation(name, resource, mode, frozenset(wanted), body, confirm)
+        declared = Operation(name, resource, mode, frozenset(wanted), body, confirm, internal)
 
         @functools.wraps(body)
         def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:

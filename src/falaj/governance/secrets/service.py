@@ -67,7 +67,7 @@ class Secrets:
         """The secrets of a workspace: their names, who set them and when; never a value."""
         return list_workspace_page(self.gate, "secret", secret_record, after=after, limit=limit)
 
-    @operation("secrets.use", resource="secret", mode=Mode.READ, allow=Role.DEVELOPER)
+    @operation("secrets.use", resource="secret", mode=Mode.READ, allow=Role.DEVELOPER, internal=True)
     def use(self, secret: SecretRef) -> Secret:
         """Ask whether your jobs may be given a secret. Each attempt of a job asks this; nobody is told the value."""
         return secret_record(current_call().tx, current_call().target)

@@ -105,7 +105,11 @@ class QueueAccounts:
                 allowed=f"a queue: {there}",
                 fix=f"one of these, or an operator makes it: falaj queues set {queue}",
             )
-            raise NotFound(f"there is no queue {queue!r}; there is {there}", faults=[fault])
+            raise NotFound(
+                f"there is no queue {queue!r}; there is {there}",
+                faults=[fault],
+                details={"kind": "queue", "reference": queue},
+            )
         allowed = found[queue].workspaces if queue in found else ()
         if allowed and workspace not in allowed:
             home = objects.ever(tx, workspace)

@@ -1,4 +1,4 @@
-"""Entities and views as files say them: TOML, or Python that runs here and never on the platform.
+"""Reads the definitions of entities and views in TOML, or in Python that runs here and never on the platform.
 
     features.toml   [[entity]] and [[view]] tables; durations as "7d"; `source` names the file with a view's rows
     features.py     fj.Entity and fj.FeatureView at the top level of the module, alone or in tuples and lists
@@ -23,12 +23,12 @@ from falaj.records.features import Entity, FeatureView
 from falaj.sdk.definition_files.features_toml import read_toml
 
 NAMES = ("features.toml", "features.py", "definitions.py")
-"""What is read in a folder. Other Python files may do anything, so they are only run when they are named."""
+"""The files that are read in a folder. Other Python files may have side effects and are run only when named."""
 
 
 @dataclass
 class Definitions:
-    """What files define. `sources` are the files that views say their rows lie in."""
+    """The definitions in files. `sources` are the files with the rows of views."""
 
     entities: list[Entity] = field(default_factory=list)
     views: list[FeatureView] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Definitions:
 
 
 def read_definitions(path: Path) -> Definitions:
-    """What the file `path` defines, or the files of that folder; InvalidInput with every fault."""
+    """Return the definitions in the file or folder `path`; raise InvalidInput with every fault."""
     found, faults = Definitions(files=_files(path)), list[Fault]()
     places: dict[tuple[str, str], str] = {}
     for file in found.files:
@@ -76,7 +76,7 @@ def _take(
     places: dict[tuple[str, str], str],
     faults: list[Fault],
 ) -> None:
-    """Add `record`; what is defined twice must say the same."""
+    """Add `record`; a name that is defined twice must have the same definition."""
     same: list[Any] = found.entities if isinstance(record, Entity) else found.views
     kind = "entity" if isinstance(record, Entity) else "view"
     before = next((each for each in same if each.name == record.name), None)
@@ -94,11 +94,11 @@ def _take(
 
 
 def _read_python(path: Path, faults: list[Fault]) -> Iterator[tuple[Entity | FeatureView, str, None]]:
-    """The records that a module holds when it has run."""
+    """Yield the records in a module after running it."""
     module = ModuleType("falaj_definitions")
     module.__file__ = str(path)
-    beside = str(path.parent.absolute())
-    sys.path.insert(0, beside)
+    folder = str(path.parent.absolute())
+    sys.path.insert(0, folder)
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 - the user's own file, run for the user
     except KeyboardInterrupt:
@@ -107,7 +107,7 @@ def _read_python(path: Path, faults: list[Fault]) -> Iterator[tuple[Entity | Fea
         faults += _python_faults(path, error)
         return
     finally:
-        sys.path.remove(beside)
+        sys.path.remove(folder)
     for value in vars(module).values():
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, Entity | FeatureView):

@@ -1,4 +1,4 @@
-"""Definitions in TOML: `[[entity]]`, `[[view]]` and `[[view.aggregation]]` tables, every fault with its line."""
+"""Reads definitions in TOML: `[[entity]]`, `[[view]]` and `[[view.aggregation]]` tables, faults with their lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Found = tuple[Entity | FeatureView, str, Path | None]
 
 
 def read_toml(path: Path, faults: list[Fault]) -> Iterator[Found]:
-    """The records of the file, each with its place and the source that it names; what is wrong goes to `faults`."""
+    """Yield the records of the file, each with its location and source; append what is wrong to `faults`."""
     try:
         text = path.read_text()
         tables = tomllib.loads(text)
@@ -47,7 +47,7 @@ def read_toml(path: Path, faults: list[Fault]) -> Iterator[Found]:
 
 
 class _File:
-    """One file while it is read."""
+    """The reader of one file."""
 
     def __init__(self, path: Path, lines: TomlLines, faults: list[Fault]) -> None:
         self._path = path
@@ -144,7 +144,7 @@ class _File:
 
 
 def _in_file(location: Location, given: dict[str, Any]) -> Location:
-    """Where the field of a record stands in the file."""
+    """Return the location of a record's field in the file."""
     if location[:1] == ("aggregations",):
         return ("aggregation", *location[1:])
     columns = given.get("columns")
@@ -160,7 +160,7 @@ def _in_file(location: Location, given: dict[str, Any]) -> Location:
 
 
 def _telling(faults: list[Any]) -> list[Any]:
-    """Without those that only follow from others: a list is too short when its items are wrong."""
+    """Return the faults without consequential ones: a list is too short when its items are invalid."""
     inner = {fault["loc"][:1] for fault in faults if len(fault["loc"]) > 1}
     return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in inner]
 

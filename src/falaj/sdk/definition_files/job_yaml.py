@@ -1,4 +1,4 @@
-"""A job in a file of YAML: read with the line of each fault, and written so that it can be read again."""
+"""Reads a job from a YAML file, with the line of each fault, and writes it so that it can be read again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPELLED = {plain: spelled for spelled, plain in SYNONYMS.items()}
 
 
 def read_job(path: str | Path, *, needs_script: bool = True) -> JobRequest:
-    """The job in a file; its script, if that is needed, lies beside the file. Faults of its fields are in the form."""
+    """Return the request in a file; a required script is in the same folder. Faults in fields are in the request."""
     document = read_yaml(Path(path))
     form = parse_job_request(_with_texts(document), place=document.place)
     if "script" not in form.values or not needs_script:
@@ -39,7 +39,7 @@ def read_job(path: str | Path, *, needs_script: bool = True) -> JobRequest:
 
 
 def spell_job(spec: JobSpec, *, script: str | Path) -> str:
-    """`spec` as YAML that `falaj train --file` takes: what it says beyond what goes without saying."""
+    """Return `spec` as YAML for `falaj train --file`, without default values."""
     given = spec.model_dump(
         exclude_defaults=True, exclude={"script", "origin", "estimate", "affinity", "processes_min"}
     )
@@ -56,7 +56,7 @@ def spell_job(spec: JobSpec, *, script: str | Path) -> str:
 
 
 def _with_texts(document: YamlDocument) -> dict[str, Any]:
-    """The values of a document, with arguments and variables as they stand there: they are text to the job."""
+    """Return the values of a document, with arguments and variables as the text in the file."""
     values = dict(document.values)
     if isinstance(words := values.get("args"), list):
         values["args"] = [document.texts.get(("args", str(n)), word) for n, word in enumerate(words)]

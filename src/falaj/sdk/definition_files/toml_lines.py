@@ -1,4 +1,4 @@
-"""On which line of a TOML document a field stands; tomllib does not say."""
+"""Finds the line of a field in a TOML document; tomllib does not report it."""
 
 from __future__ import annotations
 

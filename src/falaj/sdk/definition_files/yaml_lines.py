@@ -1,4 +1,4 @@
-"""YAML with the line of everything in it, and only the plain part of the language.
+"""Reads YAML with the line of every value; only the plain part of the language is allowed.
 
 Values are read as YAML 1.2 has them: `yes`, `2:30` and `2026-01-01` are text. Anchors, aliases, tags and keys that
 stand twice are faults, so that a document says what it seems to say and is no larger than it looks.
@@ -38,13 +38,13 @@ _NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]{1,300}(?:\.[0-9]*)?)(?:[eE][-+]?[0
 
 
 class YamlDocument(NamedTuple):
-    """What a file says, and on which line each part of it stands."""
+    """The content of a file, and the line of each value."""
 
     path: Path
     values: dict[str, Any]
     lines: dict[Location, int]
     texts: dict[Location, str]
-    """Values as they stand there: 1.10 is not 1.1 where text is meant."""
+    """Values as text: 1.10 is not 1.1 where text is meant."""
 
     def place(self, at: Location) -> str:
         """`file:line field` for a field, or for the nearest thing around it."""
@@ -55,7 +55,7 @@ class YamlDocument(NamedTuple):
 
 
 def read_yaml(path: Path) -> YamlDocument:
-    """The one mapping that `path` holds; all that is wrong with it as YAML at once."""
+    """Return the mapping in `path`; raise InvalidInput with all its faults as YAML."""
     reader = _Reader(path)
     try:
         values = reader.document(yaml.parse(_text(path), Loader=yaml.SafeLoader))
@@ -70,7 +70,7 @@ def read_yaml(path: Path) -> YamlDocument:
 
 
 class _Reader:
-    """Builds values from events; what is wrong is noted, and the reading goes on behind it."""
+    """Builds values from events; faults are collected, and reading continues after them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -161,7 +161,7 @@ class _Reader:
 
 
 def _plain(text: str) -> Any:
-    """A value that stands without quotes: a word of YAML's own, a number, or else text."""
+    """Return the value of an unquoted scalar: a YAML keyword, a number, or text."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -188,8 +188,8 @@ def _text(path: Path) -> str:
 def _unreadable(path: Path, error: yaml.MarkedYAMLError) -> InvalidInput:
     mark = error.problem_mark or error.context_mark
     line = 1 if mark is None else mark.line + 1
-    told = " ".join(str(part) for part in (error.context, error.problem) if part)
-    if "'\\t'" in told:
+    problem = " ".join(str(part) for part in (error.context, error.problem) if part)
+    if "'\\t'" in problem:
         fix = "put spaces where tabs are"
         return InvalidInput.at(f"{path}:{line}", given="a tab", allowed="spaces; YAML takes no tabs", fix=fix)
-    return InvalidInput.at(f"{path}:{line}", given=told, allowed="YAML, like 'script: train.py'")
+    return InvalidInput.at(f"{path}:{line}", given=problem, allowed="YAML, like 'script: train.py'")

@@ -112,7 +112,7 @@ def test_a_machine_is_shown_with_its_cards_and_adapters(
     out = capsys.readouterr().out
     assert "2 sockets, 2 NUMA nodes" in out
     assert "0000:1b:00.0 gen 5 x16" in out
-    assert out.count("NVIDIA H200  140.4 GiB") == 8
+    assert out.count("NVIDIA H200  140 GiB") == 8
     assert out.count("infiniband") == 8
     assert "400" in out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from command_line import CommandLine, command_line, make_template
 from falaj.apps.cli.commands.usage import print_report
 from falaj.apps.cli.output import queue_tables
 from falaj.apps.cli.output.queue_tables import print_budgets, print_queue, print_tree
+from falaj.apps.cli.output.values import encodable
 from falaj.records.scheduling.accounting import (
     Amounts,
     BudgetState,
@@ -188,13 +190,13 @@ def test_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split("  ")[0] for line in lines] == ["queue", "bank", "├─ cards", "└─ risk", "default"]
     assert "████████░░ 6.5 of 8 " in lines[1]
     assert "████████░░ 6 of 4, up to 8" in lines[3]
-    assert "32.0 GiB of 64.0 GiB, up to all" in lines[3]
+    assert "32 GiB of 64 GiB, up to all" in lines[3]
 
 
 def test_the_tree_where_only_ascii_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_tables, "encodable", lambda text: text.translate(queue_tables.PLAIN))
+    monkeypatch.setattr(queue_tables, "encodable", partial(encodable, encoding="ascii"))
 
     print_tree([BANK, CARDS, RISK])
 
@@ -210,8 +212,8 @@ def test_one_queue(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "2 GPUs\n" in out
     assert "2 running, 4 waiting" in out
-    assert "75.0% of the whole now, 25.0% lately" in out
-    assert "risk and 1 that you do not see" in out
+    assert "75.0% of the cluster now, 25.0% recently" in out
+    assert "risk and 1 that you may not see" in out
 
 
 def test_a_budget_that_is_overspent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +230,7 @@ def test_a_budget_that_is_overspent(capsys: pytest.CaptureFixture[str]) -> None:
     print_budgets([state])
 
     out = capsys.readouterr().out
-    assert "12.50 of 10, 2.50 too much" in out
+    assert "12.50 of 10, 2.50 over" in out
     assert "0.00 of 1234567.5 AED, 1234567.50 left" in out
 
 

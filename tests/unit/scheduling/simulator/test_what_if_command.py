@@ -55,7 +55,7 @@ def test_all_that_is_typed_wrong_is_said_at_once(falaj: CommandLine) -> None:
     ran = falaj("queues", "what-if", *typed)
 
     assert ran.status == 2
-    assert "4 things are not valid" in ran.err
+    assert "4 values are not valid" in ran.err
     for words in ("--quota risk.gpus=8", "a whole number, or none", "--weight research=2", "like=NAME"):
         assert words in ran.err
 
@@ -78,7 +78,7 @@ def test_the_table_sets_before_beside_after(capsys: pytest.CaptureFixture[str]) 
     jobs.append(past("other", 0, 60, queue="research"))
     found = what_if(jobs, world, Changes(quotas=(ResourceBound(queue="risk", resource="gpus", amount=2),)))
 
-    command._tell(found)
+    command._print_comparison(found)
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 jobs, submitted 2026-03-02 00:00Z")

@@ -1,4 +1,4 @@
-"""`falaj apply`: entities and views, brought to what files say."""
+"""`falaj apply`: apply the definitions of entities and views in files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ def apply(
     ] = ".",
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
     ] = False,
-    workspace: Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Where they belong.")] = None,
-    zone: Annotated[str | None, typer.Option(metavar="ZONE", help="Where the rows of new views lie.")] = None,
+    workspace: Annotated[
+        str | None, typer.Option(metavar="WORKSPACE", help="The workspace that they belong to.")
+    ] = None,
+    zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="The zone that stores the rows of new views.")
+    ] = None,
 ) -> None:
-    """Bring entities and views to the definitions in files. A changed view gets a new version; the old one stays."""
+    """Apply the definitions of entities and views in files. A changed view gets a new version; the old one is kept."""
     found = read_definitions(Path(path))
     entities, views = tuple(found.entities), tuple(found.views)
     with session.platform() as platform:
@@ -46,7 +50,7 @@ def apply(
         show(changes, as_json=True)
         return
     _show_changes(changes)
-    print_message(session, _said(changes, found, path=path, dry_run=dry_run))
+    print_message(session, _message(changes, found, path=path, dry_run=dry_run))
 
 
 def _show_changes(changes: Sequence[PlannedChange]) -> None:
@@ -57,7 +61,7 @@ def _show_changes(changes: Sequence[PlannedChange]) -> None:
     show_rows(["kind", "name", "version", "change", "differs in"], rows)
 
 
-def _said(changes: Sequence[PlannedChange], found: Definitions, *, path: str, dry_run: bool) -> Message:
+def _message(changes: Sequence[PlannedChange], found: Definitions, *, path: str, dry_run: bool) -> Message:
     changed = [each for each in changes if each.change is not ChangeKind.UNCHANGED]
     if not changed:
         return Message("nothing has changed", (("next", "features list"),))

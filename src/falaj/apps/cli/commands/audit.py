@@ -1,4 +1,4 @@
-"""The audit log for auditors: `falaj audit export` and `falaj audit verify`, offline too."""
+"""`falaj audit`: export the audit log, and verify it, also offline."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pydantic_core import to_json
 
 from falaj.apps.cli.files import atomic_file, refuse_overwriting
 from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.errors import FAILED, MISUSED
 from falaj.apps.cli.output.messages import Message, print_message
 from falaj.apps.cli.output.progress import Advance, progress
@@ -25,23 +26,36 @@ from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
 from falaj.governance.audit import verify as verifier
-from falaj.records.governance.audit import ExportLine, LogCheck
+from falaj.records.governance.audit import AuditEntry, ExportLine, LogCheck
+
+PRESENTATION = Presentation(
+    columns={AuditEntry: ("seq", "at", "caller", "action", "outcome", "rule", "objects")},
+    help={
+        "action": "An action, such as blobs.read.",
+        "before": "Entries before this one.",
+        "caller": "Only calls by this principal.",
+        "first": "Begin with this entry.",
+        "outcome": "Only calls with this outcome.",
+        "seq": "The number of the entry.",
+    },
+)
 
 
+@PRESENTATION.command("export")
 def export(
     session: Session,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; - for standard output.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; - for standard output.")],
     *,
     first: Annotated[str | None, typer.Option(metavar="SEQ", help="Begin with this entry.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write the log with its signed heads as JSON lines, for the offline verifier."""
+    """Export the log with its signed heads as JSON lines, for offline verification."""
     given = parsing.parse(all_operations()["audit.export"], {"first": first})
     parsing.check(all_operations()["audit.export"], given)
     if file != "-":
         refuse_overwriting(Path(file), force=force)
     with session.platform() as platform:
-        key = platform.audit.key()  # first: what is asked after the export is not in it
+        key = platform.audit.key()  # first, so that the export contains this read
         lines = iter(platform.audit.export(**given))
         header = next(lines)
         whole = (header.size or 0) - (header.first or 0)
@@ -54,25 +68,24 @@ def export(
     if session.json:
         print(to_json({"file": file, "entries": whole, "public_key": key.ed25519}, indent=2).decode())
         return
-    said = f"{file}: {plural(whole, 'entry')} of log {header.log_id}"
-    print_message(session, Message(said, (("next", f"audit verify {file} --public-key {key.ed25519}"),)))
+    text = f"{file}: {plural(whole, 'entry')} of log {header.log_id}"
+    print_message(session, Message(text, (("next", f"audit verify {file} --public-key {key.ed25519}"),)))
 
 
+@PRESENTATION.command("verify")
 def verify(
     session: Session,
     export: Annotated[
         str | None,
-        typer.Argument(metavar="EXPORT", help="An export, or a proof, to check without a platform."),
+        typer.Argument(metavar="EXPORT", help="An export or a proof to verify without a platform."),
     ] = None,
     *,
     public_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="64 hex digits, or a file that holds them.")
     ] = None,
-    witness: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Signed heads that were kept elsewhere.")
-    ] = None,
+    witness: Annotated[str | None, typer.Option(metavar="FILE", help="Signed heads from a witness.")] = None,
 ) -> int:
-    """Check the log against its signed heads: of the platform, or of an export, offline."""
+    """Verify the platform's log, or an export of it, against its signed heads."""
     if export is not None:
         return _verify_offline(export, public_key, witness, as_json=session.json)
     if public_key or witness:
@@ -81,12 +94,12 @@ def verify(
         )
     with session.platform() as platform:
         check = _followed(platform.audit.verify())
-    show(check, as_json=True) if session.json else _say_check(check)
+    show(check, as_json=True) if session.json else _print_check(check)
     return 0 if check.ok else FAILED
 
 
 def _followed(checks: Iterable[LogCheck]) -> LogCheck:
-    """The last of `checks`; how far they are is shown on the way."""
+    """Show the progress of a check; return its result."""
     rest = iter(checks)
     check, done = next(rest), 0
     with progress("checking", total=check.of, unit="entries") as advance:
@@ -119,25 +132,22 @@ def _verify_offline(export: str, public_key: str | None, witness: str | None, *,
         raise InvalidInput.at(
             "--public-key",
             given=public_key or "nothing",
-            allowed="64 hex digits, or a file that holds them, from a place that the log's operator cannot write",
+            allowed="64 hex digits, or a file with them, from a place that the log's operator cannot write to",
             fix="falaj audit key shows it",
         )
     options = [("--public-key", public_key), ("--witness", witness)]
     words = [*(f"{name}={value}" for name, value in options if value), *(["--json"] if as_json else [])]
-    with redirect_stderr(io.StringIO()) as said:
+    with redirect_stderr(io.StringIO()) as printed:
         status = verifier.main([*words, "--", export])
     if status == MISUSED:
-        raise InvalidInput(said.getvalue().removeprefix("error: ").strip())
+        raise InvalidInput(printed.getvalue().removeprefix("error: ").strip())
     return status
 
 
-def _say_check(check: LogCheck) -> None:
+def _print_check(check: LogCheck) -> None:
     verdict = "sound" if check.ok else "DAMAGED"
     print(f"{verdict}: {plural(check.entries, 'entry')}, {plural(check.heads, 'signed head')}")
     for problem in check.problems:
         print(f"  {problem}")
     if check.unsigned_tail:
         print(f"  {plural(check.unsigned_tail, 'entry')} at the end not signed yet")
-
-
-GROUP_COMMANDS = {"export": export, "verify": verify}

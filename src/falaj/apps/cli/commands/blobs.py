@@ -1,4 +1,4 @@
-"""Files into the platform and back: `falaj blobs put` and `falaj blobs get`."""
+"""`falaj blobs`: upload and download files, and manage blobs."""
 
 from __future__ import annotations
 
@@ -14,33 +14,47 @@ import typer
 from falaj.apps.cli.files import chunks, open_input, refuse_overwriting
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import present
-from falaj.apps.cli.output.messages import Message, print_message
+from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.output.messages import Given, Message, print_message, workspace_prefix
 from falaj.apps.cli.output.progress import Advance, count_bytes, progress
 from falaj.apps.cli.output.results import show
+from falaj.apps.cli.output.values import plural
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import AlreadyExists, Damaged, Fault, Interrupted, InvalidInput
+from falaj.records.control.workflows import WorkflowRun
 from falaj.records.governance.blobs import Blob
 from falaj.records.sizes import format_size
 from falaj.sdk.platform import Platform
 
+PRESENTATION = Presentation(
+    columns={Blob: ("name", "size_bytes", "zone", "label", "created_at", "committed", "id")},
+    help={
+        "length": "Read at most so many bytes.",
+        "offset": "Begin at this byte.",
+        "older_than": "Keep what is younger.",
+        "sources": "What the bytes were made from: an id, or kind:name.",
+    },
+    examples={"sources": "blob:NAME"},
+    lists={"blob": "blobs list"},
+)
 
+
+@PRESENTATION.command("put")
 def put(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file; - for standard input.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help=arguments.HELP["name"])],
+    name: arguments.NAME,
     *,
-    workspace: Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Where it belongs.")] = None,
-    zone: Annotated[str | None, typer.Option(metavar="ZONE", help="Where its bytes lie.")] = None,
+    workspace: arguments.IN_WORKSPACE = None,
+    zone: arguments.IN_ZONE = None,
     source: Annotated[
-        list[str] | None, typer.Option(metavar="SOURCE", help=arguments.HELP["sources"])
+        list[str] | None, typer.Option(metavar="SOURCE", help=PRESENTATION.help["sources"])
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="ONLY", help=arguments.HELP["only"])] = None,
-    classes: Annotated[
-        list[str] | None, typer.Option("--class", metavar="CLASS", help=arguments.HELP["classes"])
-    ] = None,
+    only: arguments.ONLY = None,
+    classes: arguments.CLASSES = None,
 ) -> None:
-    """Store a file, encrypted, under a name; its restrictions and those of its sources go with it."""
+    """Store a file, encrypted, under a name; it gets the label of its sources and its own restrictions."""
     upload, commit = all_operations()["blobs.upload"], all_operations()["blobs.commit"]
     typed = {"workspace": workspace, "zone": zone, "sources": source, "only": only, "classes": classes}
     where = parsing.parse(upload, typed, command="blobs put")
@@ -50,21 +64,25 @@ def put(
     with open_input(file, where="FILE") as pieces, session.platform() as platform:
         with progress(f"storing {name}", total=total, unit="bytes") as advance:
             staged = platform.blobs.upload(count_bytes(pieces, advance), **where)
-        stored = _name_it(session, platform, staged, name)
+        stored = _commit(session, platform, staged, name)
     present(session, commit, {"name": name, "workspace": workspace}, stored)
 
 
+@PRESENTATION.command("get")
 def get(
     session: Session,
     blob: Annotated[str, typer.Argument(metavar="BLOB", help="A blob: its name or id.")],
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="Where to; - for standard output. Else its name, here."),
+        typer.Argument(
+            metavar="FILE",
+            help="The file to write; - for standard output. (default: its name, in this folder)",
+        ),
     ] = None,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Fetch a blob into a file. A download that broke off goes on where it stopped."""
+    """Download a blob to a file. An interrupted download resumes where it stopped."""
     parsing.check(all_operations()["blobs.read"], {"blob": blob}, command="blobs get")
     with session.platform() as platform:
         found = platform.blobs.show(blob)
@@ -78,10 +96,10 @@ def get(
     if session.json:
         show(found, as_json=True)
     else:
-        print_message(session, Message(f"{target}: {format_size(found.size_bytes)}, its digest checked"))
+        print_message(session, Message(f"{target}: {format_size(found.size_bytes)}, digest verified"))
 
 
-def _name_it(session: Session, platform: Platform, staged: Blob, name: str) -> Blob:
+def _commit(session: Session, platform: Platform, staged: Blob, name: str) -> Blob:
     try:
         return platform.blobs.commit(staged.id, name=name)
     except AlreadyExists as error:
@@ -91,11 +109,11 @@ def _name_it(session: Session, platform: Platform, staged: Blob, name: str) -> B
 
 
 def _target(file: str | None, found: Blob) -> Path:
-    """Where a download goes: the file, or the blob's name in the folder."""
+    """Return the file that a download writes: the given one, or the blob's name in the given folder."""
     path = Path(file or ".")
     target = path / Path(found.name).name if path.is_dir() else path
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise InvalidInput.at("FILE", given=str(target), allowed="a file in a folder that you may write to")
+        raise InvalidInput.at("FILE", given=str(target), allowed="a file in a writable folder")
     return target
 
 
@@ -106,7 +124,7 @@ def _to_stdout(platform: Platform, found: Blob, advance: Advance) -> None:
 
 
 def _download(platform: Platform, found: Blob, target: Path, advance: Advance) -> None:
-    """Fetch into a part beside `target`, go on with one that is there, and publish it when its digest is right."""
+    """Download to a partial file beside `target`, or resume one; rename it once its digest is verified."""
     part = target.with_name(f".{target.name}.{found.id}.part")
     digest = hashlib.sha256()
     held = _hash_part(part, digest, limit=found.size_bytes)
@@ -120,18 +138,18 @@ def _download(platform: Platform, found: Blob, target: Path, advance: Advance) -
             file.flush()
             os.fsync(file.fileno())
     except Interrupted as error:
-        raise Interrupted(f"{error.message}; the same command goes on where it stopped") from None
+        raise Interrupted(f"{error.message}; the same command resumes where it stopped") from None
     finally:
         if part.exists() and found.size_bytes and not part.stat().st_size:
             part.unlink()  # refused before the first byte
     if digest.hexdigest() != found.sha256:
         part.unlink()
-        raise Damaged(f"what came of {found.name} is not what was stored: its digest differs; fetch it again")
+        raise Damaged(f"the download of {found.name} is damaged: its digest differs; download it again")
     part.replace(target)
 
 
 def _hash_part(part: Path, digest: Any, *, limit: int) -> int:
-    """How many bytes of an earlier download can be kept; they go into `digest`."""
+    """Return how many bytes of an earlier download can be kept, and add them to `digest`."""
     if not part.exists() or part.stat().st_size > limit:
         return 0
     with open(part, "rb") as file:
@@ -141,7 +159,7 @@ def _hash_part(part: Path, digest: Any, *, limit: int) -> int:
 
 
 def _read_on(platform: Platform, found: Blob, start: int) -> Iterator[bytes]:
-    """The bytes from `start` on; a stream that breaks off is taken up again as long as it moves."""
+    """Yield the bytes from `start` on; an interrupted stream is resumed as long as it makes progress."""
     while start < found.size_bytes:
         before = start
         try:
@@ -155,4 +173,40 @@ def _read_on(platform: Platform, found: Blob, start: int) -> Iterator[bytes]:
             return
 
 
-GROUP_COMMANDS = {"put": put, "get": get}
+@PRESENTATION.message("blobs.upload")
+def _staged(made: Blob, given: Given) -> Message:
+    return Message(
+        f"{format_size(made.size_bytes)} staged in zone {made.zone} as {made.id}, deleted in a day unless committed",
+        (("next", f"blobs commit {made.id} --name NAME"),),
+    )
+
+
+@PRESENTATION.message("blobs.commit")
+def _committed(made: Blob, given: Given) -> Message:
+    named = f"{workspace_prefix(given)}{made.name}" if "workspace" in given else made.id
+    stored = f"{format_size(made.size_bytes)} in zone {made.zone}, {made.label.describe()}"
+    return Message(
+        f"blob {made.name} is stored: {stored}\n  sha256 {made.sha256}",
+        (("next", f"blobs get {named}"), ("undo", f"blobs delete {named}")),
+    )
+
+
+@PRESENTATION.message("blobs.delete")
+def _deleted(made: Blob, given: Given) -> Message:
+    return Message(
+        f"blob {made.name} is deleted; its {format_size(made.size_bytes)} are freed by the next cleanup",
+        (("next", "blobs cleanup --older-than 0s"),),
+    )
+
+
+@PRESENTATION.message("blobs.copy")
+def _copying(made: WorkflowRun, given: Given) -> Message:
+    return Message(
+        f"work {made.id} copies {given['blob']} to zone {given['zone']}",
+        (("next", f"workflows watch {made.id}"),),
+    )
+
+
+@PRESENTATION.message("blobs.cleanup")
+def _swept(made: Any, given: Given) -> Message:
+    return Message(f"{plural(made.removed, 'leftover')} removed")

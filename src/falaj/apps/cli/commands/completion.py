@@ -1,4 +1,4 @@
-"""`falaj completion`: the script that makes a shell complete what is typed."""
+"""`falaj completion`: print the completion script of a shell."""
 
 from __future__ import annotations
 

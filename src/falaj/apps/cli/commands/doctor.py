@@ -1,4 +1,4 @@
-"""`falaj doctor`: what was checked, how it stands, and what mends it."""
+"""`falaj doctor`: check the installation and the home, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(session: Session) -> int:
-    """Check the installation and the home, and say what mends them; exit 1 if something must be mended."""
+    """Check the installation and the home, and suggest fixes; exit 1 if a check failed."""
     if session.url:
-        raise InvalidInput("doctor looks at this machine; --url does not name a home on it")
+        raise InvalidInput("doctor checks this machine; --url does not name a home on it")
     findings = examine(session.home)
     failed = [finding for finding in findings if finding.status == "fail"]
     if session.json:

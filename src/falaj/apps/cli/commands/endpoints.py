@@ -1,33 +1,50 @@
-"""`falaj deploy`, and the endpoints of the model server as people read them."""
+"""`falaj deploy` and `falaj endpoints`: deploy model versions, route requests, infer, and give feedback."""
 
 from __future__ import annotations
 
+import csv
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from falaj.apps.cli.commands.endpoints_infer import feedback, infer
-from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.files import read_text
+from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.generation.typer_commands import command
-from falaj.apps.cli.output.messages import Message, print_message, result_message
+from falaj.apps.cli.output.messages import (
+    Given,
+    Message,
+    command_with,
+    print_message,
+    show_or_tell,
+    workspace_prefix,
+)
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_value
+from falaj.apps.cli.output.values import format_value, plural
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
-from falaj.errors import Fault, InvalidInput
-from falaj.records.serving import DeployedEndpoint, EndpointStats, VersionStats
+from falaj.errors import FalajError, Fault, InvalidInput
+from falaj.records.registry import TensorSpec
+from falaj.records.serving import (
+    DeployedEndpoint,
+    EndpointStats,
+    FeedbackResult,
+    InferenceResult,
+    VersionStats,
+)
 from falaj.sdk.platform import Platform
 
-STARTS_S = 20.0
-"""How long the first deployment waits for the model server to say where it is."""
+PRESENTATION = Presentation(lists={"endpoint": "endpoints list"})
 
-Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint: its name or id.")]
+
+STARTS_S = 20.0
+"""How long the first deployment waits for the address of the model server."""
 
 
 def deploy(
@@ -35,36 +52,37 @@ def deploy(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model version, such as churn@3.")],
     *,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The endpoint. (default: as the model is called)")
+        str | None, typer.Option(metavar="NAME", help="The endpoint. (default: the name of the model)")
     ] = None,
     lookup: Annotated[
         list[str] | None,
         typer.Option(
             metavar="VIEW[=KEY,…]",
-            help="Read features of a view by the request's inputs KEY. (default: named like its keys; may be repeated)",
+            help="Look up the features of a view by the inputs KEY. (default: the view's keys; may be repeated)",
         ),
     ] = None,
     feature: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="The model's columns in their order, if it does not say. (may be repeated)"
+            metavar="NAME",
+            help="The model's columns in order, if the model does not name them. (may be repeated)",
         ),
     ] = None,
     missing: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER", help="Stands for features that are not known. (default: NaN)"),
+        typer.Option(metavar="NUMBER", help="Replaces features that are not known. (default: NaN)"),
     ] = None,
     scoring: Annotated[
         str | None, typer.Option(metavar="SCORING", help="How labels are scored: log_loss or squared_error.")
     ] = None,
     workspace: Annotated[
-        str | None, typer.Option(metavar="WORKSPACE", help="Where the endpoint belongs.")
+        str | None, typer.Option(metavar="WORKSPACE", help="The workspace of the endpoint.")
     ] = None,
     zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Where it answers and keeps predictions.")
+        str | None, typer.Option(metavar="ZONE", help="The zone that serves it and stores its predictions.")
     ] = None,
 ) -> None:
-    """Answer all requests for an endpoint with a model version; the endpoint is made on first use."""
+    """Serve all requests of an endpoint with a model version; the endpoint is created on first use."""
     given: dict[str, Any] = {"name": name or model.partition("@")[0].rpartition("/")[2], "model": model}
     given |= {k: v for k, v in (("scoring", scoring), ("workspace", workspace), ("zone", zone)) if v}
     if lookup or feature or missing:
@@ -77,40 +95,36 @@ def _deploy(session: Session, given: dict[str, Any]) -> None:
     parsing.check(operation, given, command="deploy", spelling={"model": "MODEL", "lookup": "--lookup"})
     with session.platform() as platform:
         made = _with_address(platform, platform.endpoints.deploy(**given))
-    if session.json:
-        show(made, as_json=True)
-    elif (said := result_message("endpoints.deploy", made, given)) is not None:
-        print_message(session, said)
+    show_or_tell(session, made, _deployed(made, given))
 
 
+@PRESENTATION.command("route")
 def route(
     session: Session,
-    endpoint: Endpoint,
+    endpoint: arguments.ENDPOINT,
     routes: Annotated[
         list[str],
         typer.Argument(metavar="VERSION=WEIGHT…", help="Such as 3=90 4=10; 0 answers by version only."),
     ],
 ) -> None:
-    """Divide the requests of an endpoint among versions of its model, by weight, from now on."""
+    """Split the requests of an endpoint among versions of its model, by weight."""
     operation = all_operations()["endpoints.route"]
     given: dict[str, Any] = {"endpoint": endpoint, "routes": [_route(each) for each in routes]}
     parsing.check(operation, given, command="endpoints route", spelling={"routes": "VERSION=WEIGHT"})
     with session.platform() as platform:
         made = platform.endpoints.route(**given)
-    if session.json:
-        show(made, as_json=True)
-    elif (said := result_message("endpoints.route", made, given)) is not None:
-        print_message(session, said)
+    show_or_tell(session, made, _deployed(made, given))
 
 
+@PRESENTATION.command("list")
 def list_endpoints(
     session: Session,
     *,
-    workspace: Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Of this workspace.")] = None,
-    after: Annotated[str, typer.Option(metavar="CURSOR", help="Go on behind this cursor.")] = "",
-    limit: Annotated[int, typer.Option(metavar="LIMIT", help="At most so many.")] = 100,
+    workspace: arguments.OF_WORKSPACE = None,
+    after: arguments.AFTER = "",
+    limit: arguments.LIMIT = "100",
 ) -> None:
-    """The endpoints of a workspace."""
+    """List the endpoints of a workspace."""
     operation = all_operations()["endpoints.list"]
     given: dict[str, Any] = {"workspace": workspace, "after": after, "limit": limit}
     parsing.check(operation, given)
@@ -120,7 +134,7 @@ def list_endpoints(
         show(found, as_json=session.json)
         return
     show_rows(
-        ["name", "model", "routes", "answers at", "changed"],
+        ["name", "model", "routes", "address", "changed"],
         [
             [each.name, each.model, shares(each), format_value(each.url), format_value(each.changed_at)]
             for each in found.items
@@ -128,8 +142,9 @@ def list_endpoints(
     )
 
 
-def show_endpoint(session: Session, endpoint: Endpoint) -> None:
-    """Where an endpoint answers, where its requests go, and which of its versions cannot be served, and why."""
+@PRESENTATION.command("show")
+def show_endpoint(session: Session, endpoint: arguments.ENDPOINT) -> None:
+    """Show the address and the routes of an endpoint, and versions that cannot be served, with the reason."""
     parsing.check(all_operations()["endpoints.show"], {"endpoint": endpoint})
     with session.platform() as platform:
         found = platform.endpoints.show(endpoint)
@@ -141,15 +156,16 @@ def show_endpoint(session: Session, endpoint: Endpoint) -> None:
         print(f"\n{found.model}@{wrong.version} is not served:\n  {format_value(wrong.problem)}")
 
 
+@PRESENTATION.command("stats")
 def show_stats(
     session: Session,
-    endpoint: Endpoint,
+    endpoint: arguments.ENDPOINT,
     *,
     since: Annotated[
         str | None, typer.Option(metavar="MOMENT", help="Since then, such as 2026-11-15T08:00:00Z.")
     ] = None,
 ) -> None:
-    """Requests, errors, latency and scores of each version; the model server reports every few seconds."""
+    """Show requests, errors, latency and scores of each version; the model server reports every few seconds."""
     operation = all_operations()["endpoints.stats"]
     given: dict[str, Any] = {"endpoint": endpoint} | ({"since": since} if since else {})
     parsing.check(operation, given)
@@ -168,7 +184,7 @@ def show_stats(
 
 
 def shares(found: DeployedEndpoint) -> str:
-    """The routes of an endpoint as shares of its requests."""
+    """Return the routes of an endpoint as shares of its requests."""
     total = sum(each.weight for each in found.routes) or 1
     return ", ".join(f"{each.version} {each.weight / total:.0%}" for each in found.routes)
 
@@ -180,7 +196,7 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "name": found.name,
         "model": found.model,
         "routes": shares(found),
-        "answers at": format_value(found.url),
+        "address": format_value(found.url),
         "looks up": "; ".join(reads) or "-",
         "scoring": format_value(found.scoring),
         "zone": found.zone,
@@ -199,7 +215,7 @@ def _figures(each: VersionStats) -> list[str]:
 
 
 def _lookup(views: Sequence[str], features: Sequence[str], missing: str | None) -> dict[str, Any]:
-    """What was typed, as a Lookup: VIEW, or VIEW=KEY,KEY."""
+    """Return what was typed (VIEW, or VIEW=KEY,KEY) as the fields of a Lookup."""
     parted = [text.partition("=") for text in views]
     found: dict[str, Any] = {
         "views": [{"view": view, "keys": keys.split(",") if keys else []} for view, _, keys in parted],
@@ -217,7 +233,7 @@ def _route(text: str) -> dict[str, Any]:
 
 
 def _with_address(platform: Platform, made: DeployedEndpoint) -> DeployedEndpoint:
-    """`made` once its address is known: the first deployment on a running platform starts the model server."""
+    """Return `made` once its address is known: the first deployment on a running platform starts the model server."""
     if made.url is not None or not platform.where.startswith("http"):
         return made
     until = time.monotonic() + STARTS_S
@@ -228,12 +244,206 @@ def _with_address(platform: Platform, made: DeployedEndpoint) -> DeployedEndpoin
     return made
 
 
-GROUP_COMMANDS = {
-    "list": list_endpoints,
-    "show": show_endpoint,
-    "route": route,
-    "stats": show_stats,
-    "infer": infer,
-    "feedback": feedback,
-}
+DATATYPES = {"float16": "FP16", "float32": "FP32", "float64": "FP64", "bool": "BOOL", "string": "BYTES"}
+"""The types of a signature as the protocol names them; those of integers are the same in upper case."""
+
+
+@PRESENTATION.command("infer")
+def infer(
+    session: Session,
+    endpoint: arguments.ENDPOINT,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME=VALUE,…",
+            help="An input: one value per row; or rows of values, such as 1,2,3/4,5,6 for two rows.",
+        ),
+    ] = None,
+    *,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="INPUT", help="A tensor of the protocol. (JSON, or @FILE; may be repeated)"
+        ),
+    ] = None,
+    request: Annotated[str | None, typer.Option(metavar="ID", help="Your own id for this request.")] = None,
+    version: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Send it to this version only.")
+    ] = None,
+) -> None:
+    """Request predictions from an endpoint. For many or large requests, use its URL with a token."""
+    operation = all_operations()["endpoints.infer"]
+    typed = {"endpoint": endpoint, "inputs": inputs, "request": request, "version": version}
+    given = parsing.parse(operation, typed)
+    pairs = [_pair(each) for each in values or ()]
+    if not pairs and "inputs" not in given:
+        raise InvalidInput.at(
+            "NAME=VALUE", allowed="an input at least", fix=f"falaj endpoints infer {endpoint} id=1,2"
+        )
+    with session.platform() as platform:
+        if pairs:
+            known = _signature(platform, platform.endpoints.show(endpoint), version)
+            given["inputs"] = [*given.get("inputs", ()), *(tensor(*pair, known) for pair in pairs)]
+        parsing.check(operation, given)
+        answer = platform.endpoints.infer(**given)
+    session.show(answer, _show_answer)
+    if not session.json and answer.prediction:
+        rows = max((each.shape[0] for each in answer.outputs if each.shape), default=1)
+        first = f"{answer.prediction}.0" if rows > 1 else answer.prediction
+        follow = (("next", f"endpoints feedback {endpoint} {first}=1"),)
+        print_message(session, Message(f"answered by version {answer.model_version}", follow))
+
+
+@PRESENTATION.command("feedback")
+def feedback(
+    session: Session,
+    endpoint: arguments.ENDPOINT,
+    outcomes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PREDICTION=VALUE…", help="The ground truth: a number; 0 or 1 for a class."),
+    ] = None,
+    *,
+    predictions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prediction",
+            metavar="PREDICTION",
+            help='{"id": …, "value": …} (JSON, or @FILE; may be repeated)',
+        ),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="CSV with the columns id and value; - for standard input."),
+    ] = None,
+) -> None:
+    """Record the ground truth of predictions; it is joined with the predictions, and scored by version."""
+    operation = all_operations()["endpoints.feedback"]
+    given = parsing.parse(operation, {"endpoint": endpoint, "predictions": predictions})
+    labels = [*given.get("predictions", ()), *(_outcome(each) for each in outcomes or ())]
+    given["predictions"] = labels + ([] if file is None else _from_csv(file))
+    parsing.check(operation, given, spelling={"predictions": "PREDICTION=VALUE"})
+    with session.platform() as platform:
+        made = platform.endpoints.feedback(**given)
+    show_or_tell(session, made, _scored(made, given))
+
+
+def tensor(name: str, text: str, known: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """Return the tensor that was typed, of the type in the model's signature, else of the type of its values."""
+    spec = known.get(name)
+    rows = [row.split(",") for row in text.split("/")]
+    flat = [value for row in rows for value in row]
+    datatype = _guess(flat) if spec is None else DATATYPES.get(spec.dtype, spec.dtype.upper())
+    try:
+        data = [_number(value, datatype) for value in flat]
+    except ValueError:
+        raise InvalidInput.at(name, given=text, allowed=f"values of type {datatype}") from None
+    deep = len(rows) > 1 or (spec is not None and len(spec.shape) > 1)
+    shape = [len(flat)] if not deep else _shape(name, rows, spec)
+    return {"name": name, "shape": shape, "datatype": datatype, "data": data}
+
+
+def _shape(name: str, rows: Sequence[Sequence[str]], spec: TensorSpec | None) -> list[int]:
+    widths = {len(row) for row in rows}
+    wide = spec.shape[-1] if spec is not None and spec.shape else -1
+    if wide == 1 and len(rows) == 1:
+        return [len(rows[0]), 1]
+    if len(widths) > 1 or (wide > 0 and widths != {wide}):
+        columns = f" ({', '.join(spec.features)})" if spec is not None and spec.features else ""
+        allowed = f"{wide} values a row{columns}" if wide > 0 else "as many values in each row"
+        raise InvalidInput.at(
+            name, given=f"{'/'.join(str(len(row)) for row in rows)} values", allowed=allowed
+        )
+    return [len(rows), len(rows[0])]
+
+
+def _guess(values: Sequence[str]) -> str:
+    for datatype in ("INT64", "FP64"):
+        try:
+            [_number(value, datatype) for value in values]
+        except ValueError:
+            continue
+        return datatype
+    return "BYTES"
+
+
+def _number(text: str, datatype: str) -> Any:
+    if datatype == "BYTES":
+        return text
+    if datatype == "BOOL":
+        return {"true": True, "false": False, "1": True, "0": False}.get(text.lower()) or float(text) != 0
+    return float(text) if datatype.startswith("FP") else int(text)
+
+
+def _signature(platform: Platform, found: DeployedEndpoint, version: str | None) -> dict[str, TensorSpec]:
+    """Return the model's inputs by name; none where the caller may not see them."""
+    chosen = version or max(found.routes, key=lambda each: each.weight).version
+    try:
+        return {each.name: each for each in platform.models.version(f"{found.model}@{chosen}").inputs}
+    except FalajError:
+        return {}
+
+
+def _show_answer(answer: InferenceResult) -> None:
+    for each in answer.outputs:
+        width = len(each.data) // each.shape[0] if each.shape and each.shape[0] else 1
+        rows = [each.data[at : at + width] for at in range(0, len(each.data), width or 1)]
+        show_rows(["row", each.name], [[str(at), format_value(row)] for at, row in enumerate(rows)])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise InvalidInput.at(
+            "NAME=VALUE", given=text, allowed="a name, '=', and values", fix="customer_id=1,17"
+        )
+    return name, value
+
+
+def _outcome(text: str) -> dict[str, Any]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name:
+        raise InvalidInput.at(
+            "PREDICTION=VALUE", given=text, allowed="the id of a prediction, '=', and a number"
+        )
+    return {"id": name, "value": value}
+
+
+def _from_csv(file: str) -> list[dict[str, Any]]:
+    rows = list(csv.DictReader(read_text(file, where="--file").splitlines()))
+    if not rows or not {"id", "value"} <= set(rows[0]):
+        found = ", ".join(rows[0]) if rows else "no rows"
+        raise InvalidInput.at(
+            "--file", given=f"{file}: {found}", allowed="rows with the columns id and value"
+        )
+    return [{"id": row["id"], "value": row["value"]} for row in rows]
+
+
+@PRESENTATION.message("endpoints.deploy", "endpoints.route")
+def _deployed(made: DeployedEndpoint, given: Given) -> Message:
+    shares = ", ".join(f"{made.model}@{each.version} ({each.weight})" for each in made.routes)
+    where = f"\n  at     {made.url}/infer" if made.url else "\n  at     an address that 'falaj up' assigns"
+    undo = " ".join(f"{each.version}={each.weight}" for each in made.previous)
+    named = shlex.quote(str(given.get("endpoint") or f"{workspace_prefix(given)}{made.name}"))
+    back = f"endpoints route {named} {undo}" if made.previous else f"endpoints remove {named}"
+    return Message(
+        f"{made.name} is served by {shares}{where}",
+        (("next", f"endpoints stats {named}"), ("undo", back)),
+    )
+
+
+@PRESENTATION.message("endpoints.remove")
+def _removed(made: DeployedEndpoint, given: Given) -> Message:
+    undo = f"deploy {made.model}@{made.routes[0].version} --name {made.name}"
+    return Message(f"{made.name} is removed; its predictions are kept", (("undo", undo),))
+
+
+@PRESENTATION.message("endpoints.feedback")
+def _scored(made: FeedbackResult, given: Given) -> Message:
+    unknown = f"; {plural(len(made.unknown), 'prediction')} not in the log (yet)" if made.unknown else ""
+    return Message(
+        f"{plural(made.stored, 'label')} stored, {made.replaced} in place of earlier ones{unknown}",
+        (("next", command_with("endpoints stats", given["endpoint"])),),
+    )
+
+
 COMMANDS = {"deploy": partial(command, "deploy", deploy)}

@@ -1,9 +1,10 @@
-"""Features for people: rows and training sets from files, and views as tables."""
+"""`falaj features`: ingest rows from files, create training sets, and show views."""
 
 from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any
 
@@ -11,23 +12,43 @@ import typer
 
 from falaj.apps.cli.files import open_input
 from falaj.apps.cli.generation import arguments, parsing
-from falaj.apps.cli.output.feature_tables import show_online, show_view, show_views, training_set_message
-from falaj.apps.cli.output.messages import Message, print_message
+from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.output.messages import Given, Message, command_with, print_message
 from falaj.apps.cli.output.progress import count_bytes, progress
 from falaj.apps.cli.output.results import show as show_result
-from falaj.apps.cli.output.values import plural
+from falaj.apps.cli.output.tables import show_fields, show_rows, show_text
+from falaj.apps.cli.output.values import format_value, plural
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import FalajError, InvalidInput
-from falaj.records.features import IngestResult
+from falaj.records.features import IngestResult, MaterializeResult, OnlineRows, StoredView, TrainingSet
 from falaj.sdk.features import spine_reference, view_location
 from falaj.sdk.platform import Platform
 
+PRESENTATION = Presentation(
+    columns={TrainingSet: ("name", "rows", "event_time", "zone", "label", "created_at", "id")},
+    lists={"dataset": "features training-sets", "view": "features list"},
+)
+
+
+SPINE = Annotated[
+    str, typer.Option(metavar="FILE|VIEW", help="The rows to join features to: a file, or a view.")
+]
+SINCE = Annotated[str | None, typer.Option(metavar="MOMENT", help="Rows of the spine from this moment on.")]
+UNTIL = Annotated[str | None, typer.Option(metavar="MOMENT", help="Rows of the spine before this moment.")]
+LAST = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Rows of this duration before the newest one, such as 90d.")
+]
+EVENT_TIME = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN", help="The column with each row's time. (default: event_time, or the view's)"
+    ),
+]
 VIEW = Annotated[str, typer.Argument(metavar="VIEW", help="A view: its name or id.")]
-WORKSPACE = Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Where it belongs.")]
-ZONE = Annotated[str | None, typer.Option(metavar="ZONE", help="Where its bytes lie.")]
 
 
+@PRESENTATION.command("ingest")
 def ingest(
     session: Session,
     view: VIEW,
@@ -35,12 +56,10 @@ def ingest(
         list[str], typer.Argument(metavar="FILE…", help="Parquet, CSV or Arrow; - for standard input.")
     ],
     *,
-    only: Annotated[list[str] | None, typer.Option(metavar="ONLY", help=arguments.HELP["only"])] = None,
-    classes: Annotated[
-        list[str] | None, typer.Option("--class", metavar="CLASS", help=arguments.HELP["classes"])
-    ] = None,
+    only: arguments.ONLY = None,
+    classes: arguments.CLASSES = None,
 ) -> None:
-    """Upload files and add their rows to a view. Each file is taken whole or not at all."""
+    """Upload files and add their rows to a view. Each file is added completely or not at all."""
     label = parsing.parse(
         all_operations()["blobs.upload"], {"only": only, "classes": classes}, command="features ingest"
     )
@@ -63,31 +82,21 @@ def ingest(
     print_message(session, Message(words, (("next", f"features materialize {shlex.quote(view)}"),)))
 
 
+@PRESENTATION.command("training-set")
 def training_set(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="NAME", help=arguments.HELP["name"])],
+    name: arguments.NAME,
     *,
-    spine: Annotated[
-        str, typer.Option(metavar="FILE|VIEW", help="The rows to join features to: a file, or a view.")
-    ],
+    spine: SPINE,
     views: Annotated[list[str], typer.Option(metavar="VIEW,…", help="Views whose features are joined.")],
-    since: Annotated[
-        str | None, typer.Option(metavar="MOMENT", help="Rows of the spine from here on.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="MOMENT", help="Rows of the spine before this.")
-    ] = None,
-    last: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Or the last 90d before its newest row.")
-    ] = None,
-    event_time: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="The moment of each row; else event_time, or the view's."),
-    ] = None,
-    workspace: WORKSPACE = None,
-    zone: ZONE = None,
+    since: SINCE = None,
+    until: UNTIL = None,
+    last: LAST = None,
+    event_time: EVENT_TIME = None,
+    workspace: arguments.IN_WORKSPACE = None,
+    zone: arguments.IN_ZONE = None,
 ) -> None:
-    """Join every row of a file or view with features as they were known at its time, and keep the result."""
+    """Create a training set: join every row of a file or view with the features known at its time."""
     operation = all_operations()["features.training_set"]
     reference = spine_reference(spine)
     rows = {"since": since, "until": until, "last": last, "event_time": event_time}
@@ -97,7 +106,7 @@ def training_set(
     )
     parsing.check(operation, given, spelling={"views": "--views"})
     if reference is not None and "." in spine and ":" not in spine:
-        _require_files([spine], where="--spine")  # a file that is not there, rather than a view
+        _require_files([spine], where="--spine")  # looks like a file, not a view
     with session.platform() as platform:
         if reference is None:
             place = {key: given[key] for key in ("workspace", "zone") if key in given}
@@ -112,14 +121,15 @@ def training_set(
         print_message(session, training_set_message(made))
 
 
+@PRESENTATION.command("list")
 def list_views(
     session: Session,
     *,
-    workspace: WORKSPACE = None,
-    after: Annotated[str, typer.Option(metavar="AFTER", help=arguments.HELP["after"])] = "",
-    limit: Annotated[str, typer.Option(metavar="LIMIT", help=arguments.HELP["limit"])] = "100",
+    workspace: arguments.IN_WORKSPACE = None,
+    after: arguments.AFTER = "",
+    limit: arguments.LIMIT = "100",
 ) -> None:
-    """The views of a workspace, each in its newest version."""
+    """List the views of a workspace, each in its newest version."""
     operation = all_operations()["features.list"]
     given = parsing.parse(operation, {"workspace": workspace, "after": after, "limit": limit})
     parsing.check(operation, given)
@@ -138,15 +148,16 @@ def list_views(
         )
 
 
+@PRESENTATION.command("show")
 def show(
     session: Session,
     view: VIEW,
     *,
     version: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Which version; else the newest.")
+        str | None, typer.Option(metavar="VERSION", help="The version. (default: the newest)")
     ] = None,
 ) -> None:
-    """What a view is, and its features."""
+    """Show a view and its features."""
     operation = all_operations()["features.show"]
     given = parsing.parse(operation, {"view": view, "version": version})
     parsing.check(operation, given)
@@ -158,6 +169,7 @@ def show(
         show_view(found)
 
 
+@PRESENTATION.command("read")
 def read(
     session: Session,
     view: VIEW,
@@ -165,7 +177,7 @@ def read(
         list[str], typer.Argument(metavar="KEY…", help="Keys; of several columns, joined by '|'.")
     ],
 ) -> None:
-    """The newest features of each key, online."""
+    """Read the newest features of each key from the online store."""
     operation = all_operations()["features.read"]
     parsing.check(operation, {"view": view, "keys": tuple(keys)}, spelling={"keys": "KEY"})
     with session.platform() as platform:
@@ -185,7 +197,7 @@ def _upload(platform: Platform, file: str, *, where: str = "FILE", **place: Any)
 
 
 def _require_files(files: list[str], *, where: str = "FILE") -> None:
-    """All of them are there and hold something, before the first is sent."""
+    """Raise InvalidInput unless all files exist and are not empty."""
     for file in files:
         with open_input(file, where=where):
             if file != "-" and not os.path.getsize(file):
@@ -195,7 +207,7 @@ def _require_files(files: list[str], *, where: str = "FILE") -> None:
 
 
 def _of_file(error: FalajError, file: str, staged: str) -> FalajError:
-    """`error` with the file that was uploaded, instead of the id that its bytes got."""
+    """Return `error` with the name of the uploaded file instead of the id of its blob."""
     if not staged:
         return error
     faults = [
@@ -207,15 +219,92 @@ def _of_file(error: FalajError, file: str, staged: str) -> FalajError:
 
 
 def _after_files(error: FalajError, file: str, done: list[str]) -> FalajError:
-    kept = f" (taken in before: {', '.join(done)})" if done else ""
+    kept = f" (already ingested: {', '.join(done)})" if done else ""
     named = error.message if file in error.message else f"{file}: {error.message}"
     return type(error)(f"{named}{kept}", faults=error.faults, details=error.details)
 
 
-GROUP_COMMANDS = {
-    "ingest": ingest,
-    "training-set": training_set,
-    "list": list_views,
-    "show": show,
-    "read": read,
-}
+def training_set_message(made: TrainingSet) -> Message:
+    """Return the message about a new training set."""
+    shape = f"{plural(made.rows, 'row')}, {plural(len(made.columns), 'column')}, {plural(len(made.views), 'view')}"
+    return Message(
+        f"training set {made.name} is created: {shape}, in zone {made.zone}, {made.label.describe()}",
+        (
+            ("next", f"train SCRIPT --dataset training={made.name}"),
+            ("or", f"features load {made.name} --output {made.name}.arrow"),
+        ),
+    )
+
+
+def show_views(views: Sequence[StoredView]) -> None:
+    """Print one row for each view."""
+    headings = ["name", "version", "of", "features", "rows", "online", "ttl", "zone", "label"]
+    show_rows(headings, [_line(view) for view in views])
+
+
+def _line(view: StoredView) -> list[str]:
+    definition = view.definition
+    return [
+        definition.name,
+        str(view.version),
+        ", ".join(definition.entities),
+        str(len(definition.features)),
+        str(view.rows),
+        _online(view),
+        format_value(definition.ttl),
+        view.zone,
+        view.label.describe(),
+    ]
+
+
+def _online(view: StoredView) -> str:
+    if view.online_version is None:
+        return "no"
+    return "yes" if view.online_version == view.table_version else "behind"
+
+
+def show_view(view: StoredView) -> None:
+    """Print a view: its definition, its features, its SQL."""
+    definition = view.definition
+    shown = {
+        "name": f"{definition.name}, version {view.version}",
+        "id": view.id,
+        "keys": ", ".join(f"{key.name} ({key.type})" for key in view.keys),
+        "event time": definition.event_time,
+        "created time": format_value(definition.created_time),
+        "ttl": format_value(definition.ttl),
+        "rows": f"{view.rows}"
+        + ("" if view.table_version is None else f", table version {view.table_version}"),
+        "online": _online(view),
+        "zone": view.zone,
+        "label": view.label.describe(),
+        "created": format_value(view.created_at),
+    }
+    show_fields(shown)
+    print()
+    aggregated = {
+        each.name: f"{each.function} of {each.column} over {format_value(each.window)}"
+        for each in definition.aggregations
+    }
+    rows = [
+        [each.name, each.type.value, aggregated.get(each.name, "as stored")] for each in definition.features
+    ]
+    show_rows(["feature", "type", "how"], rows)
+    if definition.sql:
+        print("\nsql")
+        show_text(definition.sql)
+
+
+def show_online(found: OnlineRows) -> None:
+    """Print one row for each key."""
+    rows = [
+        [row.key, format_value(row.event_time), *(format_value(value) for value in row.values)]
+        for row in found.rows
+    ]
+    show_rows(["key", "event", *found.features], rows)
+
+
+@PRESENTATION.message("features.materialize")
+def _materialized(made: MaterializeResult, given: Given) -> Message:
+    words = f"{given['view']}: {plural(made.keys, 'key')} online, version {made.version}"
+    return Message(words, (("next", command_with("features read", given["view"], "KEY")),))

@@ -1,4 +1,4 @@
-"""The commands of jobs that people read: list, show, logs, wait, explain, checkpoints."""
+"""`falaj jobs`: list, show, logs, wait, explain, checkpoints."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from falaj.apps.cli.commands.jobs_top import owner_name, top
-from falaj.apps.cli.commands.train import JOB, report_end, submit_file
+from falaj.apps.cli.commands.train import report_end, submit_file
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.errors import FAILED
 from falaj.apps.cli.output.job_progress import follow_job, print_log
 from falaj.apps.cli.output.job_summary import (
@@ -23,6 +24,7 @@ from falaj.apps.cli.output.job_summary import (
     describe_state,
     progress_line,
 )
+from falaj.apps.cli.output.messages import Given, Message
 from falaj.apps.cli.output.results import show_changes
 from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_value, plural, printable
@@ -30,26 +32,34 @@ from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.records.scheduling.snapshot import Explanation
 from falaj.records.sizes import format_size
-from falaj.records.training.jobs import Checkpoint, Job, JobState
+from falaj.records.training.jobs import Checkpoint, Job, JobMove, JobState
+
+PRESENTATION = Presentation(
+    columns={Job: ("id", "name", "state", "attempt", "progress", "submitted_at", "ended_at", "reason")},
+    help={"offset": "Begin at this byte."},
+    lists={"job": "jobs list"},
+)
 
 
+@PRESENTATION.command("list")
 def list_jobs(
     session: Session,
     *,
     state: Annotated[
         str | None, typer.Option(metavar="STATE", help="queued, running, done, failed or cancelled.")
     ] = None,
-    workspace: Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Of this workspace.")] = None,
-    after: Annotated[str, typer.Option(metavar="AFTER", help=arguments.HELP["after"])] = "",
-    limit: Annotated[str, typer.Option(metavar="LIMIT", help=arguments.HELP["limit"])] = "100",
+    workspace: arguments.OF_WORKSPACE = None,
+    after: arguments.AFTER = "",
+    limit: arguments.LIMIT = "100",
 ) -> None:
-    """The jobs of a workspace, newest first."""
+    """List the jobs of a workspace, newest first."""
     typed = {"state": state, "workspace": workspace, "after": after, "limit": limit}
     show_page(session, "jobs.list", typed, _show_jobs)
 
 
-def show_job(session: Session, job: JOB) -> None:
-    """How far a job is, or how it ended, and what it runs on what."""
+@PRESENTATION.command("show")
+def show_job(session: Session, job: arguments.JOB) -> None:
+    """Show the state, progress and resources of a job, or how it ended."""
     parsing.check(all_operations()["jobs.show"], {"job": job})
     with session.platform() as platform:
         found = platform.jobs.show(job)
@@ -57,14 +67,15 @@ def show_job(session: Session, job: JOB) -> None:
     session.show(found, partial(_show_job, owner=owner))
 
 
+@PRESENTATION.command("logs")
 def logs(
     session: Session,
-    job: JOB,
+    job: arguments.JOB,
     *,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue until the job ends.")] = False,
     offset: Annotated[str, typer.Option(metavar="OFFSET", help="Begin at this byte.")] = "0",
 ) -> None:
-    """Print what the newest attempt at a job has printed."""
+    """Print the log of the newest attempt of a job."""
     given = parsing.parse(all_operations()["jobs.logs"], {"job": job, "offset": offset})
     parsing.check(all_operations()["jobs.logs"], given)
     with session.platform() as platform:
@@ -74,13 +85,14 @@ def logs(
         print_log(platform, job, follow=follow, offset=int(offset), to=sys.stdout)
 
 
+@PRESENTATION.command("wait")
 def wait(
     session: Session,
-    job: JOB,
+    job: arguments.JOB,
     *,
-    follow: Annotated[bool, typer.Option("--follow", help="Show its log, and how far it is.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show its log and progress.")] = False,
 ) -> int:
-    """Show every change until a job ends; exit 1 if it failed or was cancelled."""
+    """Print every change until a job ends; exit 1 if it failed or was cancelled."""
     parsing.check(all_operations()["jobs.wait"], {"job": job})
     with session.platform() as platform:
         if follow:
@@ -92,16 +104,18 @@ def wait(
     return 0 if last is None or last.state is JobState.DONE else FAILED
 
 
-def explain(session: Session, job: JOB) -> None:
-    """Say why a job waits, what would start it now, and when it will start."""
+@PRESENTATION.command("explain")
+def explain(session: Session, job: arguments.JOB) -> None:
+    """Explain why a job waits, what would start it now, and when it is expected to start."""
     parsing.check(all_operations()["jobs.explain"], {"job": job})
     with session.platform() as platform:
         found = platform.jobs.explain(job)
     session.show(found, _show_explanation)
 
 
-def checkpoints(session: Session, job: JOB) -> None:
-    """What a job has saved of itself, newest first: where it goes on from. The bytes are those of the blobs."""
+@PRESENTATION.command("checkpoints")
+def checkpoints(session: Session, job: arguments.JOB) -> None:
+    """List the checkpoints of a job, newest first, with the blobs that hold them."""
     parsing.check(all_operations()["jobs.checkpoints"], {"job": job})
     with session.platform() as platform:
         found = platform.jobs.checkpoints(job)
@@ -110,7 +124,7 @@ def checkpoints(session: Session, job: JOB) -> None:
 
 def _show_checkpoints(found: tuple[Checkpoint, ...], *, job: str) -> None:
     if not found:
-        print(f"job {job} has saved nothing yet")
+        print(f"job {job} has no checkpoint yet")
         return
     rows = [
         [str(each.step), format_size(each.size_bytes), str(len(each.parts)), each.manifest.blob, each.save]
@@ -125,7 +139,7 @@ def _show_explanation(found: Explanation) -> None:
     if found.reason is not None:
         print(f"  binding constraint   {found.reason}")
     if found.share is not None:
-        print(f"  share of its queue   {found.share:.3g}; the lowest goes first")
+        print(f"  share of its queue   {found.share:.3g}; the lowest is scheduled first")
     for change in found.would_start:
         print(f"  would start now with {printable(change)}")
     if found.state == "waiting":
@@ -154,19 +168,19 @@ def _show_jobs(found: tuple[Job, ...]) -> None:
 
 
 def _show_job(job: Job, *, owner: str) -> None:
-    spec, fields = job.spec, _standing(job)
+    spec, fields = job.spec, _status_fields(job)
     fields["runs"] = describe_command(spec)
-    fields["asks for"] = describe_request(spec)
+    fields["requests"] = describe_request(spec)
     fields["queue"] = spec.queue + (f", priority {spec.priority}" if spec.priority else "")
-    fields["queue"] += "" if spec.preemptible else ", is not preempted"
+    fields["queue"] += "" if spec.preemptible else ", not preemptible"
     optional = {
-        "asked for first": describe_original_request(spec.asked) if spec.asked else "",
+        "first requested": describe_original_request(spec.asked) if spec.asked else "",
         "where": describe_affinity(spec.affinity),
         "inputs": _pairs(spec.inputs),
         "secrets": _pairs(spec.secrets),
         "environment": _pairs(spec.env),
         "time limit": format_value(spec.timeout) if spec.timeout else "",
-        "hangs after": format_value(spec.hang_after) if spec.hang_after else "",
+        "hang timeout": format_value(spec.hang_after) if spec.hang_after else "",
         "retries": str(spec.retries or ""),
         "commit": (spec.origin.commit or "") if spec.origin else "",
         "memory": describe_memory(spec.estimate) if spec.estimate else "",
@@ -179,7 +193,7 @@ def _show_job(job: Job, *, owner: str) -> None:
         show_rows(["path", "blob"], [[printable(each.path), each.blob] for each in job.outputs])
 
 
-def _standing(job: Job) -> dict[str, str]:
+def _status_fields(job: Job) -> dict[str, str]:
     fields = {"id": str(job.id), "name": printable(job.name), "state": describe_state(job)}
     optional = {
         "reason": printable(job.reason or ""),
@@ -206,13 +220,26 @@ def _line(job: Job) -> str:
     return f"{job.name} {describe_state(job)}{attempt}{done}{why}"
 
 
-GROUP_COMMANDS: dict[str, Any] = {
-    "list": list_jobs,
-    "show": show_job,
-    "top": top,
-    "logs": logs,
-    "wait": wait,
-    "explain": explain,
-    "checkpoints": checkpoints,
-    "submit": submit_file,
-}
+@PRESENTATION.message("jobs.submit")
+def _submitted(made: Job, given: Given) -> Message:
+    return Message(f"job {made.id} ({made.name}) is queued", (("next", f"jobs logs {made.id} --follow"),))
+
+
+@PRESENTATION.message("jobs.retry")
+def _retried(made: Job, given: Given) -> Message:
+    words = f"job {made.id} ({made.name}) is queued again, as run {made.run}, and resumes from its last checkpoint"
+    return Message(words, (("next", f"jobs logs {made.id} --follow"),))
+
+
+@PRESENTATION.message("jobs.cancel")
+def _job_cancelled(made: Job, given: Given) -> Message:
+    words = "is cancelled" if made.state.ended else "is asked to stop, and killed if it does not"
+    return Message(f"job {made.id} {words}", (("undo", f"jobs retry {made.id}"),))
+
+
+@PRESENTATION.message("jobs.move")
+def _job_moved(made: JobMove, given: Given) -> Message:
+    return Message(f"job {made.job.id} is moved: {made.words}", (("next", f"jobs show {made.job.id}"),))
+
+
+PRESENTATION.commands |= {"top": top, "submit": submit_file}

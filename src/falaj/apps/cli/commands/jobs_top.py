@@ -1,4 +1,4 @@
-"""`falaj jobs top`: what runs and what waits, on which machines and in which queues, as it changes."""
+"""`falaj jobs top`: running and waiting jobs, and the use of nodes and queues, refreshed until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.output.job_summary import (
     describe_gpus,
     describe_state,
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 EXPLAINED = 10
 STALE_S = 15.0
-"""So many of the waiting jobs are explained, and seldom: each asks the scheduler about the whole queue."""
+"""How many waiting jobs are explained, and for how long: each explanation reads the whole queue."""
 
 HEADINGS = (
     *("id", "name", "state", "step", "loss", "rate", "left"),
@@ -46,7 +46,7 @@ HEADINGS = (
 
 @dataclass
 class TopSnapshot:
-    """What there was at one moment. `reasons` say by id why jobs wait, `people` who owns them."""
+    """The state at one moment. `reasons` has by id why jobs wait, `people` the names of their owners."""
 
     at: datetime
     running: tuple[Job, ...] = ()
@@ -61,30 +61,32 @@ class TopSnapshot:
 def top(
     session: Session,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Once, and not again and again.")] = False,
-    every: Annotated[str, typer.Option(metavar="TIME", help="How often to look; 2s.")] = "2s",
-    workspace: Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Of this workspace.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+    every: Annotated[
+        str, typer.Option(metavar="TIME", help="How often it is refreshed. (default 2s)")
+    ] = "2s",
+    workspace: arguments.OF_WORKSPACE = None,
 ) -> int:
-    """Show the jobs that run and wait, and the use of machines and queues, until Ctrl-C."""
+    """Show running and waiting jobs, and the use of nodes and queues, until Ctrl-C."""
     pause = parsing.parse_duration(every, "--every")
     if isinstance(pause, str) or pause.total_seconds() < 1:
         raise InvalidInput.at("--every", given=every, allowed="at least 1s", fix="--every 2s")
     parsing.check(all_operations()["jobs.list"], {"workspace": workspace})
     with session.platform() as platform:
-        onlooker = TopPoller(platform, workspace)
+        poller = TopPoller(platform, workspace)
         if once or session.json or not on_terminal():
-            scene = onlooker.poll()
-            session.show(_document(scene), lambda _: _print(scene))
+            snapshot = poller.poll()
+            session.show(_document(snapshot), lambda _: _print(snapshot))
             return 0
         try:
-            _live(onlooker.poll, every_s=pause.total_seconds())
+            _live(poller.poll, every_s=pause.total_seconds())
         except KeyboardInterrupt:
             return 0
     return 0
 
 
 class TopPoller:
-    """Looks at a platform again and again, and remembers who people are and why jobs wait."""
+    """Polls a platform, and caches the names of owners and why jobs wait."""
 
     def __init__(self, platform: Platform, workspace: str | None) -> None:
         self._platform, self._workspace = platform, workspace
@@ -92,7 +94,7 @@ class TopPoller:
         self._reasons: dict[str, tuple[float, str]] = {}
 
     def poll(self) -> TopSnapshot:
-        """What runs and waits now; the machines and queues as far as the caller may know of them."""
+        """Return what runs and waits now, and the nodes and queues that the caller may see."""
         platform, where = self._platform, self._workspace
         pages = [
             platform.jobs.list(state=state, workspace=where) for state in (JobState.RUNNING, JobState.QUEUED)
@@ -100,11 +102,13 @@ class TopPoller:
         running, waiting = pages[0].items, pages[1].items[::-1]
         for owner in {each.owner for each in (*running, *waiting)} - self._people.keys():
             self._people[owner] = owner_name(platform, owner)
-        scene = TopSnapshot(utc_now(), running, waiting, reasons=self._explain(waiting), people=self._people)
-        scene.is_cut = any(page.next for page in pages)
-        scene.nodes = tuple(_listed(platform.nodes.list))
-        scene.queues = tuple(_listed(lambda: platform.queues.list().items))
-        return scene
+        snapshot = TopSnapshot(
+            utc_now(), running, waiting, reasons=self._explain(waiting), people=self._people
+        )
+        snapshot.is_cut = any(page.next for page in pages)
+        snapshot.nodes = tuple(_listed(platform.nodes.list))
+        snapshot.queues = tuple(_listed(lambda: platform.queues.list().items))
+        return snapshot
 
     def _explain(self, waiting: Sequence[Job]) -> dict[str, str]:
         known, now = self._reasons, time.monotonic()
@@ -118,7 +122,7 @@ class TopPoller:
 
 
 def _listed(items: Callable[[], Sequence[T]]) -> Sequence[T]:
-    """What there is; nothing where it is not for the caller, or the platform is too old to tell."""
+    """Return the items; none where the caller may not see them, or the platform has no such operation."""
     try:
         return items()
     except (Unavailable, Interrupted):
@@ -139,38 +143,38 @@ def _why(platform: Platform, job: Job) -> str:
 
 
 def owner_name(platform: Platform, owner: str) -> str:
-    """What whoever owns a job is called; their id, where they cannot be seen."""
+    """Return the name of the owner of a job; the id where the caller may not see the owner."""
     try:
         return platform.objects.show(owner).name
     except FalajError:
         return owner
 
 
-def _document(scene: TopSnapshot) -> dict[str, Any]:
+def _document(snapshot: TopSnapshot) -> dict[str, Any]:
     return {
-        "at": scene.at,
-        "nodes": scene.nodes,
-        "queues": scene.queues,
-        "running": scene.running,
-        "waiting": scene.waiting,
-        "reasons": scene.reasons,
+        "at": snapshot.at,
+        "nodes": snapshot.nodes,
+        "queues": snapshot.queues,
+        "running": snapshot.running,
+        "waiting": snapshot.waiting,
+        "reasons": snapshot.reasons,
     }
 
 
-# ------------------------------------------------------------------------------------------- in words
+# ---------------------------------------------------------------------------------------------- text
 
 
-def lines(scene: TopSnapshot) -> tuple[list[str], list[list[str]]]:
-    """What stands above the table, and its rows."""
-    cut = "; there are more than are looked at" if scene.is_cut else ""
-    head = [f"{plural(len(scene.running), 'job')} running, {len(scene.waiting)} waiting{cut}"]
-    head += [_node_line(each) for each in scene.nodes]
-    head += [_queue_line(each) for each in scene.queues]
-    rows = [_row(each, scene) for each in (*scene.running, *scene.waiting)]
+def lines(snapshot: TopSnapshot) -> tuple[list[str], list[list[str]]]:
+    """Return the lines above the table, and its rows."""
+    cut = "; there are more" if snapshot.is_cut else ""
+    head = [f"{plural(len(snapshot.running), 'job')} running, {len(snapshot.waiting)} waiting{cut}"]
+    head += [_node_line(each) for each in snapshot.nodes]
+    head += [_queue_line(each) for each in snapshot.queues]
+    rows = [_row(each, snapshot) for each in (*snapshot.running, *snapshot.waiting)]
     return head, rows
 
 
-def _row(job: Job, scene: TopSnapshot) -> list[str]:
+def _row(job: Job, snapshot: TopSnapshot) -> list[str]:
     far, is_running = job.progress, job.state is JobState.RUNNING
     since = job.started_at if is_running and job.started_at else job.submitted_at
     return [
@@ -181,17 +185,17 @@ def _row(job: Job, scene: TopSnapshot) -> list[str]:
         format_number(far.loss) if is_running and far else "-",
         format_rate(far.rate) if is_running and far else "-",
         format_rough_duration(far.left) if is_running and far else "-",
-        format_rough_duration(scene.at - since),
+        format_rough_duration(snapshot.at - since),
         describe_gpus(job.spec),
         str(job.spec.cpus),
         job.spec.queue,
-        printable(scene.people.get(job.owner, job.owner)),
-        printable(scene.reasons.get(job.id) or job.reason or "-"),
+        printable(snapshot.people.get(job.owner, job.owner)),
+        printable(snapshot.reasons.get(job.id) or job.reason or "-"),
     ]
 
 
 def _node_line(machine: Machine) -> str:
-    """A machine, and what is in use of it."""
+    """Return a line about a node and its use."""
     node, free = machine.node, machine.free
     parts = [f"{node.cpus - free.cpus} of {node.cpus} CPUs"]
     if node.gpus:
@@ -214,44 +218,43 @@ def _queue_line(queue: QueueState) -> str:
     return f"queue  {settings.name}: {notes}; {jobs}; score {queue.score:.3g}"
 
 
-# ------------------------------------------------------------------------------------------ on a screen
+# ------------------------------------------------------------------------------------------ terminal
 
 
-def _print(scene: TopSnapshot) -> None:
-    head, rows = lines(scene)
+def _print(snapshot: TopSnapshot) -> None:
+    head, rows = lines(snapshot)
     print("\n".join(head))
     if rows:
         print("\n" + "\n".join(align([HEADINGS, *rows])))
 
 
-def _live(look_now: Callable[[], TopSnapshot], *, every_s: float) -> None:
-    """The same on a terminal, renewed until it is interrupted; a platform that is away is waited for."""
+def _live(poll: Callable[[], TopSnapshot], *, every_s: float) -> None:
+    """Refresh the terminal until it is interrupted; while the platform is unavailable, say so and retry."""
     from rich.console import Console
     from rich.live import Live
 
     with Live(console=Console(highlight=False, markup=False), screen=True, auto_refresh=False) as screen:
         while True:
             try:
-                screen.update(_painted(*lines(look_now())), refresh=True)
+                screen.update(_painted(*lines(poll())), refresh=True)
             except (Unavailable, Interrupted) as error:
                 screen.update(printable(f"the platform does not answer: {error.message}"), refresh=True)
             time.sleep(every_s)
 
 
 def _painted(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """What fits onto the terminal."""
+    """Return the part that fits the terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    room = shutil.get_terminal_size()
-    shown = rows[: max(room.lines - len(head) - 4, 1)]
-    count = count_fitting(widths([HEADINGS, *shown]), room.columns)
+    size_of_terminal = shutil.get_terminal_size()
+    shown = rows[: max(size_of_terminal.lines - len(head) - 4, 1)]
+    count = count_fitting(widths([HEADINGS, *shown]), size_of_terminal.columns)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in HEADINGS[:count]:
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     for row in shown:
         table.add_row(*(Text(cell) for cell in row[:count]))
     more = [Text(f"and {len(rows) - len(shown)} more")] if len(rows) > len(shown) else []
-    told = [Text(line) for line in head]
-    return Group(*told, Text(""), table, *more, Text("Ctrl-C ends this", style="dim"))
+    return Group(*(Text(line) for line in head), Text(""), table, *more, Text("Ctrl-C to quit", style="dim"))

@@ -1,4 +1,4 @@
-"""`falaj keys destroy`: it asks for the workspace's name, because there is no way back."""
+"""`falaj keys`: list and rotate data keys, and destroy those of a workspace after its name was typed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,43 @@ from typing import Annotated
 
 import typer
 
-from falaj.apps.cli.generation import parsing
-from falaj.apps.cli.generation.operations import YES, present
+from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.operations import present
+from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.output.messages import Given, Message
 from falaj.apps.cli.output.prompts import confirm_by_name
+from falaj.apps.cli.output.values import plural
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
+from falaj.records.governance.keys import KeyDestruction, KeyRotation
+
+PRESENTATION = Presentation()
 
 
+@PRESENTATION.command("destroy")
 def destroy(
     session: Session,
     workspace: Annotated[str, typer.Argument(metavar="WORKSPACE", help="A workspace: its name or id.")],
     *,
-    yes: YES = False,
+    yes: arguments.YES = False,
 ) -> None:
-    """Destroy a workspace's data keys: nobody can read its blobs again. There is no undo."""
+    """Destroy a workspace's data keys: its blobs can never be read again. This cannot be undone."""
     operation, given = all_operations()["keys.destroy"], {"workspace": workspace}
     parsing.check(operation, given)
     with session.platform() as platform:
         name = platform.workspaces.show(workspace).name
-        question = f"Nobody will ever read the blobs of {name} again. Type the workspace's name to go on"
+        question = f"The blobs of {name} can never be read again. Type the workspace's name to continue"
         confirm_by_name(question, name, yes=yes)
         present(session, operation, given, platform.keys.destroy(workspace))
 
 
-GROUP_COMMANDS = {"destroy": destroy}
+@PRESENTATION.message("keys.rotate")
+def _rotated(made: KeyRotation, given: Given) -> Message:
+    return Message(f"root key {made.root} is in use; {plural(made.rewrapped, 'data key')} wrapped again")
+
+
+@PRESENTATION.message("keys.destroy")
+def _destroyed(made: KeyDestruction, given: Given) -> Message:
+    return Message(
+        f"the keys of {made.workspace} are destroyed; nobody can read its {plural(made.blobs, 'blob')} again"
+    )

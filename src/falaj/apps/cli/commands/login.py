@@ -1,4 +1,4 @@
-"""`falaj login`: by a sign-in link, or by a token that is typed and not shown."""
+"""`falaj login`: sign in with a link, or with a token that is read from a hidden prompt or stdin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def login(
         bool, typer.Option("--token", help="Ask for a token, or read it from standard input.")
     ] = False,
 ) -> None:
-    """Sign in to a platform, and keep the credential for this address."""
+    """Sign in to a platform, and save the credential for this address."""
     address, _, fragment = link.partition("#")
     url, code = checked_url(address), fragment.removeprefix("code=")
     if bool(code) == token:
@@ -33,16 +33,16 @@ def login(
             allowed="a sign-in link (URL#code=…), or an address and --token",
             fix=f"falaj login {address} --token",
         )
-    name = _keep_token(url) if token else sign_in(url, code)
+    name = _save_token(url) if token else sign_in(url, code)
     print(f"signed in to {url} as {name}\n  next   falaj --url {url} user whoami")
 
 
-def _keep_token(url: str) -> str:
-    """Keep a token if the platform at `url` takes it; the name of whose it is."""
+def _save_token(url: str) -> str:
+    """Save a token if the platform at `url` accepts it; return the name of its user."""
     given = typer.prompt("Token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     secret = given.strip()
     if not secret:
-        raise InvalidInput("no token was given; falaj tokens issue makes one")
+        raise InvalidInput("no token was given; issue one with falaj tokens issue")
     with connect(url, secret) as platform:
         name = platform.users.whoami().principal.name
     save(url, secret)

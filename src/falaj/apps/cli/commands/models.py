@@ -1,61 +1,85 @@
-"""Models as people read them: one line per model and per version, and the model that a job saved."""
+"""`falaj models`: models and their versions, and the model that a job saved."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from typing import Annotated
 
 import typer
 
-from falaj.apps.cli.commands.train import JOB, register_model
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
+from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.output.messages import Given, Message, show_or_tell
 from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_metrics, format_value, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
-from falaj.records.registry import Model, ModelVersion, TensorSpec
+from falaj.records.registry import Alias, Approval, Model, ModelVersion, Promotion, TensorSpec
 from falaj.records.sizes import format_size
+from falaj.sdk.platform import Platform
+
+
+def _versions_command(version: str) -> str:
+    """Return the command that lists the versions of the model of `version`."""
+    model = version.partition("@")[0]
+    return f"models versions {model}" if re.fullmatch(r"[a-z0-9._/-]+", model) else "models list"
+
+
+PRESENTATION = Presentation(
+    help={"before": "Versions before this one.", "sources": "What it was made from: an id, or kind:name."},
+    examples={"sources": "blob:NAME"},
+    lists={"model": "models list", "model_version": _versions_command},
+)
+
 
 MODEL = Annotated[str, typer.Argument(metavar="MODEL", help="A model: its name or id.")]
+BEFORE = Annotated[str | None, typer.Option(metavar="BEFORE", help="Versions before this one.")]
 VERSION = Annotated[str, typer.Argument(metavar="VERSION", help="A model version, such as churn@3.")]
-AFTER = Annotated[str, typer.Option(metavar="AFTER", help=arguments.HELP["after"])]
-LIMIT = Annotated[str, typer.Option(metavar="LIMIT", help=arguments.HELP["limit"])]
 
 
+@PRESENTATION.command("from-job")
 def from_job(
     session: Session,
-    job: JOB,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Of which model it is the next version.")],
+    job: arguments.JOB,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The model that it becomes the next version of.")
+    ],
     *,
     workspace: Annotated[
         str | None, typer.Option(metavar="WORKSPACE", help="Where the model belongs.")
     ] = None,
 ) -> None:
-    """Make the model that a job saved by fj.save_model the next version of a model."""
+    """Register the model that a job saved with fj.save_model as the next version of a model."""
     parsing.check_name("MODEL", model, command="models from-job")
     with session.platform() as platform:
         register_model(session, platform, job, model, workspace=workspace)
 
 
+@PRESENTATION.command("list")
 def list_models(
     session: Session,
     *,
-    workspace: Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Of this workspace.")] = None,
-    after: AFTER = "",
-    limit: LIMIT = "100",
+    workspace: arguments.OF_WORKSPACE = None,
+    after: arguments.AFTER = "",
+    limit: arguments.LIMIT = "100",
 ) -> None:
-    """The models of a workspace, and where their aliases point."""
+    """List the models of a workspace, and the versions of their aliases."""
     typed = {"workspace": workspace, "after": after, "limit": limit}
     show_page(session, "models.list", typed, _show_models)
 
 
-def versions(session: Session, model: MODEL, *, after: AFTER = "", limit: LIMIT = "100") -> None:
-    """The versions of a model, newest first."""
-    show_page(session, "models.versions", {"model": model, "after": after, "limit": limit}, _show_versions)
+@PRESENTATION.command("versions")
+def versions(
+    session: Session, model: MODEL, *, before: BEFORE = None, limit: arguments.LIMIT = "100"
+) -> None:
+    """List the versions of a model, newest first."""
+    show_page(session, "models.versions", {"model": model, "before": before, "limit": limit}, _show_versions)
 
 
+@PRESENTATION.command("version")
 def version(session: Session, model: VERSION) -> None:
-    """All that is known of one version, such as churn@14."""
+    """Show one version, such as churn@14."""
     parsing.check(all_operations()["models.version"], {"model": model})
     with session.platform() as platform:
         found = platform.models.version(model)
@@ -71,11 +95,11 @@ def _show_models(found: tuple[Model, ...]) -> None:
 
 
 def _aliases(model: Model) -> str:
-    told = [
+    aliases = [
         f"{each.alias} {each.version or '-'}{' (protected)' if each.protected else ''}"
         for each in model.aliases
     ]
-    return ", ".join(told) or "-"
+    return ", ".join(aliases) or "-"
 
 
 def _show_versions(found: tuple[ModelVersion, ...]) -> None:
@@ -121,14 +145,44 @@ def _show_version(found: ModelVersion) -> None:
         print(f"\n{printable(found.card.rstrip())}")
 
 
-def _tensor(way: str, each: TensorSpec) -> list[str]:
-    shape = " × ".join("any" if format_size < 0 else str(format_size) for format_size in each.shape) or "-"
-    return [way, each.name, str(each.dtype), shape, ", ".join(each.features) or "-"]
+def _tensor(direction: str, each: TensorSpec) -> list[str]:
+    shape = " × ".join("any" if size < 0 else str(size) for size in each.shape) or "-"
+    return [direction, each.name, str(each.dtype), shape, ", ".join(each.features) or "-"]
 
 
-GROUP_COMMANDS: dict[str, Any] = {
-    "from-job": from_job,
-    "list": list_models,
-    "versions": versions,
-    "version": version,
-}
+def register_model(
+    session: Session, platform: Platform, job: str, model: str, *, workspace: str | None
+) -> None:
+    """Register the model that a job saved, and print the version."""
+    made = platform.register(job, model, workspace=workspace)
+    show_or_tell(session, made, _registered(made, {}))
+
+
+@PRESENTATION.message("models.register")
+def _registered(made: ModelVersion, given: Given) -> Message:
+    words = f"{made.reference} is registered: {made.format}, {format_size(made.size_bytes)}, signed"
+    follow = (
+        ("next", f"models promote {made.reference} --to champion"),
+        ("next", f"deploy {made.reference}"),
+    )
+    return Message(words, follow)
+
+
+@PRESENTATION.message("models.promote", "models.rollback")
+def _promoted(made: Promotion, given: Given) -> Message:
+    change, was = made.change, f" (was {made.change.previous})" if made.change.previous else ""
+    approved = f", approved by {', '.join(made.approved_by)}" if made.approved_by else ""
+    undo = (("undo", f"models rollback {made.model} --alias {change.alias}"),) if change.previous else ()
+    return Message(f"{change.version} is {change.alias}{was}{approved}", undo)
+
+
+@PRESENTATION.message("models.approve")
+def _approved(made: Approval, given: Given) -> Message:
+    follow = f"models promote {made.version} --to {made.alias}"
+    return Message(f"{made.version} is approved for {made.alias} by {made.by}", (("next", follow),))
+
+
+@PRESENTATION.message("models.protect")
+def _protected(made: Alias, given: Given) -> Message:
+    words = f"{made.alias} can only be set to versions that someone other than their author has approved"
+    return Message(words, (("next", f"models approve VERSION --alias {made.alias}"),))

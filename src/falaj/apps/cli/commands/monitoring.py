@@ -1,4 +1,4 @@
-"""`falaj monitoring watch` and `check`: windows as people type them, and a report as a table."""
+"""`falaj monitoring`: watch endpoints for drift, and print reports as tables."""
 
 from __future__ import annotations
 
@@ -6,41 +6,55 @@ from typing import Annotated, Any
 
 import typer
 
-from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.output.messages import Given, Message
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.tables import show_rows
-from falaj.apps.cli.output.values import printable
+from falaj.apps.cli.output.values import plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
-from falaj.records.monitoring.monitors import Monitor, MonitorReport
+from falaj.records.monitoring.monitors import Alert, Monitor, MonitorRemoval, MonitorReport
 from falaj.records.monitoring.sketches import DriftReport, ModelDrift, Statistic
+
+PRESENTATION = Presentation(
+    columns={
+        Alert: ("id", "state", "version", "columns", "since", "until", "rows", "windows"),
+        Monitor: ("name", "endpoint", "training_set", "reference_rows", "alert", "created_at", "id"),
+    },
+    lists={"alert": "monitoring alerts", "monitor": "monitoring list"},
+)
+
 
 MONITOR = Annotated[str, typer.Argument(metavar="MONITOR", help="A monitor: its name or id.")]
 SPELLING = {"window": "--rows or --every", "columns": "--column"}
 
 
+@PRESENTATION.command("watch")
 def watch(
     session: Session,
-    endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint: its name or id.")],
+    endpoint: arguments.ENDPOINT,
     *,
-    reference: Annotated[str, typer.Option(metavar="TRAINING_SET", help="What it is compared with.")],
+    reference: Annotated[
+        str, typer.Option(metavar="TRAINING_SET", help="The training set that it is compared with.")
+    ],
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Watch these only. (may be repeated)"),
     ] = None,
     rows: Annotated[
-        str | None, typer.Option(metavar="ROWS", help="A window has so many rows at least. (default 1000)")
+        str | None, typer.Option(metavar="ROWS", help="The minimum rows of a window. (default 1000)")
     ] = None,
     every: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="A window lasts so long at least. (such as 30d, 12h or 90s)"),
+        typer.Option(metavar="TIME", help="The minimum duration of a window. (such as 30d, 12h or 90s)"),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name, if not the endpoint's.")] = None,
     workspace: Annotated[
         str | None, typer.Option(metavar="WORKSPACE", help="A workspace: its name or id.")
     ] = None,
 ) -> None:
-    """Compare what an endpoint sees and answers with a training set, and raise an alert when it drifts."""
+    """Compare the requests and predictions of an endpoint with a training set, and raise an alert on drift."""
     operation = all_operations()["monitoring.watch"]
     typed = {"endpoint": endpoint, "reference": reference, "name": name, "workspace": workspace}
     given = parsing.parse(operation, typed | {"columns": column or None})
@@ -52,18 +66,19 @@ def watch(
     if session.json:
         show(made, as_json=True)
         return
-    print(f"{made.name} watches {endpoint} beside {reference}: {_size(made)}")
+    print(f"{made.name} compares {endpoint} with {reference}: {_size(made)}")
     print(f"  next   {session.full_command(f'monitoring check {made.name}')}")
 
 
+@PRESENTATION.command("check")
 def check(
     session: Session,
     monitor: MONITOR,
     *,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="From this moment on.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before this moment.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Windows from this moment on.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Windows before this moment.")] = None,
 ) -> None:
-    """Say whether an endpoint still looks like its training set, column by column, the largest drift first."""
+    """Show the drift of an endpoint from its training set, column by column, the largest first."""
     operation = all_operations()["monitoring.check"]
     given = parsing.parse(operation, {"monitor": monitor, "since": since, "until": until})
     parsing.check(operation, given)
@@ -72,11 +87,11 @@ def check(
     if session.json:
         show(report, as_json=True)
     else:
-        _tell(report)
+        _print_report(report)
 
 
 def _window(rows: str | None, every: str | None) -> dict[str, Any]:
-    """The window that was typed; its own check says what is wrong with it."""
+    """Return the fields of the window that were typed; the operation validates them."""
     found: dict[str, Any] = {}
     if rows is not None:
         found["rows"] = rows
@@ -90,11 +105,11 @@ def _size(made: Monitor) -> str:
     return f"{made.reference_rows} rows, {printable(which)}"
 
 
-def _tell(report: MonitorReport) -> None:
+def _print_report(report: MonitorReport) -> None:
     for look in report.looks:
         print(printable(look.words))
         span = f"{look.since:%Y-%m-%d %H:%M:%SZ} to {look.until:%Y-%m-%d %H:%M:%SZ}"
-        print(f"  {span}, beside {printable(look.training_set)}")
+        print(f"  {span}, compared with {printable(look.training_set)}")
         _columns(look)
     if not report.looks:
         print(printable(f"{report.name}: {report.words}"))
@@ -118,4 +133,20 @@ def _row(report: DriftReport) -> list[str]:
     ]
 
 
-GROUP_COMMANDS = {"watch": watch, "check": check}
+@PRESENTATION.message("monitoring.set_reference")
+def _rebased(made: Monitor, given: Given) -> Message:
+    words = (
+        f"{made.name} compares with {given['reference']} from now on: {plural(made.reference_rows, 'row')}"
+    )
+    return Message(words, (("next", f"monitoring check {made.name}"),))
+
+
+@PRESENTATION.message("monitoring.remove")
+def _unwatched(made: MonitorRemoval, given: Given) -> Message:
+    return Message(f"monitor {given['monitor']} is removed; its alerts are kept")
+
+
+@PRESENTATION.message("monitoring.acknowledge")
+def _acknowledged(made: Alert, given: Given) -> Message:
+    words = f"alert {made.id} is acknowledged; if the drift continues, the next window raises a new one"
+    return Message(words, (("next", f"monitoring alert {made.id}"),))

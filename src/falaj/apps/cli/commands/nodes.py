@@ -1,4 +1,4 @@
-"""`falaj nodes list` and `falaj nodes show`: the machines that run jobs."""
+"""`falaj nodes`: the nodes that run jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
@@ -16,26 +17,30 @@ from falaj.records.scheduling.hardware import Machine
 from falaj.records.scheduling.snapshot import WHOLE_GPU
 from falaj.records.sizes import format_size
 
+PRESENTATION = Presentation()
 
+
+@PRESENTATION.command("list")
 def list_nodes(session: Session) -> None:
-    """The machines that run jobs, and what is free of each."""
+    """List the nodes that run jobs, and what is free on each."""
     with session.platform() as platform:
         found = platform.nodes.list()
     session.show(found, _print_all)
 
 
+@PRESENTATION.command("show")
 def show_node(
     session: Session,
     node: Annotated[
-        str | None, typer.Argument(metavar="NODE", help="A machine: its name; all of them unless given.")
+        str | None, typer.Argument(metavar="NODE", help="A node: its name. (default: all of them)")
     ] = None,
 ) -> None:
-    """What a machine is made of: CPUs, cards and how they are joined, slices, adapters."""
+    """Show the hardware of a node: CPUs, GPUs and their links, MIG slices, network adapters."""
     with session.platform() as platform:
         found = platform.nodes.list()
     chosen = tuple(each for each in found if node in (None, each.node.name))
     if not chosen:
-        raise NotFound(f"there is no node {node}; falaj nodes list names them")
+        raise NotFound(f"there is no node {node}; list them with falaj nodes list")
     session.show(chosen, _print_each)
 
 
@@ -80,7 +85,7 @@ def _facts(machine: Machine) -> dict[str, str]:
     node, free = machine.node, machine.free
     sockets = plural(machine.sockets, "socket") if machine.sockets else ""
     parts = plural(machine.numa_nodes, "NUMA node") if machine.numa_nodes else ""
-    told = {
+    facts = {
         "node": node.name,
         "zone": f"{node.zone} ({node.jurisdiction})",
         "pool": node.pool,
@@ -93,7 +98,7 @@ def _facts(machine: Machine) -> dict[str, str]:
         "shared by MPS": format_value(node.shares),
         "fabric": node.fabric or "-",
     }
-    return {name: printable(text) for name, text in told.items()}
+    return {name: printable(text) for name, text in facts.items()}
 
 
 def _gpus(machine: Machine) -> str:
@@ -137,6 +142,3 @@ def _ports(machine: Machine) -> tuple[list[str], list[list[str]]]:
         for port in machine.rdma
     ]
     return headings, rows
-
-
-GROUP_COMMANDS = {"list": list_nodes, "show": show_node}

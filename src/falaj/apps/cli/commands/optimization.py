@@ -1,4 +1,4 @@
-"""`falaj optimization show`: the original and its variants as one table, with the verdicts in words."""
+"""`falaj optimization`: the original model and its variants as one table, with the verdicts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from typing import Annotated
 import typer
 
 from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output import results
+from falaj.apps.cli.output.messages import Given, Message
 from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_value, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
+from falaj.records.control.workflows import WorkflowRun
 from falaj.records.optimization import Measurement, Optimization
 from falaj.records.sizes import format_size
+
+PRESENTATION = Presentation(
+    columns={Optimization: ("id", "model", "data", "target", "job", "created_at")},
+    lists={"optimization": "optimization list"},
+)
+
 
 HEADINGS = (
     "variant",
@@ -29,11 +38,12 @@ HEADINGS = (
 )
 
 
+@PRESENTATION.command("show")
 def show(
     session: Session,
     optimization: Annotated[str, typer.Argument(metavar="OPTIMIZATION", help="An optimization: its id.")],
 ) -> None:
-    """The variants of an optimization: latency, throughput, size, quality, and the verdict with its reason."""
+    """Show the variants of an optimization: latency, throughput, size, quality, and the verdict with its reason."""
     parsing.check(all_operations()["optimization.show"], {"optimization": optimization})
     with session.platform() as platform:
         found = platform.optimization.show(optimization)
@@ -44,12 +54,12 @@ def show(
 
 
 def print_table(found: Optimization) -> None:
-    """What was asked, the table, and why each variant was accepted or refused."""
+    """Print the request, the table, and why each variant was accepted or refused."""
     report = found.report
     show_fields(
         {
             "model": printable(found.model),
-            "judged by": f"{report.metric} of {found.target} on {report.rows} rows of {printable(found.data)}",
+            "metric": f"{report.metric} of {found.target} on {report.rows} rows of {printable(found.data)}",
             "budget": f"{found.budget.speedup:g} times as fast, at most {found.budget.worse:.1%} worse",
             "host": printable(report.host),
             "job": found.job,
@@ -82,4 +92,8 @@ def _cells(measured: Measurement | None) -> list[str]:
     ]
 
 
-GROUP_COMMANDS = {"show": show}
+@PRESENTATION.message("optimization.start")
+def _optimizing(made: WorkflowRun, given: Given) -> Message:
+    return Message(
+        f"work {made.id} measures variants of {given['model']}", (("next", f"workflows watch {made.id}"),)
+    )

@@ -1,4 +1,4 @@
-"""`falaj up`, `falaj status`, `falaj down`: the platform as processes on this machine."""
+"""`falaj up`, `falaj status`, `falaj down` and `falaj platform`: the platform as processes on this machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.generation.typer_commands import command
 from falaj.apps.cli.output.errors import FAILED
 from falaj.apps.cli.output.messages import Message, print_message
@@ -14,6 +15,8 @@ from falaj.apps.cli.output.results import show
 from falaj.apps.cli.session import Session
 from falaj.apps.supervisor import down, status, up
 from falaj.errors import InvalidInput
+
+PRESENTATION = Presentation()
 
 
 def start(
@@ -27,13 +30,13 @@ def start(
     ] = None,
 ) -> int:
     """Start the platform on this machine, in the foreground; Ctrl-C stops it."""
-    _needs_a_home(session)
+    _require_home(session)
     return up(session.home, port=_port(port), bind=bind)
 
 
-def tell(session: Session) -> int:
-    """Say whether a platform runs on the home, and where; exit 1 if none does."""
-    _needs_a_home(session)
+def show_status(session: Session) -> int:
+    """Show whether a platform runs on the home, and where; exit 1 if none does."""
+    _require_home(session)
     found = status(session.home)
     if session.json or found.running:
         show(found, as_json=session.json)
@@ -44,23 +47,23 @@ def tell(session: Session) -> int:
 
 def stop(session: Session) -> None:
     """Stop the platform that runs on the home."""
-    _needs_a_home(session)
+    _require_home(session)
     print("the platform is stopped" if down(session.home) else "no platform runs on this home")
 
 
-def _needs_a_home(session: Session) -> None:
+def _require_home(session: Session) -> None:
     if session.url:
-        raise InvalidInput("this acts on a home on this machine; --url does not name one")
+        raise InvalidInput("this command acts on a home on this machine; --url does not name one")
 
 
 def _port(text: str | None) -> int | None:
     if text is None or (text.isascii() and text.isdigit() and int(text) < 65536):
         return None if text is None else int(text)
-    raise InvalidInput.at("--port", given=text, allowed="0 to 65535; 0 takes any that is free")
+    raise InvalidInput.at("--port", given=text, allowed="0 to 65535; 0 selects a free port")
 
 
 COMMANDS = {
     "up": partial(command, "up", start, prints=False),
-    "status": partial(command, "status", tell),
+    "status": partial(command, "status", show_status),
     "down": partial(command, "down", stop, prints=False),
 }

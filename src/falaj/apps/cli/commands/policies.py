@@ -1,4 +1,4 @@
-"""Policies from files: publish them, check them, and run example decisions, which takes no platform."""
+"""`falaj policies`: publish and check policies in files, and run example decisions without a platform."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 from falaj.apps.cli.files import read_text
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import present
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.errors import FAILED
+from falaj.apps.cli.output.messages import Given, Message
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.tables import show_rows
 from falaj.apps.cli.output.values import plural
@@ -18,21 +20,32 @@ from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import InvalidInput, PolicyInvalid
 from falaj.governance.policy.examples import run_examples
-from falaj.records.governance.policy import ExampleOutcome
+from falaj.records.governance.policy import AllowedPrincipal, ExampleOutcome, Policy
+
+PRESENTATION = Presentation(
+    columns={
+        AllowedPrincipal: ("principal", "kind", "rule"),
+        Policy: ("name", "workspace", "version", "published_at", "id"),
+    },
+    help={"action": "An action, such as blobs.read."},
+)
+
 
 CEDAR = Annotated[str, typer.Argument(metavar="FILE", help="The policy in Cedar; - for standard input.")]
 
 
+@PRESENTATION.command("publish")
 def publish(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="NAME", help=arguments.HELP["name"])],
+    name: arguments.NAME,
     file: CEDAR,
     *,
     workspace: Annotated[
-        str | None, typer.Option(metavar="WORKSPACE", help="Where it holds; platform for everywhere.")
+        str | None,
+        typer.Option(metavar="WORKSPACE", help="The workspace that it applies to; platform for all of them."),
     ] = None,
 ) -> None:
-    """Put the policy in a file in force; an earlier version steps back."""
+    """Publish the policy in a file; it replaces an earlier version."""
     operation = all_operations()["policies.publish"]
     typed = {"name": name, "text": read_text(file, where="FILE"), "workspace": workspace}
     given = parsing.parse(operation, typed)
@@ -41,8 +54,9 @@ def publish(
         present(session, operation, given, platform.policies.publish(**given))
 
 
+@PRESENTATION.command("check")
 def check(session: Session, file: CEDAR) -> None:
-    """Say whether the policy in a file could be published, without publishing it."""
+    """Check whether the policy in a file can be published, without publishing it."""
     text = read_text(file, where="FILE")
     with session.platform() as platform:
         try:
@@ -56,6 +70,7 @@ def check(session: Session, file: CEDAR) -> None:
         print(f"{file} can be published: {plural(checked.rules, 'rule')}")
 
 
+@PRESENTATION.command("test")
 def test(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="FILE", help="TOML: policies, and examples of decisions.")],
@@ -81,4 +96,14 @@ def _show_failed(failed: list[ExampleOutcome]) -> None:
     show_rows(headings, rows)
 
 
-GROUP_COMMANDS = {"publish": publish, "check": check, "test": test}
+@PRESENTATION.message("policies.publish")
+def _published(made: Policy, given: Given) -> Message:
+    where = "everywhere" if made.workspace == "platform" else f"in {made.workspace}"
+    undo = f"policies withdraw {made.workspace}/{made.name}"
+    return Message(f"policy {made.name}, version {made.version}, is in force {where}", (("undo", undo),))
+
+
+@PRESENTATION.message("policies.withdraw")
+def _withdrawn(made: Policy, given: Given) -> Message:
+    undo = f"policies publish {made.name} FILE --workspace {made.workspace}"
+    return Message(f"policy {made.name} is out of force in {made.workspace}", (("undo", undo),))

@@ -1,4 +1,4 @@
-"""`falaj queues`: the tree of queues with what each holds, how one is set, and budgets."""
+"""`falaj queues`: the tree of queues and their use, quotas and budgets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from falaj.apps.cli.commands.queues_what_if import what_if, what_if_result
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.messages import Message, print_message
 from falaj.apps.cli.output.prompts import confirm
 from falaj.apps.cli.output.queue_tables import print_budgets, print_queue, print_tree
@@ -29,30 +30,32 @@ from falaj.records.scheduling.accounting import (
 from falaj.records.scheduling.snapshot import Quota
 from falaj.sdk.platform import Platform
 
+PRESENTATION = Presentation(lists={"queue": "queues show"})
+
+
 NAME = Annotated[str, typer.Argument(metavar="QUEUE", help="A queue: its name.")]
 AMOUNT = "COUNT|none"
 SIZE = "SIZE|none"
-MOST = "The most that it may have, with what it borrows."
-BORROW = Annotated[
-    bool, typer.Option("--borrow/--no-borrow", help="Whether it may have more than its quota.")
-]
-PARENT = Annotated[str | None, typer.Option(metavar="QUEUE|none", help="The queue that it is a part of.")]
+MOST = "The limit of what it may use, including what it borrows."
+BORROW = Annotated[bool, typer.Option("--borrow/--no-borrow", help="Whether it may use more than its quota.")]
+PARENT = Annotated[str | None, typer.Option(metavar="QUEUE|none", help="Its parent queue.")]
 WEIGHT = Annotated[str | None, typer.Option(metavar="NUMBER", help="Twice the weight, twice the share.")]
 WORKSPACES = Annotated[
     list[str] | None,
-    typer.Option(metavar="WORKSPACE|all", help="Who may submit into it. (may be repeated)"),
+    typer.Option(metavar="WORKSPACE|all", help="A workspace that may submit to it. (may be repeated)"),
 ]
-PERIOD = Annotated[str, typer.Option(metavar="PERIOD", help="month, week, or none: once and for all.")]
+PERIOD = Annotated[str, typer.Option(metavar="PERIOD", help="month, week, or none: a single budget.")]
 RESOURCES = {"cpus": "cpu", "gpus": "gpu", "memory_bytes": "memory"}
 
 
+@PRESENTATION.command("show")
 def show_queue(
     session: Session,
     queue: Annotated[
         str | None, typer.Argument(metavar="QUEUE", help="A queue: its name; all of them unless given.")
     ] = None,
 ) -> None:
-    """What a queue may have, holds, borrows and waits for; without a name, the tree of all queues."""
+    """Show the quota, use and waiting jobs of a queue; without a name, the tree of all queues."""
     if queue is not None:
         parsing.check(all_operations()["queues.show"], {"queue": queue})
     with session.platform() as platform:
@@ -65,23 +68,27 @@ def show_queue(
         print_queue(found)
 
 
+@PRESENTATION.command("list")
 def list_queues(
     session: Session,
     *,
-    after: Annotated[str, typer.Option(metavar="AFTER", help=arguments.HELP["after"])] = "",
-    limit: Annotated[str, typer.Option(metavar="LIMIT", help=arguments.HELP["limit"])] = "100",
+    after: arguments.AFTER = "",
+    limit: arguments.LIMIT = "100",
 ) -> None:
-    """The queues by name, and how each stands."""
+    """List the queues and their use."""
     show_page(session, "queues.list", {"after": after, "limit": limit}, print_tree)
 
 
+@PRESENTATION.command("set")
 def set_queue(
     session: Session,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue, which is made if it is not there.")],
+    queue: Annotated[
+        str, typer.Argument(metavar="QUEUE", help="A queue; it is created if it does not exist.")
+    ],
     *,
-    gpus: Annotated[str | None, typer.Option(metavar=AMOUNT, help="Its own GPUs.")] = None,
-    cpus: Annotated[str | None, typer.Option(metavar=AMOUNT, help="Its own CPUs.")] = None,
-    memory: Annotated[str | None, typer.Option(metavar=SIZE, help="Its own memory, like 64GiB.")] = None,
+    gpus: Annotated[str | None, typer.Option(metavar=AMOUNT, help="Its quota of GPUs.")] = None,
+    cpus: Annotated[str | None, typer.Option(metavar=AMOUNT, help="Its quota of CPUs.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar=SIZE, help="Its quota of memory, like 64GiB.")] = None,
     gpu_limit: Annotated[str | None, typer.Option(metavar=AMOUNT, help=MOST)] = None,
     cpu_limit: Annotated[str | None, typer.Option(metavar=AMOUNT, help=MOST)] = None,
     memory_limit: Annotated[str | None, typer.Option(metavar=SIZE, help=MOST)] = None,
@@ -90,10 +97,10 @@ def set_queue(
     weight: WEIGHT = None,
     workspace: WORKSPACES = None,
 ) -> None:
-    """Set a queue: its quota, how far it may borrow, its parent and weight, and whose it is.
+    """Set the quota, limits, parent, weight and workspaces of a queue.
 
-    What is not said stays as it is. Without a quota a queue may have everything; with a quota and without a limit it
-    never has more than its quota.
+    Options that are not given keep their values. Without a quota a queue may use everything; with a quota and without
+    a limit it never uses more than its quota.
     """
     parsing.check_name("QUEUE", queue, command="queues set")
     asked = {"cpus": cpus, "gpus": gpus, "memory_bytes": memory}
@@ -122,16 +129,15 @@ def _tell_set(session: Session, made: QueueChange) -> None:
     name = made.queue.name
     undo = f"queues remove {name}" if made.before is None else set_command(made.before)
     print_message(
-        session, Message(f"queue {name} {_words(made.queue)}", (("undo", undo), ("next", "queues show")))
+        session, Message(f"queue {name} {_describe(made.queue)}", (("undo", undo), ("next", "queues show")))
     )
 
 
-def remove_queue(
-    session: Session, queue: NAME, *, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
-) -> None:
-    """Remove a queue that has neither jobs nor queues below it."""
+@PRESENTATION.command("remove")
+def remove_queue(session: Session, queue: NAME, *, yes: arguments.YES = False) -> None:
+    """Remove a queue that has neither jobs nor child queues."""
     parsing.check(all_operations()["queues.remove"], {"queue": queue})
-    confirm(f"queues remove {shlex.quote(queue)}: its settings are lost. Go on?", yes=yes)
+    confirm(f"queues remove {shlex.quote(queue)}: its settings are lost. Continue?", yes=yes)
     with session.platform() as platform:
         made = platform.queues.remove(queue)
     if session.json or made.before is None:
@@ -142,6 +148,7 @@ def remove_queue(
     )
 
 
+@PRESENTATION.command("set-budget")
 def set_budget(
     session: Session,
     workspace: Annotated[str, typer.Argument(metavar="WORKSPACE", help="A workspace: its name.")],
@@ -152,7 +159,7 @@ def set_budget(
     ] = None,
     period: PERIOD = "month",
 ) -> None:
-    """Say what a workspace may spend on jobs in each period; with neither amount its budget is taken away."""
+    """Set the budget of a workspace for each period; without an amount, remove it."""
     operation = all_operations()["queues.set_budget"]
     given = parsing.parse(
         operation, {"workspace": workspace, "gpu_hours": gpu_hours, "money": money, "period": period}
@@ -166,12 +173,13 @@ def set_budget(
     before = made.before or BudgetTerms(workspace=workspace)
     undo = (("undo", _budget_spelled(before)),)
     if made.budget is None:
-        print_message(session, Message(f"{workspace} has no budget any more", undo if made.before else ()))
+        print_message(session, Message(f"{workspace} has no budget now", undo if made.before else ()))
     else:
         print_message(session, Message(f"{workspace} may spend {_amounts(made.budget)}", undo))
         print_budgets((made.budget,))
 
 
+@PRESENTATION.command("budgets")
 def list_budgets(
     session: Session,
     *,
@@ -179,7 +187,7 @@ def list_budgets(
         str | None, typer.Option(metavar="WORKSPACE", help="Of this workspace only.")
     ] = None,
 ) -> None:
-    """The budgets of the workspaces that you may see: what was used in the period, and what is left."""
+    """List the budgets of the workspaces that you may see: used in the period, and left."""
     parsing.check(all_operations()["queues.budgets"], {"workspace": workspace})
     with session.platform() as platform:
         found = platform.queues.budgets(workspace=workspace)
@@ -187,7 +195,7 @@ def list_budgets(
 
 
 def set_command(settings: QueueSettings) -> str:
-    """The command, without `falaj`, that sets a queue as `settings` say."""
+    """Return the command, without `falaj`, that sets a queue to `settings`."""
     words = ["queue", "set", settings.name]
     limit = settings.limit
     for field, word in RESOURCES.items():
@@ -202,7 +210,7 @@ def set_command(settings: QueueSettings) -> str:
     return shlex.join(words)
 
 
-# ------------------------------------------------------------------------------------------- what was typed
+# ------------------------------------------------------------------------------------------- parsing
 
 
 def _all(platform: Platform) -> tuple[QueueState, ...]:
@@ -216,7 +224,7 @@ def _all(platform: Platform) -> tuple[QueueState, ...]:
 
 
 def _settings(platform: Platform, name: str) -> QueueSettings:
-    """The queue as it is, or as one that was never set."""
+    """Return the settings of a queue, or the defaults where it does not exist."""
     try:
         return platform.queues.show(name).settings
     except NotFound:
@@ -229,7 +237,7 @@ def _quota(was: Quota, typed: dict[str, str | None], *, suffix: str) -> Quota:
 
 
 def _limit(was: QueueSettings, quota: Quota, typed: dict[str, str | None]) -> Quota | None:
-    """What was not said stays; where nothing was borrowed, the limit goes with the quota."""
+    """Return the new limit: values that were not given stay; where nothing was borrowed, it follows the quota."""
     if was.limit is None and not any(text is not None for text in typed.values()):
         return None
     before = was.limit or was.quota
@@ -262,20 +270,22 @@ def _workspaces(was: QueueSettings, typed: list[str] | None) -> tuple[str, ...]:
     return () if "all" in typed else tuple(name for part in typed for name in part.split(",") if name)
 
 
-# -------------------------------------------------------------------------------------------------- words
+# ----------------------------------------------------------------------------------------- formatting
 
 
-def _words(settings: QueueSettings) -> str:
-    quota = _said(settings.quota)
+def _describe(settings: QueueSettings) -> str:
+    quota = _describe_quota(settings.quota)
     most = (
-        "" if settings.limit is None else f", with what it borrows {_said(settings.limit, of=settings.quota)}"
+        ""
+        if settings.limit is None
+        else f", with borrowing {_describe_quota(settings.limit, of=settings.quota)}"
     )
-    under = f", as a part of {settings.parent}" if settings.parent else ""
-    return f"may have {quota or 'everything'}{most}{under}; weight {format_exact(settings.weight)}"
+    under = f", child of {settings.parent}" if settings.parent else ""
+    return f"may use {quota or 'everything'}{most}{under}; weight {format_exact(settings.weight)}"
 
 
-def _said(bounds: Quota, *, of: Quota | None = None) -> str:
-    """The bounds; where there is a quota `of` something and no bound, that is all there is."""
+def _describe_quota(bounds: Quota, *, of: Quota | None = None) -> str:
+    """Return the bounds in words; where `of` has a quota and `bounds` none, the resource is unlimited."""
     words = {"cpus": "CPUs", "gpus": "GPUs", "memory_bytes": "memory"}
     parts = []
     for field, word in words.items():
@@ -308,13 +318,4 @@ def _budget_spelled(terms: BudgetTerms) -> str:
     return shlex.join([*words, "--period", terms.period])
 
 
-GROUP_COMMANDS = {
-    "show": show_queue,
-    "list": list_queues,
-    "set": set_queue,
-    "remove": remove_queue,
-    "set-budget": set_budget,
-    "budgets": list_budgets,
-    "what-if": what_if,
-    "what-if-result": what_if_result,
-}
+PRESENTATION.commands |= {"what-if": what_if, "what-if-result": what_if_result}

@@ -1,8 +1,8 @@
-"""`falaj queues what-if`: changes as people type them, and each team's figures before and after."""
+"""`falaj queues what-if`: parses the changes, and prints the figures of each queue before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -16,6 +16,8 @@ from falaj.apps.cli.output.values import format_elapsed, printable
 from falaj.apps.cli.output.work_progress import follow_work
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
+from falaj.errors import Fault, InvalidInput
+from falaj.records import sizes
 from falaj.records.control.workflows import WorkflowRun
 from falaj.records.durations import read_duration
 from falaj.records.record import utc_now
@@ -38,7 +40,7 @@ Bounds = Annotated[
 ]
 Most = Annotated[
     list[str] | None,
-    typer.Option(metavar="QUEUE.WHAT=N", help="The most with what is borrowed, such as risk.gpus=16."),
+    typer.Option(metavar="QUEUE.WHAT=N", help="A limit including what is borrowed, such as risk.gpus=16."),
 ]
 Weights = Annotated[
     list[str] | None, typer.Option(metavar="QUEUE=NUMBER", help="A weight, such as research=2.")
@@ -46,20 +48,28 @@ Weights = Annotated[
 Nodes = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="like=NODE,…", help="More nodes: like=NAME,count=2; for other GPUs gpus=8,gpu=MODEL."
+        metavar="like=NODE,…", help="Add nodes: like=NAME,count=2; with other GPUs gpus=8,gpu=MODEL."
     ),
 ]
-Removed = Annotated[list[str] | None, typer.Option(metavar="NODE", help="Without this node.")]
+Removed = Annotated[list[str] | None, typer.Option(metavar="NODE", help="Remove this node.")]
 Since = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Jobs submitted since: 7d ago, or a moment. (default 7d)")
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Jobs submitted since then: a moment, or 7d for seven days ago. (default 7d)"
+    ),
 ]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="Jobs submitted before this.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Jobs submitted before then.")]
 Saved = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="What an evicted job may lose. (default: nothing, it saves itself)"),
+    typer.Option(
+        metavar="TIME",
+        help="Time between checkpoints, which an evicted job may lose. (default: nothing is lost)",
+    ),
 ]
 
-Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for it; print what to ask later.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Do not wait for it; print the command that shows the result.")
+]
 
 
 def what_if(
@@ -75,9 +85,9 @@ def what_if(
     checkpoint_every: Saved = None,
     detach: Detach = False,
 ) -> None:
-    """Replay past jobs under other quotas, limits, weights or machines, and compare, team by team.
+    """Replay past jobs with other quotas, limits, weights or nodes, and compare the figures of each queue.
 
-    Every option that names a change may be repeated. It may take long: it goes on if you stop watching.
+    Every option that names a change may be repeated. A long replay continues if you stop watching it.
     """
     operation = all_operations()["queues.what_if"]
     given: dict[str, Any] = {
@@ -93,34 +103,34 @@ def what_if(
     with session.platform() as platform:
         work = platform.queues.what_if(**given)
         if detach:
-            _tell_asked(session, work)
+            _report_detached(session, work)
             return
         follow_work(session, platform, work, "replay", result=RESULT)
         found = platform.queues.what_if_result(work.id)
-    session.show(found, _tell)
+    session.show(found, _print_comparison)
 
 
 def what_if_result(
     session: Session,
-    work: Annotated[str, typer.Argument(metavar="WORK", help="The id that what-if --detach has printed.")],
+    work: Annotated[str, typer.Argument(metavar="WORK", help="The id that what-if --detach printed.")],
 ) -> None:
-    """The table of a what-if that is done: each team's waits, use, preemptions and cost, before and after."""
+    """Show the result of a what-if: waits, use, preemptions and cost of each queue, before and after."""
     parsing.check(all_operations()["queues.what_if_result"], {"work": work})
     with session.platform() as platform:
         found = platform.queues.what_if_result(work)
-    session.show(found, _tell)
+    session.show(found, _print_comparison)
 
 
-def _tell_asked(session: Session, work: WorkflowRun) -> None:
+def _report_detached(session: Session, work: WorkflowRun) -> None:
     if session.json:
         show(work, as_json=True)
         return
     then = (("watch", f"workflows watch {work.id}"), ("next", f"{RESULT} {work.id}"))
-    print_message(session, Message(f"{work.id}: past jobs will be replayed", then))
+    print_message(session, Message(f"{work.id} replays past jobs", then))
 
 
 def _moment(text: str | None, option: str) -> Any:
-    """A length of time is so long ago; anything else the operation's own check reads."""
+    """Return the moment: a duration is that long ago; anything else is left to the operation's validation."""
     if text is None:
         return None
     ago = read_duration(text)
@@ -131,10 +141,10 @@ def _length(text: str | None) -> timedelta | str | None:
     return None if text is None else parsing.parse_duration(text, "--checkpoint-every")
 
 
-# --------------------------------------------------------------------------------------------------- words
+# ----------------------------------------------------------------------------------------- formatting
 
 
-def _tell(found: WhatIfComparison) -> None:
+def _print_comparison(found: WhatIfComparison) -> None:
     print(f"{found.jobs} jobs, submitted {found.since:%Y-%m-%d %H:%MZ} to {found.until:%Y-%m-%d %H:%MZ}")
     for change in found.changes or ("nothing is changed",):
         print(f"  {printable(change)}")
@@ -185,3 +195,100 @@ def _span(length: timedelta) -> str:
 def _notes(words: Iterable[str]) -> None:
     for sentence in words:
         print(f"  {printable(sentence)}")
+
+
+RESOURCES = {"cpus": "cpus", "gpus": "gpus", "memory": "memory_bytes"}
+NODE_PARTS = {"like": "like", "count": "count", "gpus": "gpus", "gpu": "gpu_model"}
+
+
+def read_changes(
+    quotas: Sequence[str],
+    limits: Sequence[str],
+    weights: Sequence[str],
+    nodes: Sequence[str],
+    removed: Sequence[str],
+    *,
+    command: str,
+) -> dict[str, Any]:
+    """Return the changes that were typed; raise InvalidInput with all their faults."""
+    faults: list[Fault] = []
+    read: dict[str, list[Any]] = {"quotas": [], "limits": [], "weights": [], "add_nodes": []}
+    readers: list[tuple[str, Sequence[str], Callable[[str], dict[str, Any]]]] = [
+        ("quotas", quotas, lambda text: _bound(text, "--quota")),
+        ("limits", limits, lambda text: _bound(text, "--limit")),
+        ("weights", weights, _weight),
+        ("add_nodes", nodes, _node),
+    ]
+    for part, texts, reader in readers:
+        for text in texts:
+            try:
+                read[part].append(reader(text))
+            except InvalidInput as error:
+                faults += error.faults
+    if faults:
+        raise InvalidInput(parsing.not_valid(command, faults), faults=faults)
+    names = [name for text in removed for name in text.split(",") if name]
+    return {part: tuple(items) for part, items in read.items()} | {"remove_nodes": tuple(names)}
+
+
+def _bound(text: str, option: str) -> dict[str, Any]:
+    where, equals, amount = text.partition("=")
+    queue, _, resource = where.rpartition(".")
+    if not equals or not queue or resource not in RESOURCES:
+        raise InvalidInput.at(
+            option,
+            given=text,
+            allowed="QUEUE.cpus=N, QUEUE.gpus=N or QUEUE.memory=SIZE",
+            fix=f"{option} risk.gpus=8",
+        )
+    return {
+        "queue": queue,
+        "resource": RESOURCES[resource],
+        "amount": _amount(amount, resource, option, text),
+    }
+
+
+def _amount(amount: str, resource: str, option: str, text: str) -> int | None:
+    if amount == "none":
+        return None
+    if resource == "memory":
+        found = sizes.read_size(amount)
+        if found is None:
+            raise InvalidInput.at(option, given=text, allowed=f"none, or {sizes.RULE}")
+        return found
+    return _count(amount, option, text, allowed="a whole number, or none")
+
+
+def _count(amount: str, option: str, text: str, *, allowed: str) -> int:
+    if not (amount.isascii() and amount.isdecimal() and len(amount) <= 15):
+        raise InvalidInput.at(option, given=text, allowed=allowed)
+    return int(amount)
+
+
+def _weight(text: str) -> dict[str, Any]:
+    queue, _, weight = text.rpartition("=")
+    try:
+        number = float(weight)
+    except ValueError:
+        number = 0.0
+    if not queue or not 0 < number <= 1_000_000:
+        raise InvalidInput.at(
+            "--weight", given=text, allowed="QUEUE=NUMBER, a number above 0", fix="--weight research=2"
+        )
+    return {"queue": queue, "weight": number}
+
+
+def _node(text: str) -> dict[str, Any]:
+    parts = [part.partition("=") for part in text.split(",")]
+    wrong = [name for name, equals, value in parts if name not in NODE_PARTS or not equals or not value]
+    if wrong or "like" not in {name for name, _, _ in parts}:
+        raise InvalidInput.at(
+            "--node",
+            given=text,
+            allowed="like=NAME, and with commas count=N, gpus=N, gpu=MODEL",
+            fix="--node like=NAME,count=2",
+        )
+    found: dict[str, Any] = {NODE_PARTS[name]: value for name, _, value in parts}
+    for name in {"count", "gpus"} & set(found):
+        found[name] = _count(found[name], "--node", text, allowed=f"a whole number as {name}")
+    return found

@@ -1,13 +1,14 @@
-"""Runs as people read them: what a run is and logged, and one line per run."""
+"""`falaj runs`: runs of experiments, with parameters, metrics and artifacts."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_elapsed, format_number, format_value, printable
 from falaj.apps.cli.session import Session
@@ -15,21 +16,31 @@ from falaj.control.services import all_operations
 from falaj.records.sizes import format_size
 from falaj.records.tracking import Run, RunDetails
 
+PRESENTATION = Presentation(
+    help={"sources": "What it was made from: an id, or kind:name."}, examples={"sources": "blob:NAME"}
+)
+
+
 RUN = Annotated[str, typer.Argument(metavar="RUN", help="The id of the run.")]
 
 
+@PRESENTATION.command("show")
 def show_run(session: Session, run: RUN) -> None:
-    """A run with its parameters, tags, artifacts and the summaries of its metrics."""
+    """Show a run with its parameters, tags, artifacts and summaries of its metrics."""
     parsing.check(all_operations()["runs.show"], {"run": run})
     with session.platform() as platform:
         found = platform.runs.show(run)
     session.show(found, _show_details)
 
 
+@PRESENTATION.command("list")
 def list_runs(
     session: Session,
     experiment: Annotated[
-        str, typer.Argument(metavar="EXPERIMENT", help="An experiment: its name or id. A job's: as the job.")
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT", help="An experiment: its name or id. That of a job has the name of the job."
+        ),
     ],
     *,
     status: Annotated[
@@ -39,10 +50,10 @@ def list_runs(
         list[str] | None,
         typer.Option(metavar="WHERE", help="A condition, such as metrics.auc>0.9 (may be repeated)"),
     ] = None,
-    after: Annotated[str, typer.Option(metavar="AFTER", help=arguments.HELP["after"])] = "",
-    limit: Annotated[str, typer.Option(metavar="LIMIT", help=arguments.HELP["limit"])] = "100",
+    after: arguments.AFTER = "",
+    limit: arguments.LIMIT = "100",
 ) -> None:
-    """The runs of an experiment that meet every condition, the newest first."""
+    """List the runs of an experiment that meet every condition, newest first."""
     typed = {"experiment": experiment, "status": status, "where": where, "after": after, "limit": limit}
     show_page(session, "runs.list", typed, _show_runs)
 
@@ -99,6 +110,3 @@ def _table(headings: list[str], rows: list[list[str]]) -> None:
     if rows:
         print()
         show_rows(headings, rows)
-
-
-GROUP_COMMANDS: dict[str, Any] = {"show": show_run, "list": list_runs}

@@ -1,64 +1,70 @@
-"""`falaj train`: run a script, or what a file of YAML says, as a job, and follow it."""
+"""`falaj train`: run a script, or the job in a YAML file, and follow it."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from falaj.apps.cli.commands.train_options import option_name, option_parameters
-from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.commands.models import register_model
+from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.typer_commands import command
 from falaj.apps.cli.output.errors import FAILED
 from falaj.apps.cli.output.job_progress import follow_job
 from falaj.apps.cli.output.job_summary import describe_memory
-from falaj.apps.cli.output.messages import Message, print_message, result_message
+from falaj.apps.cli.output.messages import Message, print_message
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.values import format_elapsed, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.errors import FalajError, Fault
 from falaj.records.training.jobs import Job, JobSpec, JobState
 from falaj.sdk.job_fields import SYNONYMS
+from falaj.sdk.job_request import JobRequest, Location, parse_job_request
 from falaj.sdk.platform import Platform
 from falaj.sdk.training import PreparedJob, add_estimate, prepare, submit
 
-JOB = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.")]
 Script = Annotated[
-    str | None, typer.Argument(metavar="SCRIPT", help="A Python script; its folder's code goes along.")
+    str | None,
+    typer.Argument(metavar="SCRIPT", help="A Python script; the code in its folder is uploaded, too."),
 ]
 Args = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ARGS...", help="Its arguments; behind -- if they begin with '-'."),
+    typer.Argument(metavar="ARGS...", help="Its arguments; after -- if they begin with '-'."),
 ]
 File = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The job in YAML; what is typed here wins over it.")
+    str | None, typer.Option(metavar="FILE", help="The job in YAML; options that are typed take precedence.")
 ]
 Register = Annotated[
     str | None,
-    typer.Option(metavar="MODEL", help="Make what it saved by fj.save_model the next version of this model."),
+    typer.Option(
+        metavar="MODEL",
+        help="Register the model that it saved with fj.save_model as the next version of this model.",
+    ),
 ]
-Follow = Annotated[bool, typer.Option("--follow/--detach", help="Wait and show its log, or not.")]
+Follow = Annotated[bool, typer.Option("--follow/--detach", help="Wait and show its log, or return at once.")]
 Estimated = Annotated[
     bool,
     typer.Option(
-        "--estimate", help="Run it here up to fj.fit for an estimate of its memory; refuse what cannot fit."
+        "--estimate", help="Run it here up to fj.fit to estimate its memory; refuse a job that cannot fit."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job as YAML, and submit nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job as YAML without submitting it.")]
 
 SECRET_WORDS = re.compile(r"(?:^|_)[A-Z0-9]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY)S?(?=_|$)")
-"""What a variable is called that holds a secret; TOKENIZERS_PARALLELISM is none."""
+"""Matches the names of variables that hold a secret, but not TOKENIZERS_PARALLELISM."""
 
 TYPED = {plain: spelled for spelled, plain in SYNONYMS.items()} | {"inputs": "dataset", "secrets": "secret"}
-"""The option that gives a field of JobSpec, where it has another name."""
+"""The option that sets a field of JobSpec, where it has another name."""
 
 
 def train_command() -> Any:
-    """`falaj train`, with an option for every field of a job."""
-    *own, _ = inspect.signature(train, eval_str=True).parameters.values()  # the last are the fields of a job
+    """Return `falaj train`, with an option for every field of a job."""
+    *own, _ = inspect.signature(
+        train, eval_str=True
+    ).parameters.values()  # the last one stands for the fields of a job
 
     def run(session: Session, **typed: Any) -> int:
         return train(session, **typed)
@@ -80,7 +86,7 @@ def train(
     dry_run: DryRun = False,
     **options: Any,
 ) -> int:
-    """Run a script as a job, with the code around it, and follow it; exit 1 if it does not end well."""
+    """Run a script as a job, with the code in its folder, and follow it; exit 1 if it fails or is cancelled."""
     if register is not None:
         parsing.check_name("--register", register, command="train")
     ready = prepare(request_from_options({**options, "args": args or None}), script=script, file=file)
@@ -95,7 +101,7 @@ def train(
         files = plural(ready.packed.files, "file")
         _say(session, f"job {job.id} ({job.name}) is queued with {files} of code")
         if not follow:
-            return report_detached(session, job, register, far=platform.where.startswith("http"))
+            return report_detached(session, job, register, is_remote=platform.where.startswith("http"))
         job = follow_job(platform, job, to=sys.stderr if session.json else sys.stdout)
         status = report_end(session, job)
         if register is not None and status == 0:
@@ -105,11 +111,13 @@ def train(
 
 def submit_file(
     session: Session,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The job in YAML; its script lies beside it.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The job in YAML; its script is in the same folder.")
+    ],
     *,
-    workspace: Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Where it belongs.")] = None,
+    workspace: arguments.IN_WORKSPACE = None,
 ) -> int:
-    """Queue the job in a file of YAML, with the code around its script; falaj train follows it, too."""
+    """Submit the job in a YAML file with the code of its script; falaj train --file also follows it."""
     ready = prepare(request_from_options({"workspace": workspace}), file=file)
     warn_about_secrets(ready.spec)
     with session.platform() as platform:
@@ -117,50 +125,38 @@ def submit_file(
         _say(
             session, f"job {job.id} ({job.name}) is queued with {plural(ready.packed.files, 'file')} of code"
         )
-        return report_detached(session, job, None, far=platform.where.startswith("http"))
+        return report_detached(session, job, None, is_remote=platform.where.startswith("http"))
 
 
 def warn_about_secrets(spec: JobSpec) -> None:
-    """Variables stand in the job's record for all who may see it: those that look like secrets should be secrets."""
+    """Warn about variables that look like secrets: everyone who may see the job sees its variables."""
     for variable in spec.env:
         if SECRET_WORDS.search(variable.upper()):
             name = re.sub(r"[^a-z0-9]+", "-", variable.lower()).strip("-")
             print(
-                f"warning: {variable} looks like a secret, and all who see the job see its value\n"
+                f"warning: {variable} looks like a secret, and everyone who sees the job sees its value\n"
                 f"  fix    falaj secrets set {name}, and --secret {variable}={name} instead of --env",
                 file=sys.stderr,
             )
 
 
-def register_model(
-    session: Session, platform: Platform, job: str, model: str, *, workspace: str | None
-) -> None:
-    """Register the model that a job left behind, and say so."""
-    made = platform.register(job, model, workspace=workspace)
-    said = result_message("models.register", made, {})
-    if session.json or said is None:
-        show(made, as_json=True)
-    else:
-        print_message(session, said)
-
-
-def report_detached(session: Session, job: Job, register: str | None, *, far: bool) -> int:
-    """Say how to go on with a job that is not followed."""
+def report_detached(session: Session, job: Job, register: str | None, *, is_remote: bool) -> int:
+    """Print the next commands for a job that is not followed."""
     if session.json:
         show(job, as_json=True)
         return 0
-    take = (("then", f"models from-job {job.id} {register}"),) if register else ()
-    then = (("next", f"jobs logs {job.id} --follow"), *take, ("undo", f"jobs cancel {job.id}"))
-    if far:
-        print_message(session, Message(f"job {job.id} goes on by itself", then))
+    register_next = (("then", f"models from-job {job.id} {register}"),) if register else ()
+    then = (("next", f"jobs logs {job.id} --follow"), *register_next, ("undo", f"jobs cancel {job.id}"))
+    if is_remote:
+        print_message(session, Message(f"job {job.id} runs in the background", then))
     else:
-        waits = f"no platform runs on this home: job {job.id} waits until one does, or until it is followed"
-        print_message(session, Message(waits, (("next", "up"), *then)))
+        text = f"no platform runs on this home: job {job.id} waits until one does, or until it is followed"
+        print_message(session, Message(text, (("next", "up"), *then)))
     return 0
 
 
 def report_end(session: Session, job: Job) -> int:
-    """Say how a job ended; the exit status."""
+    """Print how a job ended; return the exit status."""
     if session.json:
         show(job, as_json=True)
     else:
@@ -169,7 +165,7 @@ def report_end(session: Session, job: Job) -> int:
 
 
 def _submit(platform: Platform, ready: PreparedJob) -> Job:
-    """Submit; what the platform refuses of the job's fields is named as it is typed."""
+    """Submit the job; faults in its fields are reported under the names of the options."""
     try:
         return submit(platform, ready.spec, ready.packed, workspace=ready.workspace)
     except FalajError as error:
@@ -212,6 +208,101 @@ def _ending(job: Job) -> Message:
 
 def _say(session: Session, words: str) -> None:
     print(words, file=sys.stderr if session.json else sys.stdout, flush=True)
+
+
+OptionKind = Literal["text", "several", "flag"]
+
+
+class TrainOption(NamedTuple):
+    """An option: the placeholder of its value, its help, and whether it may be repeated or is a flag."""
+
+    word: str
+    help: str
+    kind: OptionKind = "text"
+    spelled: str | None = None
+
+
+OPTIONS: dict[str, TrainOption] = {
+    "name": TrainOption("NAME", "Its name. (default: the name of the script)"),
+    "queue": TrainOption("QUEUE", "The queue that it waits in. (default: default)"),
+    "dataset": TrainOption("NAME=REF", "An input: a training set, view, model version or blob.", "several"),
+    "cpus": TrainOption("COUNT", "For all its processes. (default 1)"),
+    "memory": TrainOption("SIZE", "For all its processes, like 8GiB."),
+    "disk": TrainOption("SIZE", "At most so much disk space, like 20GiB."),
+    "gpus": TrainOption("COUNT", "For all its processes. (default 0)"),
+    "gpu_memory": TrainOption("SIZE", "Of one GPU, like 16GiB."),
+    "gpu_share": TrainOption("PART", "A part of one GPU, like 0.25, instead of a whole one."),
+    "gpu_profile": TrainOption("PROFILE", "MIG slices, like 1g.18gb, instead of whole GPUs."),
+    "gpu_model": TrainOption("MODEL", "A model of GPU that it may run on.", "several"),
+    "priority": TrainOption(
+        "CLASS",
+        "low, normal, high, urgent, or a number: higher ones of the same queue start first. (default: normal)",
+    ),
+    "preempt": TrainOption(
+        "", "Whether it may be preempted and resumed later.", "flag", "--preempt/--no-preempt"
+    ),
+    "framework": TrainOption(
+        "NAME", "plain, torch (torchrun), tensorflow, jax, mpi, horovod, xgboost … (default: plain)"
+    ),
+    "processes": TrainOption(
+        "COUNT", "Processes that work together; for torch also FEWEST:MOST, like 2:4. (default 1)"
+    ),
+    "roles": TrainOption("ROLE=COUNT,…", "The processes of each role, like worker=2,ps=1."),
+    "environment": TrainOption("NAME", "The virtualenv that it runs in. (default: the platform's)"),
+    "pool": TrainOption("POOL", "Only on nodes of this pool.", "several"),
+    "label": TrainOption("LABEL", "Only on nodes with this label.", "several"),
+    "avoid": TrainOption("LABEL", "Not on nodes with this label.", "several"),
+    "group": TrainOption("NAME", "The group that --near and --apart of other jobs refer to."),
+    "near": TrainOption("GROUP", "On the same node as a job of this group.", "several"),
+    "apart": TrainOption("GROUP", "On no node with a job of this group.", "several"),
+    "spread": TrainOption("", "Each replica on a node of its own.", "flag", "--spread"),
+    "island": TrainOption("KIND", "Keep it in one NVLink island or RDMA fabric: nvlink, rdma."),
+    "retries": TrainOption("COUNT", "More attempts after a failure. (default 0)"),
+    "timeout": TrainOption("TIME", "The time limit of an attempt, like 2h."),
+    "hang_after": TrainOption("TIME", "Consider it hung after so long without progress or output, like 10m."),
+    "env": TrainOption("K=V", "An environment variable.", "several"),
+    "secret": TrainOption(
+        "VARIABLE=NAME", "An environment variable whose value is a secret; see falaj secrets set.", "several"
+    ),
+    "experiment": TrainOption("NAME", "The experiment of its run. (default: the name of the job)"),
+    "network": TrainOption("", "Let it reach the network.", "flag", "--network"),
+    "nsys": TrainOption("", "Profile it with Nsight Systems; the reports are outputs.", "flag", "--nsys"),
+    "workspace": TrainOption("WORKSPACE", "The workspace that it belongs to."),
+}
+
+
+def option_parameters() -> list[inspect.Parameter]:
+    """Return the options for typer: text, lists of text and flags; none where they are not typed."""
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_type(choice) | None, _typer_option(name, choice)],
+        )
+        for name, choice in OPTIONS.items()
+    ]
+
+
+def request_from_options(typed: dict[str, Any]) -> JobRequest:
+    """Return what was typed as the request for a job, whose faults name the options."""
+    given = {name: value for name, value in typed.items() if value is not None and value != []}
+    return parse_job_request(given, place=option_name)
+
+
+def option_name(at: Location) -> str:
+    """Return the option that sets a field."""
+    return {"args": "ARGS", "script": "SCRIPT"}.get(at[0], f"--{at[0].replace('_', '-')}")
+
+
+def _type(choice: TrainOption) -> Any:
+    return {"text": str, "several": list[str], "flag": bool}[choice.kind]
+
+
+def _typer_option(name: str, choice: TrainOption) -> Any:
+    spelled = choice.spelled or f"--{name.replace('_', '-')}"
+    settings: dict[str, Any] = {} if choice.kind == "flag" else {"metavar": choice.word}
+    return typer.Option(spelled, help=choice.help, **settings)
 
 
 COMMANDS: dict[str, Any] = {"train": train_command}

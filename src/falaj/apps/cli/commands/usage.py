@@ -1,4 +1,4 @@
-"""`falaj usage`: what jobs have used, by job, user, workspace or queue, and the same as a bill."""
+"""`falaj usage`: what jobs have used, by job, user, workspace or queue, and its export as CSV."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from falaj.apps.cli.generation import parsing
 from falaj.apps.cli.generation.operations import present
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.tables import show_rows
 from falaj.apps.cli.output.values import format_value, printable
 from falaj.apps.cli.session import Session
@@ -18,11 +19,20 @@ from falaj.errors import InvalidInput
 from falaj.records.durations import read_duration
 from falaj.records.scheduling.accounting import UsageReport, UsageRow
 
+PRESENTATION = Presentation(default="show")
+
+
 BY = Annotated[str, typer.Option(metavar="BY", help="job, user, workspace or queue.")]
 SINCE = Annotated[
-    str | None, typer.Option(metavar="TIME", help="A moment, or 30d ago. (default: this month, in UTC)")
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="A moment, or 30d for thirty days ago. (default: the start of this month, in UTC)",
+    ),
 ]
-UNTIL = Annotated[str | None, typer.Option(metavar="TIME", help="A moment, or 7d ago. (default: now)")]
+UNTIL = Annotated[
+    str | None, typer.Option(metavar="TIME", help="A moment, or 7d for seven days ago. (default: now)")
+]
 WORKSPACE = Annotated[str | None, typer.Option(metavar="WORKSPACE", help="Of this workspace only.")]
 LIMIT = Annotated[str, typer.Option(metavar="LIMIT", help="At most so many lines.")]
 OUT = Annotated[
@@ -30,6 +40,7 @@ OUT = Annotated[
 ]
 
 
+@PRESENTATION.command("show")
 def show_usage(
     session: Session,
     *,
@@ -39,7 +50,7 @@ def show_usage(
     workspace: WORKSPACE = None,
     limit: LIMIT = "100",
 ) -> None:
-    """What was used: GPU-hours, CPU-hours, energy and cost, in the workspaces that you may see."""
+    """Show GPU-hours, CPU-hours, energy and cost, in the workspaces that you may see."""
     operation = all_operations()["usage.show"]
     typed = {"by": by, "workspace": workspace, "limit": limit, **_span(since, until)}
     given = parsing.parse(operation, typed)
@@ -49,6 +60,7 @@ def show_usage(
     session.show(found, print_report)
 
 
+@PRESENTATION.command("export")
 def export_usage(
     session: Session,
     *,
@@ -57,7 +69,7 @@ def export_usage(
     workspace: WORKSPACE = None,
     out: OUT = None,
 ) -> None:
-    """What was used as CSV with the columns of FOCUS 1.2: a line for each charge, safe to open in a spreadsheet."""
+    """Export the usage as CSV with the columns of FOCUS 1.2: a row for each charge, safe to open in a spreadsheet."""
     operation = all_operations()["usage.export"]
     given = parsing.parse(operation, {"workspace": workspace, **_span(since, until)})
     parsing.check(operation, given)
@@ -68,14 +80,14 @@ def export_usage(
 
 
 def print_report(found: UsageReport) -> None:
-    """A table, its sum, and what the figures do not cover."""
+    """Print a table, its total, and what the figures do not cover."""
     print(f"{format_value(found.since)} to {format_value(found.until)}")
     headings = [found.by, *(["workspace"] if found.by == "job" else []), "attempts", "GPU-hours", "CPU-hours"]
     lines = [*found.lines, found.total]
     wide = found.by == "job"
     show_rows([*headings, "energy kWh", "cost"], [_row(each, with_workspace=wide) for each in lines])
     if found.left_out:
-        print(f"{found.left_out} more are in the total, but not shown", file=sys.stderr)
+        print(f"{found.left_out} more rows are in the total, but not shown", file=sys.stderr)
     total = found.total
     if total.unmeasured_gpu_hours or total.unmeasured_cpu_hours:
         print(
@@ -105,7 +117,7 @@ def _span(since: str | None, until: str | None) -> dict[str, Any]:
 
 
 def _moment(text: str | None, where: str) -> Any:
-    """`7d` is seven days ago, a day begins in UTC; everything else the operation's own check reads."""
+    """Return the moment: `7d` is seven days ago; a moment without an offset is in UTC."""
     if text is None:
         return None
     if (ago := read_duration(text)) is not None:
@@ -113,9 +125,6 @@ def _moment(text: str | None, where: str) -> Any:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        allowed = "a moment like 2026-03-01 or 2026-03-01T12:00Z, or 30d for so long ago"
+        allowed = "a moment like 2026-03-01 or 2026-03-01T12:00Z, or a duration like 30d for that long ago"
         raise InvalidInput.at(where, given=text, allowed=allowed, fix=f"{where} 30d") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-GROUP_COMMANDS = {"show": show_usage, "export": export_usage}

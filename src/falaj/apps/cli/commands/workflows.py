@@ -1,4 +1,4 @@
-"""`falaj workflows watch`: follow long work until it ends."""
+"""`falaj workflows`: follow long-running workflows."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from typing import Annotated
 import typer
 
 from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.errors import FAILED
+from falaj.apps.cli.output.messages import Given, Message
 from falaj.apps.cli.output.results import show_changes
 from falaj.apps.cli.output.values import printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
 
+PRESENTATION = Presentation(
+    columns={WorkflowRun: ("id", "workflow", "state", "step", "steps", "doing", "created_at")},
+    lists={"work": "workflows list"},
+)
 
+
+@PRESENTATION.command("watch")
 def watch(
     session: Session, work: Annotated[str, typer.Argument(metavar="WORK", help="The id of the work.")]
 ) -> int:
-    """Show every change until it ends; exit 1 if it failed or was cancelled."""
+    """Print every change until it ends; exit 1 if it failed or was cancelled."""
     parsing.check(all_operations()["workflows.watch"], {"work": work})
     with session.platform() as platform:
         last = show_changes(platform.workflows.watch(work), describe, as_json=session.json)
@@ -26,7 +34,7 @@ def watch(
 
 
 def describe(work: WorkflowRun) -> str:
-    """One line on how far it is."""
+    """Return a line about its progress."""
     total = f" of {work.steps}" if work.steps else ""
     far = f", step {work.step}{total}" if work.state is WorkflowState.RUNNING else ""
     made = work.result or {}
@@ -34,4 +42,6 @@ def describe(work: WorkflowRun) -> str:
     return f"{work.workflow} {work.state}{far}" + (f": {printable(what)}" if what else "")
 
 
-GROUP_COMMANDS = {"watch": watch}
+@PRESENTATION.message("workflows.cancel")
+def _cancelled(made: WorkflowRun, given: Given) -> Message:
+    return Message(f"work {made.id} stops before its next step", (("next", f"workflows watch {made.id}"),))

@@ -1,10 +1,11 @@
-"""The parameters of an operation on the command line: how each is spelled, and what its help says."""
+"""The parameters of an operation on the command line: how each is typed, and its help."""
 
 from __future__ import annotations
 
 import inspect
 import types
 import typing
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple
@@ -12,35 +13,40 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from pydantic import BaseModel
 
+from falaj.apps.cli.generation.presentation import presentation_of
 from falaj.apps.cli.output.values import format_duration
 from falaj.governance.operations.operation import Operation
 from falaj.records.names import PlacedIn, RefersTo
 
 HELP = {
-    "action": "An action, such as blobs.read.",
-    "actions": "What it may do, such as blobs.read or blobs.*",
-    "after": "Go on behind this cursor.",
-    "before": "Go on before this entry.",
-    "caller": "Who did it.",
+    "after": "Continue after this cursor.",
     "classes": "Classes of the data, such as personal.",
-    "depth": "At most so many steps away.",
-    "direction": "What it came from, what came from it, or both.",
-    "expires_in": "How long it holds.",
-    "first": "Begin with this entry.",
-    "kind": "What kind it is.",
-    "length": "At most so many bytes.",
     "limit": "At most so many.",
     "name": "1 to 128 of a-z, 0-9, '-', '_' and '.'",
-    "offset": "Begin at this byte.",
-    "older_than": "Leave what is younger.",
     "only": "Allow these jurisdictions only, such as AE.",
-    "outcome": "How it ended.",
-    "purpose": "What it is for; it stands in the list of tokens.",
-    "role": "Which role.",
-    "seq": "The number of the entry.",
-    "sources": "What the bytes came from: an id, or kind:name.",
 }
-"""What parameters mean, by name; the others are explained by what they refer to."""
+"""Help of parameters that several groups have; each group declares its own, and references explain themselves."""
+
+EXAMPLES = {"classes": "personal", "limit": "100", "only": "AE"}
+"""A valid value of such a parameter, for the fix of a fault."""
+
+AFTER = Annotated[str, typer.Option(metavar="AFTER", help=HELP["after"])]
+LIMIT = Annotated[str, typer.Option(metavar="LIMIT", help=HELP["limit"])]
+NAME = Annotated[str, typer.Argument(metavar="NAME", help=HELP["name"])]
+ONLY = Annotated[list[str] | None, typer.Option(metavar="ONLY", help=HELP["only"])]
+CLASSES = Annotated[list[str] | None, typer.Option("--class", metavar="CLASS", help=HELP["classes"])]
+OF_WORKSPACE = Annotated[
+    str | None, typer.Option("--workspace", metavar="WORKSPACE", help="Of this workspace.")
+]
+IN_WORKSPACE = Annotated[
+    str | None, typer.Option("--workspace", metavar="WORKSPACE", help="The workspace that it belongs to.")
+]
+IN_ZONE = Annotated[
+    str | None, typer.Option("--zone", metavar="ZONE", help="The zone that stores its bytes.")
+]
+ENDPOINT = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint: its name or id.")]
+JOB = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.")]
+YES = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 REFERENCES = {"user": "A user or service account", "subject": "A user, service account or group"}
 
@@ -63,17 +69,17 @@ class ArgumentSpec(NamedTuple):
 
 
 def argument_specs(operation: Operation) -> dict[str, ArgumentSpec]:
-    """Every parameter of `operation`, as it is typed: positional ones as arguments, the others as options."""
+    """Return how each parameter of `operation` is typed: positional ones as arguments, the others as options."""
     return {name: _typed(operation, name) for name in operation.parameters}
 
 
 def signature(operation: Operation) -> list[inspect.Parameter]:
-    """The parameters for typer: text, lists of text and flags only."""
+    """Return the parameters for typer: text, lists of text and flags only."""
     return [_for_typer(typed, operation) for typed in argument_specs(operation).values()]
 
 
 def command_path(operation: Operation) -> str:
-    """What is typed after `falaj`."""
+    """Return what is typed after `falaj`."""
     return f"{operation.group} {operation.verb.replace('_', '-')}"
 
 
@@ -102,7 +108,8 @@ def _kind(item: Any) -> ArgumentKind:
 def _for_typer(how: ArgumentSpec, operation: Operation) -> inspect.Parameter:
     parameter = operation.parameters[how.name]
     required = parameter.default is parameter.empty
-    settings: dict[str, Any] = {"metavar": how.word, "help": _help(how, parameter)}
+    own_help = presentation_of(operation.group).help
+    settings: dict[str, Any] = {"metavar": how.word, "help": _help(how, parameter, own_help)}
     if how.choices:
         settings["autocompletion"] = lambda: list(how.choices)
     plain: Any = bool if how.kind == "flag" else list[str] if how.repeated else str
@@ -116,8 +123,8 @@ def _for_typer(how: ArgumentSpec, operation: Operation) -> inspect.Parameter:
     )
 
 
-def _help(how: ArgumentSpec, parameter: inspect.Parameter) -> str:
-    words = HELP.get(how.name) or _from_markers(parameter.annotation)
+def _help(how: ArgumentSpec, parameter: inspect.Parameter, own_help: Mapping[str, str]) -> str:
+    words = own_help.get(how.name) or HELP.get(how.name) or _from_markers(parameter.annotation)
     notes = [", ".join(how.choices)] if how.choices else []
     notes += {
         "duration": ["such as 30d, 12h or 90s"],
@@ -131,14 +138,14 @@ def _help(how: ArgumentSpec, parameter: inspect.Parameter) -> str:
 
 
 def _from_markers(annotation: Any) -> str:
-    """Words for a parameter that refers to something."""
+    """Return the help of a parameter that refers to an object or a zone."""
     for marker in _markers(annotation):
         if isinstance(marker, RefersTo) and marker.kind is None:
             return "An id, or kind:name."
         if isinstance(marker, RefersTo):
             return f"{REFERENCES.get(marker.kind or '') or _with_article(marker.kind or '')}: its name or id."
         if isinstance(marker, PlacedIn):
-            return "A zone; falaj zones list names them."
+            return "A zone; list them with falaj zones list."
     return ""
 
 
@@ -160,7 +167,7 @@ def _shown(default: Any) -> str:
 
 
 def _plain(annotation: Any) -> Any:
-    """`annotation` without its markers and without None."""
+    """Return `annotation` without its markers and without None."""
     if typing.get_origin(annotation) is Annotated:
         return _plain(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

@@ -1,10 +1,10 @@
-"""A command for every operation, made from its declaration."""
+"""Generates a command for an operation from its declaration, and presents the result."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
@@ -12,42 +12,42 @@ import typer
 
 from falaj.apps.cli.files import open_input, output
 from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.presentation import presentation_of
 from falaj.apps.cli.generation.typer_commands import CommandFunction
-from falaj.apps.cli.output.messages import print_message, result_message
+from falaj.apps.cli.output.messages import print_message
 from falaj.apps.cli.output.prompts import confirm
 from falaj.apps.cli.output.results import show, show_json_lines, show_records
 from falaj.apps.cli.output.tables import show_rows
 from falaj.apps.cli.output.values import format_value
 from falaj.apps.cli.session import Session
+from falaj.control.services import all_operations
 from falaj.governance.operations.operation import Operation, ResponseShape
 from falaj.records.governance.objects import Page
 from falaj.sdk.platform import Platform
 
-YES = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 OUTPUT = Annotated[
     str | None, typer.Option("--output", metavar="FILE", help="Write here instead of standard output.")
 ]
 
-
 SHOWN_ROWS = 20
-"""So many rows of a table are shown on a terminal."""
+"""Rows of an Arrow table that are printed on a terminal."""
 
 
 def command_for(operation: Operation) -> CommandFunction:
-    """The command that performs `operation` and shows its result."""
+    """Return the command that performs `operation` and prints its result."""
 
     def perform(session: Session, **typed: Any) -> int | None:
         yes, to = typed.pop("yes", False), typed.pop("output_file", None)
         given = parsing.parse(operation, typed)
         parsing.check(operation, given)
         if operation.confirm:
-            confirm(f"{parsing.unparse(operation, given)}: {operation.summary} Go on?", yes=yes)
+            confirm(f"{parsing.unparse(operation, given)}: {operation.summary} Continue?", yes=yes)
         with session.platform() as platform, open_upload(operation, given) as ready:
             result = call(platform, operation, ready)
             present(session, operation, given, result, to=to)
         return None
 
-    added = [_added("yes", YES, False)] if operation.confirm else []
+    added = [_added("yes", arguments.YES, False)] if operation.confirm else []
     added += (
         [_added("output_file", OUTPUT, None)]
         if operation.shape in (ResponseShape.BYTES, ResponseShape.ARROW)
@@ -74,7 +74,7 @@ def present(
     *,
     to: str | None = None,
 ) -> None:
-    """Show the result of `operation`, in the shape that it has."""
+    """Print the result of `operation`, or write it to the file `to`."""
     if operation.shape is ResponseShape.BYTES:
         with output(to) as file:
             for chunk in result:
@@ -82,14 +82,17 @@ def present(
     elif operation.shape is ResponseShape.ARROW:
         _write_arrow(result, to, as_json=session.json)
     elif operation.shape is ResponseShape.RECORDS:
-        (show_json_lines if session.json else show_records)(result)
+        if session.json:
+            show_json_lines(result)
+        else:
+            show_records(result, presentation_of(operation.group).columns)
     else:
         _show_result(session, operation, given, result)
 
 
 @contextmanager
 def open_upload(operation: Operation, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """`given` with the file that was named for the body opened."""
+    """Yield `given` with the file that was named for the upload opened."""
     with ExitStack() as stack:
         ready = dict(given)
         if operation.upload:
@@ -97,16 +100,40 @@ def open_upload(operation: Operation, given: Mapping[str, Any]) -> Iterator[dict
         yield ready
 
 
-def _show_result(session: Session, operation: Operation, given: Mapping[str, Any], result: Any) -> None:
-    said = None if session.json or operation.mode.reads else result_message(operation.name, result, given)
-    if said is not None:
-        print_message(session, said)
+def show_page(
+    session: Session, name: str, typed: Mapping[str, Any], table: Callable[[tuple[Any, ...]], None]
+) -> None:
+    """Perform the listing operation `name` with what was typed, and print its page with `table`."""
+    operation = all_operations()[name]
+    given = parsing.parse(operation, typed)
+    parsing.check(operation, given)
+    with session.platform() as platform:
+        found = call(platform, operation, given)
+    if session.json or not found.items:
+        show(found, as_json=session.json)
         return
-    show(result, as_json=session.json)
-    if isinstance(result, Page) and result.next and not session.json:
+    table(found.items)
+    _print_next_page(session, operation, given, found)
+
+
+def _show_result(session: Session, operation: Operation, given: Mapping[str, Any], result: Any) -> None:
+    presentation = presentation_of(operation.group)
+    message = presentation.messages.get(operation.name)
+    if message is not None and not session.json:
+        print_message(session, message(result, given))
+        return
+    show(result, as_json=session.json, columns=presentation.columns)
+    if isinstance(result, Page) and not session.json:
+        _print_next_page(session, operation, given, result)
+
+
+def _print_next_page(
+    session: Session, operation: Operation, given: Mapping[str, Any], page: Page[Any]
+) -> None:
+    if page.next:
         cursor = "after" if "after" in operation.parameters else "before"
-        following = parsing.unparse(operation, given, **{cursor: result.next})
-        print(f"there are more: {session.full_command(following)}", file=sys.stderr)
+        command = parsing.unparse(operation, given, **{cursor: page.next})
+        print(f"there are more: {session.full_command(command)}", file=sys.stderr)
 
 
 def _write_arrow(table: Any, to: str | None, *, as_json: bool) -> None:
@@ -125,7 +152,7 @@ def _write_arrow(table: Any, to: str | None, *, as_json: bool) -> None:
 
 
 def _show_beginning(table: Any) -> None:
-    """The first rows, for eyes; all of them are for files and programs."""
+    """Print the first rows; --output and --json give all of them."""
     rows: list[dict[str, Any]] = []
     for batch in table:
         rows += batch.slice(0, SHOWN_ROWS + 1 - len(rows)).to_pylist()
@@ -135,7 +162,7 @@ def _show_beginning(table: Any) -> None:
     show_rows(names, [[format_value(row[name]) for name in names] for row in rows[:SHOWN_ROWS]])
     if len(rows) > SHOWN_ROWS:
         print(
-            "there are more rows; --output FILE takes all of them as Arrow, --json as lines", file=sys.stderr
+            "there are more rows; --output FILE writes all of them as Arrow, --json as lines", file=sys.stderr
         )
 
 

@@ -1,6 +1,6 @@
-"""What was typed, as the input of an operation.
+"""Parses what was typed into the input of an operation.
 
-It stays text as far as it can: the operation's own check says what is wrong with it.
+Values stay text as far as possible: the operation's own validation reports what is wrong with them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from falaj.apps.cli.generation.arguments import ArgumentSpec, argument_specs, command_path
+from falaj.apps.cli.generation.arguments import EXAMPLES, ArgumentSpec, argument_specs, command_path
+from falaj.apps.cli.generation.presentation import presentation_of
 from falaj.apps.cli.output.values import format_duration
 from falaj.errors import Fault, InvalidInput
 from falaj.governance.operations.operation import Operation, invalid
@@ -23,19 +24,9 @@ from falaj.records import durations
 from falaj.records.durations import read_duration
 from falaj.records.names import Name
 
-EXAMPLES = {
-    "actions": "blobs.read",
-    "classes": "personal",
-    "expires_in": "30d",
-    "limit": "100",
-    "only": "AE",
-    "sources": "blob:NAME",
-}
-"""A value that would be right, for the fix of a fault."""
-
 
 def parse(operation: Operation, typed: Mapping[str, Any], *, command: str | None = None) -> dict[str, Any]:
-    """What was typed, as the operation's input; what was not typed is left out."""
+    """Return what was typed as the operation's input, without the parameters that were not typed."""
     given: dict[str, Any] = {}
     faults: list[Fault] = []
     for name, how in argument_specs(operation).items():
@@ -49,7 +40,7 @@ def parse(operation: Operation, typed: Mapping[str, Any], *, command: str | None
         except InvalidInput as error:
             faults += error.faults
     if faults:
-        raise InvalidInput(_not_valid(command or command_path(operation), faults), faults=faults)
+        raise InvalidInput(not_valid(command or command_path(operation), faults), faults=faults)
     return given
 
 
@@ -60,16 +51,17 @@ def check(
     command: str | None = None,
     spelling: Mapping[str, str] | None = None,
 ) -> None:
-    """The operation's own check of its input, with its faults named as they are typed.
+    """Validate the input of `operation`; its faults name arguments and options as they are typed.
 
-    A `command` that is written by hand may have a `spelling` of its own.
+    A `command` that a module declares may have a `spelling` of its own.
     """
     try:
         operation.check(given)
     except InvalidInput as error:
         spelled = {name: how.spelled for name, how in argument_specs(operation).items()}
-        faults = [_as_typed(fault, given, spelled | dict(spelling or {})) for fault in error.faults]
-        raise type(error)(_not_valid(command or command_path(operation), faults), faults=faults) from None
+        examples = EXAMPLES | presentation_of(operation.group).examples
+        faults = [_as_typed(fault, given, spelled | dict(spelling or {}), examples) for fault in error.faults]
+        raise type(error)(not_valid(command or command_path(operation), faults), faults=faults) from None
 
 
 def check_record(
@@ -79,7 +71,7 @@ def check_record(
     command: str,
     spelling: Mapping[str, str] | None = None,
 ) -> None:
-    """A record's own check of fields that were typed as options, with its faults named as they are typed."""
+    """Validate fields of a record that were typed as options; its faults name the options."""
     try:
         kind.model_validate(given)
     except ValidationError as error:
@@ -89,26 +81,26 @@ def check_record(
 def name_options(
     error: InvalidInput, *, command: str, spelling: Mapping[str, str] | None = None
 ) -> InvalidInput:
-    """`error` with the fields that are wrong named as the options that give them."""
+    """Return `error` with the fields that are wrong named as the options that set them."""
     faults = []
     for fault in error.faults:
         name = fault.where.removeprefix("spec.").partition(".")[0]
         spelled = (spelling or {}).get(name, f"--{name.replace('_', '-')}")
         faults.append(fault.model_copy(update={"where": spelled}))
-    return type(error)(_not_valid(command, faults), faults=faults)
+    return type(error)(not_valid(command, faults), faults=faults)
 
 
 def check_name(where: str, name: str, *, command: str) -> None:
-    """That `name` may be the name of something."""
+    """Raise InvalidInput unless `name` follows the rule for names."""
     try:
         TypeAdapter(Name).validate_python(name)
     except ValidationError as error:
         fault = invalid(command, error).faults[0].model_copy(update={"where": where})
-        raise InvalidInput(_not_valid(command, [fault]), faults=[fault]) from None
+        raise InvalidInput(not_valid(command, [fault]), faults=[fault]) from None
 
 
 def unparse(operation: Operation, given: Mapping[str, Any], **changed: str) -> str:
-    """The command line, without `falaj`, that gives `given` again, but for what is `changed`."""
+    """Return the command line, without `falaj`, that gives `given` again, except for what is `changed`."""
     words = [command_path(operation)]
     for name, how in argument_specs(operation).items():
         value = changed.get(name, given.get(name))
@@ -119,24 +111,27 @@ def unparse(operation: Operation, given: Mapping[str, Any], **changed: str) -> s
     return " ".join(words)
 
 
-def _as_typed(fault: Fault, given: Mapping[str, Any], spelled: Mapping[str, str]) -> Fault:
+def _as_typed(
+    fault: Fault, given: Mapping[str, Any], spelled: Mapping[str, str], examples: Mapping[str, str]
+) -> Fault:
     name = fault.where.partition(".")[0]
     value, where = given.get(name), spelled.get(name, fault.where)
     changes: dict[str, str] = {"where": where}
     if isinstance(value, timedelta):
         changes["given"] = format_duration(value)
-    if fault.fix is None and name in EXAMPLES:
-        changes["fix"] = f"{where} {EXAMPLES[name]}"
+    if fault.fix is None and name in examples:
+        changes["fix"] = f"{where} {examples[name]}"
     return fault.model_copy(update=changes)
 
 
-def _not_valid(command: str, faults: Sequence[Fault]) -> str:
-    what = f"{faults[0].where} is" if len(faults) == 1 else f"{len(faults)} things are"
+def not_valid(command: str, faults: Sequence[Fault]) -> str:
+    """Return the message of an error with `faults` in what was typed for `command`."""
+    what = f"{faults[0].where} is" if len(faults) == 1 else f"{len(faults)} values are"
     return f"falaj {command}: {what} not valid"
 
 
 def _split(part: str, how: ArgumentSpec) -> list[str]:
-    """`AE,SA` is two; a comma stands in nothing else that may be repeated, but in JSON it does."""
+    """Return the values in `part`: `AE,SA` is two. Only JSON may contain a comma of its own."""
     return [part] if how.kind == "json" else [item for item in part.split(",") if item]
 
 
@@ -147,6 +142,7 @@ def _read(text: Any, how: ArgumentSpec) -> Any:
 
 
 def parse_duration(text: str, where: str) -> timedelta | str:
+    """Return the duration that `text` gives; ISO 8601 is left to the operation's validation."""
     if (found := read_duration(text)) is not None:
         return found
     if text.upper().startswith("P"):  # ISO 8601

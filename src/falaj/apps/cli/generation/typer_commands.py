@@ -1,4 +1,4 @@
-"""How a function becomes a command: it is handed a session, and its other parameters are what is typed."""
+"""Turns a function into a command: its first parameter is a session, the others are what is typed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from falaj.apps.cli.output.errors import discard_output
 from falaj.apps.cli.session import Session
 
 CommandFunction = Callable[..., int | None]
-"""Takes a Session and what was typed; answers the exit status, none for 0."""
+"""Takes a Session and what was typed; returns the exit status, none for 0."""
 
 
 def command(name: str, function: CommandFunction, *, prints: bool = True) -> Any:
-    """`function` as the command `name`. `prints`: it has a result, so that --json means something."""
+    """Return `function` as the command `name`. `prints`: it has a result, so --json applies to it."""
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     app.command(name, cls=FalajCommand)(_typed(function, prints=prints))
     return typer.main.get_command(app)
 
 
 def group(
-    name: str, words: str, functions: Mapping[str, CommandFunction], *, default_command: str | None = None
+    name: str, summary: str, functions: Mapping[str, CommandFunction], *, default_command: str | None = None
 ) -> Any:
-    """Commands under one name; `alone` is the one that is meant where none of them is named."""
+    """Return a group of commands; `default_command` is run where none of them is named."""
     kind = type("Group", (FalajGroup,), {"default_command": default_command})
-    app = typer.Typer(name=name, cls=kind, help=words, rich_markup_mode=None, add_completion=False)
+    app = typer.Typer(name=name, cls=kind, help=summary, rich_markup_mode=None, add_completion=False)
     app.callback(invoke_without_command=True)(_help_alone)
     for verb, function in functions.items():
         first = inspect.getdoc(function) or ""
@@ -41,7 +41,7 @@ def group(
 
 
 class FalajGroup(TyperGroup):
-    """Commands under one name, of which one may be meant where none is named."""
+    """A group of commands, with an optional default."""
 
     default_command: str | None = None
 
@@ -56,7 +56,7 @@ class FalajGroup(TyperGroup):
 
 
 class FalajCommand(TyperCommand):
-    """Help in the words of the house: what must be given stands in the usage line."""
+    """A command whose usage line shows its arguments and required options."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         parameters: list[Any] = self.get_params(ctx)
@@ -95,12 +95,12 @@ QUIET_JSON = Annotated[bool, typer.Option("--json", hidden=True)]
 
 
 def _typed(function: CommandFunction, *, prints: bool) -> Callable[..., int | None]:
-    """`function` as typer wants it: the global options are taken off, and a session is put in."""
+    """Return `function` for typer: the global options are removed, and a session is passed."""
 
     def run(ctx: typer.Context, **typed: Any) -> int | None:
-        behind = GlobalOptions(typed.pop("home_option"), typed.pop("url_option"), typed.pop("json_option"))
+        after = GlobalOptions(typed.pop("home_option"), typed.pop("url_option"), typed.pop("json_option"))
         try:
-            return function(Session.of(ctx.obj, behind), **typed)
+            return function(Session.of(ctx.obj, after), **typed)
         except BrokenPipeError:
             return discard_output()
 

@@ -1,4 +1,4 @@
-"""What there is to say of a job, in few words: how far it is, what it asks for, what it runs."""
+"""Short descriptions of a job: its state, progress, request and command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from falaj.apps.cli.output.values import format_number, plural, printable
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Affinity
-from falaj.records.sizes import spell_size
+from falaj.records.sizes import format_size, spell_size
 from falaj.records.training.jobs import (
     Job,
     JobProgress,
@@ -18,16 +18,16 @@ from falaj.records.training.jobs import (
 
 
 def describe_state(job: Job) -> str:
-    """Its state, and what is going on with it."""
+    """Return its state, or what it is changing to."""
     if job.state is JobState.RUNNING and job.cancelling:
         return "stopping"
     if job.state is JobState.RUNNING and job.leaving:
-        return "moving" if job.moving else "making room"
+        return "moving" if job.moving else "being preempted"
     return job.state.value
 
 
 def progress_line(progress: JobProgress) -> str:
-    """How far it is, in one line."""
+    """Return its progress in one line."""
     parts = [f"step {describe_step(progress)}"]
     parts += [f"loss {format_number(progress.loss)}"] if progress.loss is not None else []
     parts += [format_rate(progress.rate)] if progress.rate else []
@@ -40,7 +40,7 @@ def describe_step(progress: JobProgress) -> str:
 
 
 def format_rate(rate: float | None) -> str:
-    """Steps a second, or seconds a step, whichever is more than one."""
+    """Return steps per second, or seconds per step, whichever is above one."""
     if not rate:
         return "-"
     if rate >= 1000:
@@ -49,7 +49,7 @@ def format_rate(rate: float | None) -> str:
 
 
 def format_rough_duration(left: timedelta | None) -> str:
-    """A rough length of time: 40s, 12m, 3h 20m, 2d 4h."""
+    """Return a rounded duration: 40s, 12m, 3h 20m, 2d 4h."""
     if left is None:
         return "-"
     seconds = round(left.total_seconds())
@@ -63,7 +63,7 @@ def format_rough_duration(left: timedelta | None) -> str:
 
 
 def describe_gpus(spec: JobSpec) -> str:
-    """Whole GPUs, a part of one, or slices: 2, 0.25, 2 × 1g.18gb."""
+    """Return whole GPUs, a share of one, or MIG slices: 2, 0.25, 2 × 1g.18gb."""
     if not spec.gpus:
         return "0"
     if spec.gpu_milli < WHOLE_GPU:
@@ -72,7 +72,7 @@ def describe_gpus(spec: JobSpec) -> str:
 
 
 def describe_request(spec: JobSpec) -> str:
-    """What it asks of a machine."""
+    """Return the resources that it requests."""
     parts = [plural(spec.cpus, "CPU")]
     if spec.gpus:
         kind = f" ({', '.join(sorted(spec.gpu_models))})" if spec.gpu_models else ""
@@ -88,7 +88,7 @@ def describe_request(spec: JobSpec) -> str:
 
 
 def describe_memory(estimate: MemoryEstimate) -> str:
-    """What its training takes of memory, as it was estimated, and of what that is made up."""
+    """Return the estimated memory of its training, and its parts."""
     way = estimate.ways[0]
     kinds = (
         ("parameters", estimate.parameters_bytes),
@@ -96,21 +96,14 @@ def describe_memory(estimate: MemoryEstimate) -> str:
         ("optimizer", estimate.state_bytes),
         ("activations", estimate.activations_bytes),
     )
-    parts = ", ".join(f"{name} {rough_size(size)}" for name, size in kinds)
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in kinds)
     how = f"{way.layout}, {way.precision}, batch {estimate.batch_size}"
     pieces = f" in {way.micro_batches} micro-batches" if way.micro_batches > 1 else ""
-    return f"about {rough_size(way.peak_bytes)} a process ({how}{pieces}): {parts}"
-
-
-def rough_size(count: int) -> str:
-    """Three digits: 10.6 GiB, 512 MiB, 3 KiB."""
-    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-    step, unit = next((each for each in units if count >= each[0]), (1, "bytes"))
-    return f"{count / step:.0f} {unit}" if count >= 100 * step else f"{count / step:.3g} {unit}"
+    return f"about {format_size(way.peak_bytes)} a process ({how}{pieces}): {parts}"
 
 
 def describe_original_request(asked: RequestedResources) -> str:
-    """What it asked for before it was moved."""
+    """Return what it requested before it was moved."""
     share = f"{asked.gpu_milli / WHOLE_GPU:g} of a GPU"
     gpus = share if asked.gpu_milli < WHOLE_GPU else plural(asked.gpus, "GPU")
     parts = [plural(asked.cpus, "CPU"), gpus]
@@ -119,7 +112,7 @@ def describe_original_request(asked: RequestedResources) -> str:
 
 
 def describe_command(spec: JobSpec) -> str:
-    """What it runs, and as what."""
+    """Return what it runs, and with which framework and processes."""
     line = " ".join([spec.script or f"-m {spec.module}", *spec.args])
     notes: list[str] = [] if spec.framework == "plain" else [spec.framework]
     few = f"{spec.processes_min} to " if spec.processes_min else ""
@@ -130,7 +123,7 @@ def describe_command(spec: JobSpec) -> str:
 
 
 def describe_affinity(affinity: Affinity) -> str:
-    """Where it wants to run."""
+    """Return its affinity."""
     parts = [
         f"{name} {', '.join(sorted(value))}"
         for name in ("pools", "labels", "avoid", "near", "apart")

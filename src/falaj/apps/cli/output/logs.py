@@ -1,4 +1,4 @@
-"""Where the log of a platform goes that runs inside the command line: a file, and the terminal when debugging."""
+"""The log of a platform that runs inside the command line: in a file, or on the terminal when debugging."""
 
 from __future__ import annotations
 
@@ -23,4 +23,5 @@ def log_to(path: Path) -> None:
 
 
 def debugging() -> bool:
+    """Return whether FALAJ_DEBUG is set."""
     return os.environ.get("FALAJ_DEBUG", "") not in ("", "0")

@@ -1,4 +1,4 @@
-"""How far long work is, on stderr: a bar on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Advance = Callable[[int], None]
 
 @contextmanager
 def progress(what: str, *, total: int | None, unit: Literal["bytes", "entries"]) -> Iterator[Advance]:
-    """Shows how far `what` is; call what it gives with every amount that is done."""
+    """Show the progress of `what`; call the yielded function with every amount that is done."""
     if sys.stderr.isatty():
         with _bar(what, total, unit) as advance:
             yield advance
@@ -26,7 +26,7 @@ def progress(what: str, *, total: int | None, unit: Literal["bytes", "entries"])
 
 
 def count_bytes(chunks: Iterable[bytes], advance: Advance) -> Iterator[bytes]:
-    """The same chunks; `advance` is told of each."""
+    """Yield the chunks, and report the length of each to `advance`."""
     for chunk in chunks:
         advance(len(chunk))
         yield chunk

@@ -1,4 +1,4 @@
-"""Ask before what cannot be taken back."""
+"""Asks for confirmation before an operation that cannot be undone."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from falaj.errors import Conflict, InvalidInput
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on if the answer is yes; Conflict if it is no, InvalidInput where there is nobody to ask."""
+    """Return if the answer is yes; raise Conflict if it is no, InvalidInput where stdin is not a terminal."""
     if not yes and _answer(f"{question} [y/N]").lower() not in ("y", "yes"):
         raise Conflict("not confirmed; nothing was done")
 
 
 def confirm_by_name(question: str, name: str, *, yes: bool) -> None:
-    """Go on if `name` is typed; Conflict if something else is, InvalidInput where there is nobody to ask."""
+    """Return if `name` is typed; raise Conflict otherwise, InvalidInput where stdin is not a terminal."""
     if not yes and _answer(f"{question}:") != name:
         raise Conflict(f"that is not {name!r}; nothing was done")
 
 
 def _answer(question: str) -> str:
     if not sys.stdin.isatty():
-        raise InvalidInput("this asks for a confirmation, and standard input is no terminal; --yes confirms")
+        raise InvalidInput("this needs a confirmation, and standard input is not a terminal; --yes confirms")
     print(question, end=" ", file=sys.stderr, flush=True)  # stdout is for the result
     return sys.stdin.readline().strip()

@@ -1,24 +1,22 @@
-"""Queues as a tree with bars, one queue in full, and budgets."""
+"""Prints queues as a tree with bars, one queue in full, and budgets."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from falaj.apps.cli.output.lineage_tree import ASCII
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_exact, format_number, format_value, printable
+from falaj.apps.cli.output.values import encodable, format_exact, format_number, format_value, printable
 from falaj.records.scheduling.accounting import BudgetState, QueueState
 from falaj.records.sizes import format_size
 
 BAR = 10
-PLAIN = ASCII | str.maketrans({"█": "#", "░": "."})
 HEADINGS = ("queue", "run", "wait", "GPUs", "CPUs", "memory", "weight", "share", "history", "score")
 FIELDS = ("gpus", "cpus", "memory_bytes")
 
 
 def print_tree(found: Sequence[QueueState]) -> None:
-    """Every queue below its parent, with what it holds of what it may have."""
+    """Print every queue below its parent, with its use and quota."""
     if not found:
         print("none", file=sys.stderr)
         return
@@ -39,29 +37,30 @@ def print_tree(found: Sequence[QueueState]) -> None:
 
 
 def print_queue(found: QueueState) -> None:
-    """One queue, everything said."""
+    """Print all fields of one queue."""
     settings = found.settings
     whose = ", ".join(printable(name) for name in settings.workspaces)
-    hidden = f"{found.unseen} that you do not see" if found.unseen else ""
+    hidden = f"{found.unseen} that you may not see" if found.unseen else ""
     show_fields(
         {
             "name": settings.name,
-            "part of": settings.parent or "-",
-            "parts": ", ".join(found.children) or "-",
+            "parent": settings.parent or "-",
+            "children": ", ".join(found.children) or "-",
             "GPUs": encodable(_held(found, "gpus")),
             "CPUs": encodable(_held(found, "cpus")),
             "memory": encodable(_held(found, "memory_bytes")),
             "borrowed": _borrowed(found) or "nothing",
             "jobs": f"{found.running} running, {found.waiting} waiting",
             "weight": format_exact(settings.weight),
-            "share": f"{found.share:.1%} of the whole now, {found.history:.1%} lately",
-            "score": f"{format_number(found.score)}, the lowest goes first",
+            "share": f"{found.share:.1%} of the cluster now, {found.history:.1%} recently",
+            "score": f"{format_number(found.score)}, the lowest is scheduled first",
             "open to": " and ".join(part for part in (whose, hidden) if part) or "all workspaces",
         }
     )
 
 
 def print_budgets(found: Sequence[BudgetState]) -> None:
+    """Print one row for each budget."""
     if not found:
         print("none", file=sys.stderr)
         return
@@ -78,15 +77,6 @@ def print_budgets(found: Sequence[BudgetState]) -> None:
     show_rows(["workspace", "period", "since", "GPU-hours", "money"], rows)
 
 
-def encodable(text: str) -> str:
-    """`text` with the bars and lines that the terminal can show."""
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return text.translate(PLAIN)
-    return text
-
-
 def _row(each: QueueState, lead: str) -> list[str]:
     return [
         lead + each.name,
@@ -101,7 +91,7 @@ def _row(each: QueueState, lead: str) -> list[str]:
 
 
 def _held(each: QueueState, field: str) -> str:
-    """A bar, and the figures that it is drawn from."""
+    """Return a bar and its numbers."""
     held = getattr(each.held, field)
     quota = getattr(each.settings.quota, field)
     limit = quota if each.settings.limit is None else getattr(each.settings.limit, field)
@@ -132,5 +122,5 @@ def _borrowed(each: QueueState) -> str:
 def _spent(used: float, given: float | None, left: float | None, unit: str) -> str:
     if given is None or left is None:
         return "-"
-    state = f"{left:.2f} left" if left >= 0 else f"{-left:.2f} too much"
+    state = f"{left:.2f} left" if left >= 0 else f"{-left:.2f} over"
     return f"{used:.2f} of {format_exact(given)}{unit}, {state}"

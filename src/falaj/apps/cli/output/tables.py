@@ -1,4 +1,4 @@
-"""Records as tables and lists of fields: styled on a terminal, aligned text elsewhere."""
+"""Tables and lists of fields: styled on a terminal, aligned text elsewhere."""
 
 from __future__ import annotations
 
@@ -11,44 +11,27 @@ from pydantic import BaseModel
 
 from falaj.apps.cli.output.values import format_value, printable
 
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "Alert": ("id", "state", "version", "columns", "since", "until", "rows", "windows"),
-    "AllowedPrincipal": ("principal", "kind", "rule"),
-    "AuditEntry": ("seq", "at", "caller", "action", "outcome", "rule", "objects"),
-    "Blob": ("name", "size_bytes", "zone", "label", "created_at", "committed", "id"),
-    "Group": ("name", "members", "id"),
-    "Job": ("id", "name", "state", "attempt", "progress", "submitted_at", "ended_at", "reason"),
-    "LineageNode": ("depth", "kind", "name", "zone", "label", "id"),
-    "Monitor": ("name", "endpoint", "training_set", "reference_rows", "alert", "created_at", "id"),
-    "Optimization": ("id", "model", "data", "target", "job", "created_at"),
-    "Policy": ("name", "workspace", "version", "published_at", "id"),
-    "Principal": ("name", "kind", "disabled", "created_at", "id"),
-    "Secret": ("name", "set_by", "changed_at", "created_at", "id"),
-    "StoredObject": ("name", "kind", "zone", "label", "created_at", "id"),
-    "Token": ("id", "principal", "purpose", "workspace", "actions", "expires_at", "revoked_at"),
-    "TrainingSet": ("name", "rows", "event_time", "zone", "label", "created_at", "id"),
-    "WorkflowRun": ("id", "workflow", "state", "step", "steps", "doing", "created_at"),
-    "Workspace": ("name", "created_at", "id"),
-}
-"""The fields that a table shows, the most useful first; a type that is not here shows them all."""
+Columns = Mapping[type[BaseModel], tuple[str, ...]]
+"""The fields that a table of a record shows; a record that is not in it shows all of them."""
 
 GAP = 2
 
 
 def on_terminal() -> bool:
+    """Return whether standard output is a terminal that can be styled."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def show_table(records: Sequence[BaseModel]) -> None:
-    """One row per record."""
+def show_table(records: Sequence[BaseModel], columns: Columns | None = None) -> None:
+    """Print one row for each record."""
     kind = type(records[0])
-    fields = COLUMNS.get(kind.__name__) or tuple(kind.model_fields)
+    fields = (columns or {}).get(kind) or tuple(kind.model_fields)
     rows = [[format_value(getattr(record, field), field) for field in fields] for record in records]
     show_rows([heading(field) for field in fields], rows)
 
 
 def show_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """`rows` under `headings`; a terminal that is too narrow is spared the last columns."""
+    """Print `rows` under `headings`; a terminal that is too narrow does not get the last columns."""
     if not on_terminal():
         for line in align([headings, *rows]):
             print(line)
@@ -66,7 +49,7 @@ def show_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_fields(fields: Mapping[str, str]) -> None:
-    """Names and values, one pair a line."""
+    """Print names and values, one pair a line."""
     if not on_terminal():
         for line in align([(name, value) for name, value in fields.items()]):
             print(line)
@@ -83,33 +66,35 @@ def show_fields(fields: Mapping[str, str]) -> None:
 
 
 def heading(field: str) -> str:
+    """Return the heading of a column that shows `field`."""
     return field.removesuffix("_bytes").removesuffix("_at").replace("_", " ")
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """`rows` as lines whose columns begin below each other."""
+    """Return `rows` as lines with aligned columns."""
     wide = widths(rows)
     gap = " " * GAP
     return [gap.join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True)).rstrip() for row in rows]
 
 
 def widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column."""
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
-def count_fitting(wide: Sequence[int], room: int) -> int:
-    """How many of the first columns fit into `room`; two at least."""
+def count_fitting(wide: Sequence[int], available: int) -> int:
+    """Return how many of the first columns fit into `available` characters; two at least."""
     total, count = -GAP, 0
     for width in wide:
         total += width + GAP
-        if total > room and count >= 2:
+        if total > available and count >= 2:
             break
         count += 1
     return count
 
 
 def show_text(text: str) -> None:
-    """Text of several lines, as it is, but for what could steer a terminal."""
+    """Print text of several lines, with control characters escaped."""
     print(printable(text.rstrip("\n")))
 
 

@@ -1,8 +1,9 @@
-"""One value as people read it."""
+"""Formats single values for people."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -12,15 +13,16 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from falaj.records.governance.residency import Label
+from falaj.records.sizes import format_size
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_ASCII = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|", "█": "#", "░": "."})
 
 
 def format_value(value: Any, name: str = "") -> str:
-    """`value` on one line; `name` is the field that holds it and tells its unit."""
+    """Return `value` on one line; `name` is its field, which tells the unit."""
     if name.endswith("_bytes") and isinstance(value, int):
-        return size(value)
+        return format_size(value)
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -44,20 +46,21 @@ def format_value(value: Any, name: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without what could steer a terminal: control characters and changes of direction are spelled out."""
+    """Return `text` with control characters and changes of text direction escaped."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def size(count: int) -> str:
-    """A number of bytes in the largest unit that leaves at least one."""
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{count} bytes" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+def encodable(text: str, *, encoding: str | None = None) -> str:
+    """Return `text` with lines and bars in ASCII where `encoding` (that of standard output) has no other ones."""
+    try:
+        text.encode(encoding or sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(_ASCII)
+    return text
 
 
 def format_duration(value: timedelta) -> str:
-    """A length of time as it is typed: 30d, 12h, 90s."""
+    """Return a duration as it is typed: 30d, 12h, 90s."""
     seconds = value.total_seconds()
     for length, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds and seconds % length == 0:
@@ -66,21 +69,22 @@ def format_duration(value: timedelta) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """A measured figure, as many digits as are worth reading."""
+    """Return a measured number with five significant digits."""
     return "-" if value is None else f"{value:.5g}"
 
 
 def format_exact(value: float) -> str:
-    """A figure that somebody set, with all its digits."""
+    """Return a configured number with all its digits."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def format_metrics(values: Mapping[str, float]) -> str:
+    """Return metrics as `name value` pairs."""
     return ", ".join(f"{printable(name)} {format_number(value)}" for name, value in values.items()) or "-"
 
 
 def format_elapsed(begin: datetime | None, end: datetime | None) -> str:
-    """How long something took: 0.4s, 12m 5s, 3h 20m."""
+    """Return how long something took: 0.4s, 12m 5s, 3h 20m."""
     if begin is None or end is None:
         return "-"
     seconds = max((end - begin).total_seconds(), 0.0)
@@ -91,6 +95,7 @@ def format_elapsed(begin: datetime | None, end: datetime | None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
+    """Return `count` and `noun`, in the plural where needed."""
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun[:-1]}ies" if noun.endswith("ry") else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""Wait for long work: a bar with how far it is on a terminal, a line now and then elsewhere, all on stderr."""
+"""Follows a workflow on stderr: a progress bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from falaj.sdk.platform import Platform
 LINE_EVERY_S = 10.0
 PATIENCE_S = 60.0
 
-Tell = Callable[[WorkflowRun], None]
+Report = Callable[[WorkflowRun], None]
 
 
 def follow_work(
     session: Session, platform: Platform, work: WorkflowRun, what: str, *, result: str
 ) -> WorkflowRun:
-    """Show how far `work` is until it is done; Conflict if it ends otherwise. `result` is the command that shows it."""
+    """Show the progress of `work` until it is done; Conflict if it fails. `result` is the command that shows it."""
     try:
-        with _progress(what) as tell:
-            ended = _watch(platform, work, tell)
+        with _progress(what) as report:
+            ended = _watch(platform, work, report)
     except KeyboardInterrupt:
         watch, cancel = (session.full_command(f"workflows {verb} {work.id}") for verb in ("watch", "cancel"))
-        print(f"{what} {work.id} was not cancelled: {cancel} does that, {watch} goes on", file=sys.stderr)
+        print(f"{what} {work.id} was not cancelled: {cancel} cancels it, {watch} follows it", file=sys.stderr)
         print(f"when it is done: {session.full_command(f'{result} {work.id}')}", file=sys.stderr)
         raise
     if ended.state is not WorkflowState.DONE:
@@ -36,14 +36,14 @@ def follow_work(
     return ended
 
 
-def _watch(platform: Platform, work: WorkflowRun, tell: Tell) -> WorkflowRun:
-    """A stream that breaks off is begun anew."""
+def _watch(platform: Platform, work: WorkflowRun, report: Report) -> WorkflowRun:
+    """Report each change until it ends; an interrupted stream is started again."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             for now in platform.workflows.watch(work.id):
                 deadline, work = time.monotonic() + PATIENCE_S, now
-                tell(now)
+                report(now)
             return work
         except (Interrupted, Unavailable):
             if time.monotonic() > deadline:
@@ -52,7 +52,7 @@ def _watch(platform: Platform, work: WorkflowRun, tell: Tell) -> WorkflowRun:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Tell]:
+def _progress(what: str) -> Iterator[Report]:
     if not sys.stderr.isatty():
         yield _lines(what)
         return
@@ -72,17 +72,17 @@ def _progress(what: str) -> Iterator[Tell]:
         )
 
 
-def _lines(what: str) -> Tell:
+def _lines(what: str) -> Report:
     last = time.monotonic()
 
-    def tell(work: WorkflowRun) -> None:
+    def report(work: WorkflowRun) -> None:
         nonlocal last
         if not work.state.ended and time.monotonic() - last >= LINE_EVERY_S:
             last = time.monotonic()
             far = f", {work.step / work.steps:.0%}" if work.steps else ""
             print(f"{_doing(what, work)}{far}", file=sys.stderr)
 
-    return tell
+    return report
 
 
 def _doing(what: str, work: WorkflowRun) -> str:
