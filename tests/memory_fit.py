@@ -1,4 +1,4 @@
-"""Processes that train as the argument says, one way after the other; prints what each of them held at the most."""
+"""Script that trains in several processes as its argument states, and prints the peak memory of each process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gangs import run_gang
 BATCH_SIZE, WIDTH = 64, 128
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PeakMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most bytes of all living tensors, looked up anew after each operation: storages may shrink and grow."""
 
     def __init__(self) -> None:
@@ -77,12 +77,12 @@ def train(options: dict[str, Any]) -> dict[str, Any]:
     make = MODELS[options.pop("model", "network")]
     torch.manual_seed(0)
     data = rows()
-    with Watch() as watch:
+    with PeakMemoryMode() as tracker:
         model = make()
         result = fit(
             model, nn.functional.mse_loss, data, batch_size=BATCH_SIZE, steps=3, tune="off", **options
         )
-    return {"peak": watch.peak, "losses": result.losses}
+    return {"peak": tracker.peak, "losses": result.losses}
 
 
 def said_by(options: dict[str, Any]) -> dict[str, Any]:

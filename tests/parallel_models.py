@@ -1,4 +1,4 @@
-"""Small models for runs over several processes; each is hard in a way of its own."""
+"""Small models for runs over several processes; each covers one difficult case."""
 
 from __future__ import annotations
 

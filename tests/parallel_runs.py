@@ -1,4 +1,4 @@
-"""Runs over several processes, for tests: what came of each, after all processes said the same."""
+"""Runs over several processes for tests; returns the common outcome of all processes of each run."""
 
 from __future__ import annotations
 

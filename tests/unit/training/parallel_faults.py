@@ -1,4 +1,4 @@
-"""Runs over several processes in which something goes wrong, and what each process says."""
+"""Runs over several processes with faults, and what each process reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs over several processes, one run after the other, and what came of each; asked for by parallel_runs.py."""
+"""Runs over several processes, one after the other, and their outcomes; used by parallel_runs.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fj.step` in several processes, each with its own part of every batch; prints the losses of each way as JSON."""
+"""`fj.step` in several processes, each with its part of every batch; prints the losses as JSON."""
 
 from __future__ import annotations
 

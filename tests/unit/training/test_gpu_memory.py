@@ -1,4 +1,4 @@
-"""What a GPU takes beside what a CPU does, counted without one: as it was measured on an H200."""
+"""Additional memory of a GPU, counted without one: compared with measurements on an H200."""
 
 from __future__ import annotations
 

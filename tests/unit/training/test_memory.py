@@ -1,4 +1,4 @@
-"""How much memory a training takes is known before it starts, without computing or changing anything."""
+"""The memory of a training is estimated before it starts, without computing or changing anything."""
 
 from __future__ import annotations
 

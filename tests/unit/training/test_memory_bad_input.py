@@ -1,4 +1,4 @@
-"""Models that are hard to follow have an estimate, or none with a reason; never another one's number."""
+"""Models that are hard to trace get an estimate, or none with a reason; never a wrong cached one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch keeps for the whole process, under a plan and afterwards."""
+"""Process-wide settings of torch, under a plan and afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run over several processes gives what one process gives, and is taken up by any number of them."""
+"""A run over several processes gives the results of one process, and can be resumed by any number of them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import pytest
 
 from parallel_runs import runs
 
-WAYS: dict[int, list[Any]] = {
+pytestmark = pytest.mark.slow
+
+STRATEGIES: dict[int, list[Any]] = {
     2: ["ddp", "fsdp", "tensor"],
     4: ["ddp", "fsdp", {"ddp": 2, "tensor": 2}, {"fsdp": 2, "tensor": 2}],
 }
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_every_way_gives_the_losses_of_one_process(tmp_path: Path, processes: int) -> None:
-    ways = [(processes, {"parallel": way, "accumulate": 4}) for way in WAYS[processes]]
+def test_every_strategy_gives_the_losses_of_one_process(tmp_path: Path, processes: int) -> None:
+    strategies = [(processes, {"parallel": strategy, "accumulate": 4}) for strategy in STRATEGIES[processes]]
 
-    alone, *spread = runs(tmp_path, (1, {"accumulate": 4}), *ways)
+    alone, *distributed = runs(tmp_path, (1, {"accumulate": 4}), *strategies)
 
-    for found in spread:
+    for found in distributed:
         assert found.figures == pytest.approx(alone.figures, rel=2e-5)
         assert float.fromhex(found.weights) == pytest.approx(float.fromhex(alone.weights), rel=1e-3)
 
@@ -37,13 +39,11 @@ def test_exact_runs_are_equal_to_the_bit_with_1_2_and_4_processes(tmp_path: Path
 
 
 def test_an_exact_run_is_killed_and_taken_up_by_another_number_of_processes(tmp_path: Path) -> None:
-    first = random.randrange(10**9)
-    print(f"moments drawn from {first}")
-    dice = random.Random(first)
+    rng = random.Random(5)
     same = {"exact": True, "dropout": 0.3, "steps": 12}
     kept = same | {"run": str(tmp_path / "run"), "checkpoint_every": 2}
     deaths = [
-        (count, kept | {"deadly": {str(dice.randrange(count)): dice.randint(1, 80 // count)}})
+        (count, kept | {"deadly": {str(rng.randrange(count)): rng.randint(1, 80 // count)}})
         for count in (2, 4)
     ]
 
@@ -121,7 +121,7 @@ def test_a_shared_parameter_stays_shared(tmp_path: Path) -> None:
     one, ddp, fsdp, tensor, exact, cut = runs(
         tmp_path,
         (1, same),
-        *((2, same | {"parallel": way}) for way in ("ddp", "fsdp", "tensor")),
+        *((2, same | {"parallel": strategy}) for strategy in ("ddp", "fsdp", "tensor")),
         (2, same | {"exact": True}),
         (2, refused),
     )
@@ -136,7 +136,7 @@ def test_a_shared_parameter_stays_shared(tmp_path: Path) -> None:
 def test_fewer_samples_than_processes_or_micro_batches(tmp_path: Path, samples: int, batch_size: int) -> None:
     few = {"samples": samples, "batch_size": batch_size, "steps": 3, "noise": 0.0, "model": "layers"}
     many = few | {"accumulate": min(8, batch_size)}
-    ways: list[Any] = [
+    strategies: list[Any] = [
         "ddp",
         "fsdp",
         "tensor",
@@ -146,11 +146,13 @@ def test_fewer_samples_than_processes_or_micro_batches(tmp_path: Path, samples: 
     ]
 
     one, *found = runs(
-        tmp_path, (1, many), *((2 if way == "tensor" else 4, many | {"parallel": way}) for way in ways)
+        tmp_path,
+        (1, many),
+        *((2 if strategy == "tensor" else 4, many | {"parallel": strategy}) for strategy in strategies),
     )
 
-    for way, each in zip(ways, found, strict=True):
-        assert each.figures == pytest.approx(one.figures, rel=2e-5), way
+    for strategy, each in zip(strategies, found, strict=True):
+        assert each.figures == pytest.approx(one.figures, rel=2e-5), strategy
 
 
 @pytest.mark.parametrize("samples", [17, 21])
@@ -195,18 +197,18 @@ def test_parameters_that_are_thawed_on_the_way_are_trained_by_all_processes(
 ) -> None:
     options = {"thaw": True, "exact": exact, "accumulate": 4}
 
-    alone, spread = runs(tmp_path, (1, options), (2, options))
+    alone, distributed = runs(tmp_path, (1, options), (2, options))
 
-    assert spread.figures == pytest.approx(alone.figures, rel=2e-5)
-    assert spread.weight == pytest.approx(alone.weight, rel=1e-3)
+    assert distributed.figures == pytest.approx(alone.figures, rel=2e-5)
+    assert distributed.weight == pytest.approx(alone.weight, rel=1e-3)
 
 
 def test_a_loss_of_another_type_than_the_parameters_is_added_exactly(tmp_path: Path) -> None:
     options = {"exact": True, "wide_loss": True}
 
-    alone, spread = runs(tmp_path, (1, options), (2, options))
+    alone, distributed = runs(tmp_path, (1, options), (2, options))
 
-    assert spread == alone
+    assert distributed == alone
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

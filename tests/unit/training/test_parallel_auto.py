@@ -1,4 +1,4 @@
-"""parallel="auto" spreads a model as its memory asks for, the same in all processes, and says why; or refuses."""
+"""parallel="auto" chooses a layout by its memory, the same in all processes, and states the reason."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_copies_shards_and_refusals_over_two_processes(tmp_path: Path) -> None:
     expected = {way.layout: way.peak_bytes for way in of_network("auto").ways[:2]}
 
@@ -66,7 +67,7 @@ def test_a_large_batch_is_cut_into_pieces_unless_these_were_given() -> None:
 
     assert found["parallel"] == {"ddp": 2, "tensor": 1}
     assert found["micro_batches"] in (4, 8, 16)
-    assert "in " in found["words"]
+    assert "in " in found["reason"]
     assert "ddp 2, fp32" in refused["fault"]["given"]
     assert "micro-batches" in refused["fault"]["fix"]
 
@@ -84,7 +85,7 @@ def test_small_models_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
     source = open_data(rows())
 
     assert rough_bytes(network(), source, BATCH_SIZE) < 100 * MIB
-    assert decided(memory=10 << 30) == {"parallel": {"ddp": 2, "tensor": 1}, "micro_batches": 1, "words": ""}
+    assert decided(memory=10 << 30) == {"parallel": {"ddp": 2, "tensor": 1}, "micro_batches": 1, "reason": ""}
 
 
 def test_what_cannot_be_estimated_is_trained_as_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +97,7 @@ def test_what_cannot_be_estimated_is_trained_as_copies(monkeypatch: pytest.Monke
     assert decided(memory=MIB) == {
         "parallel": {"ddp": 2, "tensor": 1},
         "micro_batches": 1,
-        "words": "parallel: ddp 2; no estimate (no such kernel)",
+        "reason": "parallel: ddp 2; no estimate (no such kernel)",
     }
 
 

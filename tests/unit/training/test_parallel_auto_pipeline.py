@@ -1,4 +1,4 @@
-"""parallel="auto" takes a pipeline where nothing else fits and there can be one, by what its stages really take."""
+"""parallel="auto" chooses a pipeline if nothing else fits, by the traced memory of its stages."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_what_only_stages_have_room_for_is_trained_in_stages(tmp_path: Path) -> None:
     expected = of_model("normed", processes=2, parallel="pipeline")
     memory = round(1.05 * expected.peak_bytes)
@@ -52,6 +53,7 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_estimates_of_composed_layouts_are_what_four_processes_hold(tmp_path: Path) -> None:
     expected = [of_model("network", processes=4, **layout).peak_bytes for layout in LAYOUTS]
 

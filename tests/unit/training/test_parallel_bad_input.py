@@ -1,4 +1,4 @@
-"""What goes wrong in one of several processes is known to all of them: they go on alike, or end, and none hangs."""
+"""A fault in one of several processes is handled by all of them: they continue alike or end, and none hangs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from falaj.training.runtime.checkpointing.sample_ledger import expected_head
 from falaj.training.runtime.data.batches import BatchPlan
 from fork_server import run_script
+
+pytestmark = pytest.mark.slow
 
 PLAN = BatchPlan(40, 8, seed=3)
 
@@ -79,9 +81,9 @@ def test_where_processes_cannot_cut_alone_it_is_an_error_with_a_fix(
 def test_fewer_samples_than_processes_are_trained_on_as_by_one(tmp_path: Path) -> None:
     few = {"samples": 1, "batch_size": 1}
 
-    alone, spread, refused = runs(tmp_path, (1, few), (2, few), (2, {"samples": 1, "batch_size": 2}))
+    alone, distributed, refused = runs(tmp_path, (1, few), (2, few), (2, {"samples": 1, "batch_size": 2}))
 
-    assert [each["losses"] for each in spread] == [pytest.approx(alone[0]["losses"], rel=1e-5)] * 2
+    assert [each["losses"] for each in distributed] == [pytest.approx(alone[0]["losses"], rel=1e-5)] * 2
     assert [each["error"] for each in refused] == ["InvalidTraining"] * 2
     assert "at most 1 samples" in refused[0]["words"]
 

@@ -1,4 +1,4 @@
-"""A run in the stages of a pipeline gives what one process gives: losses, dropout, norms, scores, and the model."""
+"""A pipeline gives the results of one process: losses, dropout, norms, scores, and the model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from parallel_runs import runs
+
+pytestmark = pytest.mark.slow
 
 COMPOSED: list[Any] = ["pipeline", {"ddp": 2, "pipeline": 2}, {"fsdp": 2, "pipeline": 2}]
 
@@ -30,11 +32,13 @@ def test_stages_of_copies_and_of_shards_give_the_losses_of_one_process(tmp_path:
     """Six steps make an epoch, whose last batch is smaller: its micro-batches have another shape."""
     options = {"model": model, "dropout": 0.3, "accumulate": 8, "clip": 0.5}
 
-    alone, *spread = runs(tmp_path, (1, options), *((4, options | {"parallel": way}) for way in COMPOSED))
+    alone, *distributed = runs(
+        tmp_path, (1, options), *((4, options | {"parallel": strategy}) for strategy in COMPOSED)
+    )
 
-    for way, found in zip(COMPOSED, spread, strict=True):
-        assert found.figures == pytest.approx(alone.figures, rel=2e-5), way
-        assert found.weight == pytest.approx(alone.weight, rel=1e-5), way
+    for strategy, found in zip(COMPOSED, distributed, strict=True):
+        assert found.figures == pytest.approx(alone.figures, rel=2e-5), strategy
+        assert found.weight == pytest.approx(alone.weight, rel=1e-5), strategy
 
 
 def test_stages_of_cut_tensors_give_the_losses_of_one_process(tmp_path: Path) -> None:
@@ -69,9 +73,11 @@ def test_stages_compute_in_16_bits_as_one_process_does(tmp_path: Path) -> None:
 
 def test_a_function_scores_the_whole_model(tmp_path: Path) -> None:
     options = {"model": "layers", "accumulate": 4, "evaluate": "function", "evaluate_every": 3}
-    ways = [(2, "pipeline"), (4, {"fsdp": 2, "pipeline": 2})]
+    strategies = [(2, "pipeline"), (4, {"fsdp": 2, "pipeline": 2})]
 
-    alone, *found = runs(tmp_path, (1, options), *((n, options | {"parallel": way}) for n, way in ways))
+    alone, *found = runs(
+        tmp_path, (1, options), *((n, options | {"parallel": strategy}) for n, strategy in strategies)
+    )
 
     for each in found:
         assert float.fromhex(each.best or "nan") == pytest.approx(

@@ -1,4 +1,4 @@
-"""A model is cut into stages that together compute what it computes, and each has memory for its own layers only."""
+"""The stages of a model together compute what it computes, and each holds only its own layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: what they say, which ones are tried, and what is kept of them."""
+"""Plans: their summaries, the candidates of a search, and the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the search that looks for the best way to read a dataset."""
+"""The search for the best data loading options of a plan."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 def test_the_search_chooses_workers_says_so_and_keeps_it(
     tried: list[Plan], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = train(tune_seconds=20.0, compile=False)
+    first = train(tune_seconds=600.0, compile=False)
     said, count = capsys.readouterr().out, len(tried)
-    second = train(tune_seconds=20.0, compile=False)
+    second = train(tune_seconds=600.0, compile=False)
 
     assert first.plan.workers == second.plan.workers == 2
     assert "data loading:" in said
@@ -167,14 +167,15 @@ def test_the_search_chooses_workers_says_so_and_keeps_it(
 
 
 def test_workers_that_were_given_are_not_searched(tried: list[Plan]) -> None:
-    result = train(tune_seconds=20.0, workers=1, compile=False)
+    result = train(tune_seconds=600.0, workers=1, compile=False)
 
     assert result.plan.workers == 1
     assert tried == []
 
 
+@pytest.mark.slow
 def test_trials_read_the_dataset_itself_with_real_workers(capsys: pytest.CaptureFixture[str]) -> None:
-    result = train(tune_seconds=60.0, compile=False)
+    result = train(tune_seconds=600.0, compile=False)
 
     said = capsys.readouterr().out
     assert result.plan.workers is not None
@@ -189,4 +190,4 @@ def test_a_dataset_that_fails_in_a_trial_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Slow, "__getitem__", broken)
 
     with pytest.raises(Exception, match=r"sample 0.* cannot be read: OSError: no such picture"):
-        train(tune_seconds=60.0)
+        train(tune_seconds=600.0)

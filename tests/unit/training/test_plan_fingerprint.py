@@ -1,4 +1,4 @@
-"""What kept plans are kept by: all that changes what a model, a loss or an optimizer computes, or nothing is kept."""
+"""Fingerprints contain everything that changes what a model, a loss or an optimizer computes."""
 
 from __future__ import annotations
 
@@ -167,6 +167,7 @@ def test_what_refers_to_itself_comes_to_an_end() -> None:
     assert key(Holding(ring)) == key(Holding(ring))
 
 
+@pytest.mark.slow
 def test_another_process_tells_the_same() -> None:
     script = (
         "import torch; from functools import partial; from torch import nn\n"

@@ -1,11 +1,10 @@
-"""A search leaves everything as it was, whatever goes wrong in it: the loss, the random numbers, and the run."""
+"""A plan search leaves the loss, the random generators and the run unchanged, whatever fails in it."""
 
 from __future__ import annotations
 
 import os
 import random
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import falaj as fj
 from falaj.training.runtime.planning import search, selection, trials
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
+from hung_trials import expire_hung_trials, hang_and_expire
 
 mse = nn.functional.mse_loss
 calls, model_here = 0, nn.Linear(4, 1)
@@ -236,18 +236,22 @@ class Picky(nn.Module):
 
 
 def hang() -> None:
-    while True:
-        time.sleep(1)
+    hang_and_expire()
 
 
 @pytest.mark.parametrize(("do", "why"), [(os.abort, "crashed (SIGABRT)"), (hang, "did not end within")])
 def test_a_candidate_that_crashes_or_hangs_on_a_cpu_is_discarded(
-    do: Any, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    do: Any,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    expire_hung_trials(monkeypatch, tmp_path)
     monkeypatch.setattr(selection, "fast_half_precision", lambda _: "bf16")
     monkeypatch.setattr(trials, "TIMED_S", 0.01)
 
-    result = searched(Picky(do), tune_seconds=6.0, steps=5)
+    result = searched(Picky(do), tune_seconds=600.0, steps=5)
 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bf16")]
     assert why in line

@@ -1,10 +1,9 @@
-"""Plans tried on a real model: in this process, and in children that crash, hang and diverge."""
+"""Trials of plans on a real model: in this process, and in child processes that crash, hang and diverge."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from falaj.training.runtime.planning import selection
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.planning.search import SubprocessTrials
 from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
+from hung_trials import expire_hung_trials, hang_and_expire
 
 mse = nn.functional.mse_loss
 
@@ -161,10 +161,10 @@ def test_a_failed_compilation_discards_the_candidate(monkeypatch: pytest.MonkeyP
 # ----------------------------------------------------------------------------------------- in a child
 
 
-def in_child(loss: Any, *plans: Plan, bf16_within_s: float = 60.0) -> list[TrialOutcome]:
+def in_child(loss: Any, *plans: Plan) -> list[TrialOutcome]:
     trials = SubprocessTrials(harness(loss), alive=lambda: True)
     try:
-        return [trials(plan, bf16_within_s if plan.precision == "bf16" else 60.0) for plan in plans]
+        return [trials(plan, 60.0) for plan in plans]
     finally:
         trials.end()
 
@@ -182,15 +182,19 @@ def test_a_candidate_that_crashes_costs_only_itself() -> None:
     assert after.samples_per_second > 0
 
 
-def test_a_candidate_that_hangs_is_ended_when_its_time_is_up() -> None:
+def test_a_candidate_that_hangs_is_ended_when_its_time_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expire_hung_trials(monkeypatch, tmp_path)
+
     def hangs(out: Tensor, target: Tensor) -> Tensor:
         if in_bf16():
-            time.sleep(1000)
+            hang_and_expire()
         return mse(out, target)
 
-    hung, after = in_child(hangs, Plan(precision="bf16"), Plan(), bf16_within_s=3.0)
+    hung, after = in_child(hangs, Plan(precision="bf16"), Plan())
 
-    assert hung.rejection == "did not end within 3 s"
+    assert hung.rejection == "did not end within 60 s"
     assert after.rejection is None
 
 

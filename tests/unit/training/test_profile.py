@@ -1,4 +1,4 @@
-"""`fit(profile=…)` on a CPU: a trace, shares that add up, and the right words."""
+"""`fit(profile=…)` on a CPU: a trace, shares that add up, and a summary."""
 
 from __future__ import annotations
 
@@ -181,6 +181,7 @@ def test_run_that_breaks_in_the_middle_of_a_profile_says_what_broke(tmp_path: Pa
     assert profiled(tmp_path / "another").steps == 4
 
 
+@pytest.mark.slow
 def test_leading_process_tells_what_communication_costs(tmp_path: Path) -> None:
     [port] = free_ports(1)
     shared = {

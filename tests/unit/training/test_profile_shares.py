@@ -1,4 +1,4 @@
-"""Where the time of a step goes, worked out from events alone: those of GPUs are made up as their profiler has them."""
+"""The breakdown of the time of a step from events; those of GPUs are synthetic."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How much memory a training step takes, found without computing it, and what that means for several processes."""
+"""Estimates of the memory that a training step takes, found without running it, for one process or several."""

@@ -1,4 +1,4 @@
-"""Counts the bytes that tensors hold while a step is computed, real ones or fake ones, as CUDA's allocator would."""
+"""Counts the bytes that real or fake tensors hold during a step, as CUDA's caching allocator would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROUND_BYTES = 512
-"""The allocator's smallest block; every other one is a multiple of it."""
+"""The allocator's smallest block; every block is a multiple of it."""
 
 MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_convolution"})
@@ -22,8 +22,8 @@ PROCESSORS, THREADS_OF_EACH = 132, 2048
 THREADS, VECTOR, WARP = 128, 4, 32
 LEAST_EACH, MOST_EACH = 16, 256
 SUM_BYTES = 4
-"""How torch sums up the rows of a matrix there: so many threads in a block, for so many columns each; and of the values
-that a thread may sum up, the fewest and the most before others share its work; at least so many bytes each."""
+"""How torch reduces the rows of a matrix there: threads per block, columns per thread, and the fewest and most
+values that one thread adds up before the work is shared; each partial sum takes at least so many bytes."""
 
 
 def round_to_block(size: int) -> int:
@@ -31,11 +31,12 @@ def round_to_block(size: int) -> int:
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, every new storage counts until it is freed. `peak` is the most since `restart`.
+    """Tracks the bytes of all storages that are created while it is entered. `peak` is the maximum since
+    `reset_peak`.
 
-    What operations take on a GPU beside their results counts for as long as they last: partial sums with `gpu`, and
-    with `copies` those of convolutions, which are given copies of what is not laid out as the GPU likes. `to_the_byte`
-    counts no blocks: what few samples take can then be told from what many do.
+    Temporary memory of GPU operations is included: partial sums with `gpu`, and with `copies` the copies that
+    convolutions make of inputs in another memory format. `exact_sizes` does not round to allocator blocks, so
+    that the bytes of few samples can be extrapolated.
     """
 
     def __init__(self, *, gpu: bool = False, copies: bool = False, exact_sizes: bool = False) -> None:
@@ -44,22 +45,22 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = 0
         self.peak_at = 0
         self.multiplied = False
-        """Whether matrices were multiplied since `restart`: the library that does this takes a workspace."""
+        """Whether matrices were multiplied since `reset_peak`: the library needs a workspace for it."""
         self._gpu, self._copies = gpu, copies
         self._clock = 0
         self._size = int if exact_sizes else round_to_block
         self._changes: list[tuple[int, int]] = []
-        """Every storage that came or went: its number, and by how many bytes that changed what is held."""
+        """Every allocation and release: the number of the storage, and the change in bytes."""
         self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[int, int, int]] = (
             weakref.WeakKeyDictionary()
         )
 
     def reset_peak(self) -> None:
-        """Look for the highest point from here on."""
+        """Measure the peak from here on."""
         self.peak, self.peak_at, self.multiplied = self.current, self._clock, False
 
     def track(self, tensor: Tensor) -> None:
-        """Count the storage of `tensor`, once, until it is freed."""
+        """Count the storage of `tensor` once until it is freed."""
         for storage in storages_of(tensor):
             if storage not in self._held:
                 size, number = self._size(storage.nbytes()), len(self._changes)
@@ -70,7 +71,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._update_peak(self.current)
 
     def bytes_of(self, tensors: Iterator[Tensor], *, at_peak: bool = False) -> int:
-        """The bytes of `tensors`, each storage once; with `at_peak` of those that were there at the peak."""
+        """Return the bytes of `tensors`, each storage once; with `at_peak` only of those that existed at the peak."""
         found = {id(storage): storage for tensor in tensors for storage in storages_of(tensor)}
         entries = [
             self._held.get(storage, (round_to_block(storage.nbytes()), 0, 0)) for storage in found.values()
@@ -78,7 +79,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(size for size, born, _ in entries if not at_peak or born <= self.peak_at)
 
     def peak_without(self, apart: Iterator[Tensor], settled: Iterator[Tensor]) -> tuple[int, int]:
-        """The most that was ever held at once of all but these, and what there was of `apart` at that moment."""
+        """Return the peak of all other tensors, and the bytes of `apart` at that moment."""
         sizes = {number: size for size, _, number in self._entries(apart)}
         others = sizes.keys() | {number for _, _, number in self._entries(settled)}
         now = most = moment = 0
@@ -113,7 +114,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _note_temporary(self, size: int) -> None:
-        """`size` bytes are there for as long as the operation lasts."""
+        """Count `size` bytes for the duration of one operation."""
         self._changes += [(-1, size), (-1, -size)]
         self._update_peak(self.current + size)
 
@@ -127,7 +128,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def rows_and_columns(tensor: Tensor, summed: Any) -> tuple[int, int]:
-    """The matrix whose rows are summed up where the first dimensions of `tensor` are; (0, 0) where they are others."""
+    """Return the shape of the matrix whose rows are reduced; (0, 0) if other dimensions than the first are
+    reduced."""
     count = len(summed) if isinstance(summed, list | tuple) and tensor.dim() else 0
     if not count or sorted(each % tensor.dim() for each in summed) != list(range(count)):
         return 0, 0
@@ -135,7 +137,7 @@ def rows_and_columns(tensor: Tensor, summed: Any) -> tuple[int, int]:
 
 
 def partial_sum_bytes(rows: int, columns: int, *, size: int = SUM_BYTES) -> int:
-    """The bytes that torch takes on a GPU to sum up rows of a matrix, in sums of `size` bytes; none for few rows."""
+    """Return the temporary bytes of a row reduction on a GPU with sums of `size` bytes; 0 for few rows."""
     if columns < THREADS or columns % VECTOR:
         return 0
     height = min(rows, THREADS // WARP)
@@ -149,7 +151,7 @@ def partial_sum_bytes(rows: int, columns: int, *, size: int = SUM_BYTES) -> int:
 
 
 def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """Where the bytes of `tensor` lie; of a sparse one, those of its indices and its values."""
+    """Return the storages of `tensor`; for a sparse one, those of its indices and values."""
     if tensor.layout is torch.strided:
         return [tensor.untyped_storage()]
     if tensor.layout is torch.sparse_coo:
@@ -158,7 +160,7 @@ def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of arguments, results or batches, however they are nested in lists, tuples and dicts."""
+    """Yield the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):

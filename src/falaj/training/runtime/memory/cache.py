@@ -1,16 +1,12 @@
-"""Parts of steps that were found before, by what they depend on: a JSON file each, beside the plans."""
+"""Cached memory traces, stored beside the plans."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable
-from contextlib import suppress
 from hashlib import sha256
-from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -22,7 +18,13 @@ from falaj.training.runtime.memory.step_memory import (
     pipeline_memory_from,
     step_memory_from,
 )
-from falaj.training.runtime.planning.cache import cache_folder, loss_fingerprint, plan_key, source_of
+from falaj.training.runtime.planning.cache import (
+    load_entry,
+    loss_fingerprint,
+    plan_key,
+    source_of,
+    store_entry,
+)
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.step import Loss
 
@@ -30,53 +32,30 @@ FORMAT = 3
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 
-Found = TypeVar("Found")
-
 
 def load_step_memory(key: str | None) -> StepMemory | None:
-    """What was kept under `key`; None where there is nothing, or nothing that makes sense."""
-    return _load(key, "parts", step_memory_from)
+    """Return the step memory that was stored under `key`, or None."""
+    return load_entry("memory", key, lambda found: step_memory_from(found["parts"]), version=FORMAT)
 
 
 def load_pipeline_memory(key: str | None) -> PipelineMemory | None:
-    return _load(key, "stages", pipeline_memory_from)
+    """Return the pipeline memory that was stored under `key`, or None."""
+    return load_entry("memory", key, lambda found: pipeline_memory_from(found["stages"]), version=FORMAT)
 
 
 def store_step_memory(key: str | None, parts: StepMemory) -> None:
-    _keep(key, {"parts": parts.facts()})
+    store_entry("memory", key, {"parts": parts.facts()}, version=FORMAT)
 
 
 def store_pipeline_memory(key: str | None, staged: PipelineMemory) -> None:
-    _keep(key, {"stages": staged.facts()})
-
-
-def _load(key: str | None, name: str, read: Callable[[dict[str, Any]], Found]) -> Found | None:
-    if key is None:
-        return None
-    try:
-        kept = json.loads(_path(key).read_text())
-        return read(kept[name]) if kept["format"] == FORMAT and kept["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _keep(key: str | None, facts: dict[str, Any]) -> None:
-    """All or nothing. A cache that cannot be written costs some seconds next time."""
-    if key is None:
-        return
-    with suppress(OSError):
-        path = _path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(json.dumps({"format": FORMAT, "key": key, **facts}))
-        aside.replace(path)
+    store_entry("memory", key, {"stages": staged.facts()}, version=FORMAT)
 
 
 def memory_key(
     model: nn.Module, loss: Loss, optimizer: OptimizerChoice, sample: Batch, options: dict[str, Any]
 ) -> str | None:
-    """What parts depend on; None where it cannot be told: functions that make optimizers, losses without a source,
-    models that hold objects of which nothing can be said."""
+    """Return the cache key of a trace; None if it cannot be determined, for example for a function that makes an
+    optimizer, a loss without source code, or a model that holds objects without a fingerprint."""
     if not isinstance(optimizer, str | optim.Optimizer):
         return None
     try:
@@ -94,21 +73,17 @@ def memory_key(
 
 
 def module_settings(module: nn.Module) -> list[str]:
-    """What it holds beside plain values, tensors and modules, which may change what it does: functions and settings.
+    """Return what a module holds besides plain values, tensors and modules: functions and settings.
 
-    ValueError where something would be told by its address alone.
+    Raise ValueError if a value is only identified by its address.
     """
-    told = (bool, int, float, str, type(None), torch.Tensor, nn.Module)
+    plain_types = (bool, int, float, str, type(None), torch.Tensor, nn.Module)
     found = []
     for name, value in sorted(vars(module).items()):
-        if name.startswith("_") or isinstance(value, told):
+        if name.startswith("_") or isinstance(value, plain_types):
             continue
         words = source_of(value) if isinstance(value, type | FunctionType) else repr(value)
         if ADDRESS.search(words):
             raise ValueError(name)
         found.append(f"{name}={words}")
     return found
-
-
-def _path(key: str) -> Path:
-    return cache_folder() / "memory" / f"{key}.json"

@@ -1,4 +1,4 @@
-"""The ways to train a model that are considered when memory is short, the nearest to what was asked for first."""
+"""The training configurations that are considered when memory is short, closest to the request first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from falaj.training.runtime.parallel.layout import Axis, Parallel, ParallelLayou
 from falaj.training.runtime.planning.plan import Plan, Precision
 
 PROCESS_FACTORS = (1, 2, 4, 8, 16)
-"""So many times the processes that were asked for are considered."""
+"""Multiples of the requested number of processes that are considered."""
 TENSOR_SIZES = (2, 4, 8)
 MAX_STAGES = 8
 
@@ -24,20 +24,20 @@ class TrainingConfiguration(NamedTuple):
 
 
 class ConfigurationSpace(Protocol):
-    """What there is to know of a training: its plan, its batch, and whether its layers can be cut."""
+    """What the enumeration of configurations needs to know about a training."""
 
     @property
     def plan(self) -> Plan: ...
     @property
     def batch_size(self) -> int: ...
     def may_split_batches(self, parallel: Parallel, processes: int) -> bool:
-        """Whether batches are cut into smaller pieces by themselves where memory is short."""
+        """Return whether batches are split into more micro-batches automatically when memory is short."""
 
     def default_micro_batches(self, layout: ParallelLayout) -> int:
-        """How many micro-batches there are where memory is not short."""
+        """Return the number of micro-batches that is used when memory is not short."""
 
     def can_partition(self) -> bool:
-        """Whether there may be anything but copies of the whole model."""
+        """Return whether the model may be sharded, split or staged; otherwise only replicas are possible."""
 
     def can_shard(self) -> bool: ...
     def can_split_tensors(self, size: int) -> bool: ...
@@ -47,13 +47,15 @@ class ConfigurationSpace(Protocol):
 def configurations(
     model: ConfigurationSpace, parallel: Parallel, processes: int
 ) -> Iterator[TrainingConfiguration]:
-    """As asked; what auto, or one process that runs out of memory, comes to; then bf16; then more processes."""
-    asked, precision = parallel_layout(parallel, processes), model.plan.precision
+    """Yield the request itself, what `auto` or an out-of-memory retry leads to, then bf16, then more processes."""
+    requested, precision = parallel_layout(parallel, processes), model.plan.precision
     yield TrainingConfiguration(
-        processes, asked, precision, model.default_micro_batches(asked), as_asked=True
+        processes, requested, precision, model.default_micro_batches(requested), as_asked=True
     )
     splits, free = model.may_split_batches(parallel, processes), parallel == "auto"
-    for layout, count in automatic_layouts(model, processes) if free else with_micro_batches(model, [asked]):
+    for layout, count in (
+        automatic_layouts(model, processes) if free else with_micro_batches(model, [requested])
+    ):
         by_itself = free if count == model.default_micro_batches(layout) else splits
         yield TrainingConfiguration(processes, layout, precision, count, as_asked=by_itself)
     for layout, count in automatic_layouts(model, processes):
@@ -70,8 +72,8 @@ def configurations(
 def automatic_layouts(
     model: ConfigurationSpace, processes: int, *, only_ends: bool = False
 ) -> Iterator[tuple[ParallelLayout, int]]:
-    """What parallel="auto" tries, in this order: copies, shards, shards of cut layers; all in smaller pieces; then the
-    same for the stages of a pipeline, which wait for each other."""
+    """Yield what parallel="auto" tries, in order: ddp, fsdp, fsdp with tensor parallelism; the same with more
+    micro-batches; then the same with pipeline stages, which have idle time."""
     yield from with_micro_batches(model, layouts_without_pipeline(model, processes), only_ends=only_ends)
     if model.can_partition():
         yield from with_micro_batches(model, list(pipeline_layouts(model, processes)), only_ends=only_ends)
@@ -85,7 +87,7 @@ def layouts_without_pipeline(model: ConfigurationSpace, processes: int) -> list[
 
 
 def _sharded_layouts(model: ConfigurationSpace, processes: int) -> Iterator[ParallelLayout]:
-    """Shards; then shards of cut layers, or layers that are only cut; copies of these where there can be no shards."""
+    """Yield fsdp, then fsdp or ddp with tensor parallelism; ddp where the model cannot be sharded."""
     whole: Axis = "fsdp" if model.can_shard() else "ddp"
     if whole == "fsdp":
         yield parallel_layout(whole, processes)
@@ -96,7 +98,7 @@ def _sharded_layouts(model: ConfigurationSpace, processes: int) -> Iterator[Para
 
 
 def pipeline_layouts(model: ConfigurationSpace, processes: int) -> Iterator[ParallelLayout]:
-    """The fewest stages first, of copies, shards, or cut layers."""
+    """Yield layouts with pipeline stages, fewest stages first."""
     for stages in range(2, min(processes, MAX_STAGES) + 1):
         each = processes // stages
         if processes % stages or not model.can_pipeline(ParallelLayout(data=each, pipeline=stages)):
@@ -108,7 +110,7 @@ def pipeline_layouts(model: ConfigurationSpace, processes: int) -> Iterator[Para
 def with_micro_batches(
     model: ConfigurationSpace, layouts: Sequence[ParallelLayout], *, only_ends: bool = False
 ) -> Iterator[tuple[ParallelLayout, int]]:
-    """Each layout as it is, then each in twice as many micro-batches, again and again; or only in single samples."""
+    """Yield each layout as it is, then with twice as many micro-batches, repeatedly; or only the two extremes."""
     times = 1
     while times <= model.batch_size:
         for layout in layouts:

@@ -1,7 +1,7 @@
-"""A script that is only asked how much memory its training takes: `fit` answers, and the script ends there.
+"""Dry run of a training script: `fit` writes a memory estimate and ends the script instead of training.
 
-FALAJ_ESTIMATE names a file that says for what: {"processes": 4, "device": "cuda"}. The answer takes its place:
-{"estimate": …}, or {"failed": "in words"}.
+FALAJ_ESTIMATE names a JSON file with the request, {"processes": 4, "device": "cuda"}. The answer replaces it:
+{"estimate": …}, or {"failed": "reason"}.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ REQUEST_VARIABLE = "FALAJ_ESTIMATE"
 
 
 class EstimateDone(SystemExit):
-    """The script has said what was asked of it."""
+    """Ends a script that was started only for an estimate."""
 
 
 def is_dry_run() -> bool:
+    """Return whether this script was started only for an estimate."""
     return REQUEST_VARIABLE in os.environ
 
 
 def write_estimate(options: FitOptions, model: nn.Module, loss: Loss, source: SampleSource) -> NoReturn:
-    """Write the estimate of what was to be trained, and end the script."""
+    """Write the estimate of this training to the request file, and end the script."""
     path = Path(os.environ[REQUEST_VARIABLE])
-    asked = json.loads(path.read_text())
+    request = json.loads(path.read_text())
     try:
-        found: dict[str, Any] = {"estimate": estimate_of(options, model, loss, source, **asked)}
+        found: dict[str, Any] = {"estimate": estimate_of(options, model, loss, source, **request)}
     except TrainingError as error:
         found = {"failed": str(error)}
-    except Exception as failure:  # no estimate is no reason to refuse what may well be trained
+    except Exception as failure:  # a failed estimate must not prevent the training
         found = {"failed": f"no estimate: {type(failure).__name__}: {failure}"}
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(json.dumps(found))
@@ -52,7 +53,7 @@ def write_estimate(options: FitOptions, model: nn.Module, loss: Loss, source: Sa
 def estimate_of(
     options: FitOptions, model: nn.Module, loss: Loss, source: SampleSource, *, processes: int, device: str
 ) -> dict[str, Any]:
-    """As plain values: what training takes on so many processes of a kind of device."""
+    """Return the memory estimate for `processes` processes on a kind of device, as plain values."""
     parallelism, given = options.parallelism, options.batching.batch_size
     tune, fixed = options.compute.tune, options.compute.fixed
     plan = tune if isinstance(tune, Plan) else plan_from({"micro_batches": options.micro_batches, **fixed})

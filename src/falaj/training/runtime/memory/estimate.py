@@ -1,4 +1,4 @@
-"""`estimate`: the memory that training a model would take, found without training it."""
+"""`estimate`: the memory that training a model would take, without training it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from torch import nn
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.sources import Data, open_data
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
-from falaj.training.runtime.memory.estimator import ConfigurationEstimate, MemoryEstimate, MemoryEstimator
+from falaj.training.runtime.memory.estimator import MemoryEstimate, MemoryEstimator
 from falaj.training.runtime.parallel.layout import Parallel
 from falaj.training.runtime.parallel.process_group import find_device
 from falaj.training.runtime.parallel.tensor_plan import TensorPlan
 from falaj.training.runtime.planning.plan import Plan, Precision
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.step import Loss
-
-__all__ = ["ConfigurationEstimate", "MemoryEstimate", "estimate"]
 
 
 def estimate(
@@ -37,10 +35,11 @@ def estimate(
     processes: int = 1,
     device: str = "auto",
 ) -> MemoryEstimate:
-    """The peak memory of training `model` like this. Nothing is computed, and nothing that is given is changed.
+    """Return the peak memory of training `model` like this. Nothing is computed, and no argument is changed.
 
-    `device` is where it would be trained, cuda or cpu; it need not be there. `precision`, `accumulate`, `parallel` and
-    the others are those of `fit`. NoEstimate where the model can be followed neither on fake tensors nor on samples.
+    `device` is the training device, cuda or cpu; it need not be present. `precision`, `accumulate`, `parallel`
+    and the others are those of `fit`. Raise NoEstimate if the model can be traced neither on fake tensors nor
+    on samples.
     """
     name = find_device(device).type if device == "auto" else device.partition(":")[0]
     faults = [] if name in ("cpu", "cuda") else [TrainingFault("device", device, "auto, cpu or cuda")]
@@ -54,7 +53,7 @@ def estimate(
     if faults:
         raise InvalidTraining("invalid options for a memory estimate", faults=faults)
     source = open_data(data, inputs=inputs, target=target)
-    BatchPlan(len(source), batch_size, 0)  # refuses a batch that is larger than the data
+    BatchPlan(len(source), batch_size, 0)  # raises if the batch is larger than the data
     plan = Plan(precision=precision, micro_batches=pieces)
     estimator = MemoryEstimator(
         *(model, loss, source, optimizer, plan, batch_size),

@@ -1,9 +1,9 @@
-"""Finds what the memory of a step is made of, and puts it together for any number of processes."""
+"""Memory estimates: traces one training step and derives the peak of a process for any parallel layout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from falaj.training.runtime.memory.peak_memory import (
     pipeline_peak,
     samples_per_micro_batch,
 )
+from falaj.training.runtime.memory.sizes import format_bytes
 from falaj.training.runtime.memory.step_memory import PipelineMemory, StepMemory, StepTrace
 from falaj.training.runtime.parallel.fsdp_blocks import block_bytes, can_be_sharded
 from falaj.training.runtime.parallel.layout import Parallel, ParallelLayout, parallel_layout
@@ -34,8 +35,57 @@ from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.step import Loss
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConfigurationEstimate:
+    """One training configuration and the peak memory of each of its processes."""
+
+    processes: int
+    layout: str
+    precision: Precision
+    micro_batches: int
+    peak_bytes: int
+    as_asked: bool
+    """Whether the training uses this configuration without changes: as requested, or as parallel="auto" may
+    choose."""
+
+    @property
+    def summary(self) -> str:
+        parts = [self.layout, self.precision]
+        parts += [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
+        return f"{', '.join(parts)} ({format_bytes(self.peak_bytes)} a process)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """The memory that a training takes on a `device`, cuda or cpu. The first of `ways` is the request itself."""
+
+    device: str
+    batch_size: int
+    parameters_bytes: int
+    gradients_bytes: int
+    state_bytes: int
+    activations_bytes: int
+    data_bytes: int
+    """The size of the whole dataset, which is kept on a GPU if it takes at most a quarter of it."""
+    method: str
+    """traced: on fake tensors; sampled: computed on a few samples, because the model cannot be traced."""
+    ways: tuple[ConfigurationEstimate, ...] = field(repr=False)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak memory of one process in the requested configuration."""
+        return self.ways[0].peak_bytes
+
+    def fitting(self, memory_bytes: int) -> Iterator[ConfigurationEstimate]:
+        """Yield the configurations that fit into `memory_bytes`, closest to the request first."""
+        return (way for way in self.ways if way.peak_bytes <= memory_bytes)
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 class MemoryEstimator:
-    """Finds the parts of a step once for each precision, and puts them together for any layout."""
+    """Traces a step once per precision, and derives the peak memory for any layout from it."""
 
     def __init__(
         self,
@@ -52,8 +102,8 @@ class MemoryEstimator:
         exact: bool = False,
         fixed_micro_batches: bool = False,
     ) -> None:
-        """`fixed_pieces`: whether the caller has said how many micro-batches there are."""
-        self._model: nn.Module = getattr(model, "_orig_mod", model)  # as it was before torch.compile
+        """`fixed_micro_batches`: whether the caller has set the number of micro-batches."""
+        self._model: nn.Module = getattr(model, "_orig_mod", model)  # the model without torch.compile
         self._loss, self._source, self._optimizer = loss, source, optimizer
         self.plan, self.batch_size, self.device = plan, batch_size, device
         self._tensor_plan, self._exact, self._fixed_micro_batches = tensor_plan, exact, fixed_micro_batches
@@ -65,18 +115,19 @@ class MemoryEstimator:
 
     @property
     def data_bytes(self) -> int:
-        """What the data takes if it lies on a GPU."""
+        """The size of the dataset if it is kept on a GPU, else 0."""
         known = self.device == "cuda" and isinstance(self._source, TensorSource)
         return self._source.size_bytes if known and isinstance(self._source, TensorSource) else 0
 
     def estimate(self, parallel: Parallel, processes: int) -> MemoryEstimate:
-        """InvalidTraining where the layers cannot be cut, or the model not be staged, as `parallel` asks for."""
-        asked = parallel_layout(parallel, processes)
-        if asked.tensor > 1:
-            find_cuts(self._model, self._tensor_plan, size=asked.tensor)
+        """Return the estimate. Raise InvalidTraining if the model cannot be split or staged as `parallel`
+        requires."""
+        requested = parallel_layout(parallel, processes)
+        if requested.tensor > 1:
+            find_cuts(self._model, self._tensor_plan, size=requested.tensor)
         ways = tuple(self.configurations(parallel, processes))
-        parts = self.step_memory(self.plan.precision, asked)
-        samples = samples_per_micro_batch(self.batch_size, asked, self.default_micro_batches(asked))
+        parts = self.step_memory(self.plan.precision, requested)
+        samples = samples_per_micro_batch(self.batch_size, requested, self.default_micro_batches(requested))
         trace = parts.traces[0]
         return MemoryEstimate(
             device=self.device,
@@ -91,7 +142,7 @@ class MemoryEstimator:
         )
 
     def configurations(self, parallel: Parallel, processes: int) -> Iterator[ConfigurationEstimate]:
-        """As asked, then as `auto` may choose, then nearer and farther changes, each once, where they can be told."""
+        """Yield the estimate of each configuration once: the request, what `auto` may choose, then other changes."""
         seen: set[tuple[object, ...]] = set()
         for choice in configurations(self, parallel, processes):
             key = (choice.processes, choice.layout.summary, choice.precision, choice.micro_batches)
@@ -99,7 +150,7 @@ class MemoryEstimator:
                 seen.add(key)
                 try:
                     yield self._way(choice)
-                except NoEstimate:  # in another precision than asked for, in which the model cannot compute
+                except NoEstimate:  # the model does not support this other precision
                     if len(seen) == 1:
                         raise
                     self._unknown.add(choice.precision)
@@ -115,7 +166,7 @@ class MemoryEstimator:
         )
 
     def peak(self, layout: ParallelLayout, micro_batches: int, precision: Precision | None = None) -> int:
-        """The most that a process takes."""
+        """Return the peak memory of a process in bytes."""
         kind = precision or self.plan.precision
         parts, size = self.step_memory(kind, layout), self.batch_size
         if layout.pipeline == 1:
@@ -128,13 +179,13 @@ class MemoryEstimator:
         )
 
     def default_micro_batches(self, layout: ParallelLayout) -> int:
-        """How many micro-batches there are if memory is not short; a pipeline has two for each stage to work on."""
+        """Return the number of micro-batches without memory pressure; a pipeline uses two per stage."""
         if layout.pipeline == 1 or self._fixed_micro_batches:
             return self.plan.micro_batches
         return max(self.plan.micro_batches, min(2 * layout.pipeline * layout.data, self.batch_size))
 
     def may_split_batches(self, parallel: Parallel, processes: int) -> bool:
-        """As `auto` does for several processes, and a GPU's single one when it has run out of memory."""
+        """Return whether micro-batches are added automatically: with `auto`, or after a GPU ran out of memory."""
         if processes == 1:
             return self.device == "cuda" and not self._exact
         return parallel == "auto" and not self._exact and not self._fixed_micro_batches
@@ -143,18 +194,19 @@ class MemoryEstimator:
         return can_be_sharded(self._model)
 
     def can_split_tensors(self, size: int) -> bool:
-        """Whether layers can be cut in `size` for tensor parallelism."""
+        """Return whether layers can be split in `size` parts for tensor parallelism."""
         try:
             return size > 1 and bool(find_cuts(self._model, self._tensor_plan, size=size))
         except InvalidTraining:
             return False
 
     def can_partition(self) -> bool:
-        """Whether the model can be parted at all: that makes new parameters, which no optimizer knows beforehand."""
+        """Return whether the model can be partitioned, which replaces parameters: an existing optimizer would not
+        know them."""
         return not self._exact and not isinstance(self._optimizer, optim.Optimizer)
 
     def can_pipeline(self, layout: ParallelLayout) -> bool:
-        """Whether the model can be cut into the stages of `layout`, and it can be told what they take."""
+        """Return whether the model can be cut into the stages of `layout` and its stages can be traced."""
         if self.plan.precision == "fp16":
             return False
         try:
@@ -163,7 +215,8 @@ class MemoryEstimator:
             return False
 
     def pipeline_memory(self, layout: ParallelLayout) -> PipelineMemory | None:
-        """What the stages take; None where they cannot be followed. InvalidTraining where there can be none."""
+        """Return the memory of the stages; None if they cannot be traced. Raise InvalidTraining if there can be
+        none."""
         count = layout.pipeline
         if count not in self._known_stages:
             samples = samples_per_micro_batch(self.batch_size, layout, self.default_micro_batches(layout))
@@ -171,7 +224,7 @@ class MemoryEstimator:
         return self._known_stages[count]
 
     def step_memory(self, precision: Precision, layout: ParallelLayout) -> StepMemory:
-        """What a step is made of; followed for as many samples as a process of the first `layout` has at once."""
+        """Return the memory of a step, traced for the micro-batch size of the first `layout` that was requested."""
         if self._usual is None:
             self._usual = samples_per_micro_batch(self.batch_size, layout, self.plan.micro_batches)
         if precision not in self._known:
@@ -223,7 +276,7 @@ class MemoryEstimator:
             )
         except InvalidTraining:
             raise
-        except Exception:  # it is the user's model: what can be cut need not be fakeable
+        except Exception:  # any error of the user's model on fake tensors
             return None
         store_pipeline_memory(key, found)
         return found
@@ -245,7 +298,8 @@ class MemoryEstimator:
         return memory_key(self._model, self._loss, self._optimizer, sample, options)
 
     def _traces(self, plan: Plan, sample: Any, usual: int) -> tuple[tuple[StepTrace, ...], str]:
-        """For the usual number of samples and for half of them; for few real ones, where it cannot be faked."""
+        """Trace the usual number of samples and half of it; a few real samples if the model cannot run on fake
+        tensors."""
         from falaj.training.runtime.memory.sample_tracing import trace_samples
         from falaj.training.runtime.memory.tracing import trace_step
 
@@ -260,7 +314,7 @@ class MemoryEstimator:
 
         try:
             return _one_or_two(fake, usual), "traced"
-        except Exception as failure:  # it is the user's model: what cannot be faked is tried
+        except Exception as failure:  # any error of the user's model on fake tensors
             reason = failure
         try:
             return _one_or_two(real, min(2, len(self._source))), "sampled"
@@ -271,19 +325,19 @@ class MemoryEstimator:
             ) from failure
 
     def _cut_layers(self) -> dict[str, Cut]:
-        """Those that tensor parallelism cuts."""
+        """Return the layers that tensor parallelism splits."""
         try:
             return find_cuts(self._model, self._tensor_plan, size=1)
         except InvalidTraining:
             return {}
 
     def _cut_activations(self, plan: Plan, sample: Any, whole: StepTrace, cuts: dict[str, Cut]) -> float:
-        """The part of the activations that is cut with the layers; none, which is safe, where it cannot be seen."""
+        """Return the share of the activations that is split with the layers; 0 if it cannot be traced."""
         from falaj.training.runtime.memory.tracing import trace_step
 
         if not cuts or not self.can_split_tensors(2):
             return 0.0
-        if self.plan.precision in self._known:  # about as much of them in any precision
+        if self.plan.precision in self._known:  # about the same share in any precision
             return self._known[self.plan.precision].cut_activations
         try:
             half = trace_step(
@@ -295,19 +349,19 @@ class MemoryEstimator:
                 device=self.device,
                 halved=cuts,
             )
-        except Exception:  # what was cut need not be computed like this
+        except Exception:  # the halved model need not be computable
             return 0.0
         return min(1.0, max(0.0, 2 - 2 * half.activations / max(1, whole.activations)))
 
 
 def _one_or_two(trace: Callable[[int], StepTrace], usual: int) -> tuple[StepTrace, ...]:
-    """For `usual` samples, and for half of them where that works: batch normalization refuses a single one."""
+    """Trace `usual` samples, and half of them where that works: batch normalization rejects a single sample."""
     first = trace(usual)
     if usual < 2:
         return (first,)
     try:
         return first, trace(usual // 2)
-    except Exception:  # the model may refuse few samples
+    except Exception:  # the model may reject few samples
         return (first,)
 
 

@@ -1,4 +1,4 @@
-"""A model, a loss, an optimizer and a batch without their numbers: fake tensors, which take no memory."""
+"""Copies of a model, loss, optimizer and batch on fake tensors, which have shapes but no storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from falaj.training.runtime.step.step import Loss
 
 @dataclass(frozen=True)
 class FakeStep:
-    """The parts of a step, of which the real ones know nothing. They live inside `mode`."""
+    """The parts of a training step on fake tensors. They are valid inside `mode`."""
 
     mode: FakeTensorMode
     model: nn.Module
@@ -44,9 +44,9 @@ def make_fake_step(
     foreach: bool,
     halved: Mapping[str, Cut] | None = None,
 ) -> FakeStep:
-    """Fakes of a step over `size` samples like the one in `sample`; `foreach`: as optimizers work on a GPU.
+    """Return a fake step over `size` samples like the one in `sample`; `foreach`: as optimizers work on a GPU.
 
-    The layers in `halved` are as one of two processes has them that share each layer's tensors.
+    The layers in `halved` are those of one of two processes in a tensor-parallel group.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     memo = fake_tensors(mode, model, loss)
@@ -64,7 +64,7 @@ def make_fake_step(
 
 
 def halve_layer(layer: nn.Module, cut: Cut) -> None:
-    """Give a linear layer half of its outputs (column) or of its inputs (row)."""
+    """Keep half of the outputs (column) or inputs (row) of a linear layer."""
     for name, parameter in list(layer.named_parameters(recurse=False)):
         if cut == "column" or parameter.dim() > 1:
             half = torch.chunk(parameter.detach(), 2, 0 if cut == "column" else 1)[0]
@@ -72,7 +72,7 @@ def halve_layer(layer: nn.Module, cut: Cut) -> None:
 
 
 def fake_tensors(mode: FakeTensorMode, *holders: Any) -> dict[int, Any]:
-    """For `copy.deepcopy`: the fake to put in the place of each tensor of a module, by the real one's id."""
+    """Return a memo for `copy.deepcopy` that replaces each tensor of the modules by a fake one."""
     memo: dict[int, Any] = {}
     with mode:
         for holder in holders:
@@ -82,7 +82,7 @@ def fake_tensors(mode: FakeTensorMode, *holders: Any) -> dict[int, Any]:
 
 
 def fake_batch(sample: Batch, size: int) -> Batch:
-    """As many samples as `size`, each like the only one in `sample`. Inside a mode these are fakes."""
+    """Return a batch of `size` samples, each like the only one in `sample`. Inside a fake mode it is fake."""
 
     def widen(tensor: Tensor) -> Tensor:
         shape = (size, *tensor.shape[1:]) if tensor.dim() else ()
@@ -108,7 +108,7 @@ def _tensors_of(holder: Any) -> Iterable[Tensor]:
 def _fake_optimizer(
     choice: OptimizerChoice, model: nn.Module, memo: dict[int, Any], *, fused: bool
 ) -> optim.Optimizer:
-    """Over the fake parameters, and with nothing remembered: the first step makes its state."""
+    """Return an optimizer over the fake parameters without state; the first step creates it."""
     if not isinstance(choice, optim.Optimizer):
         trained = [p for p in model.parameters() if p.requires_grad]
         return make_optimizer(choice, trained, lr=1e-3, fused=fused)
@@ -116,7 +116,7 @@ def _fake_optimizer(
     groups = [{**group, "params": [memo[id(p)] for p in group["params"]]} for group in choice.param_groups]
     made.__setstate__({"state": {}, "param_groups": groups, "defaults": dict(choice.defaults)})
     made.state = defaultdict(dict)
-    for name, value in vars(choice).items():  # what a subclass has of its own
+    for name, value in vars(choice).items():  # attributes of a subclass
         if name not in vars(made):
             setattr(made, name, value)
     return made

@@ -1,4 +1,4 @@
-"""What autocast on a GPU computes in fp32 though autocast on a CPU, where a step is traced, does not."""
+"""Emulation of CUDA autocast on a CPU: operations that CUDA autocast runs in fp32 and CPU autocast does not."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ IN_FP32: frozenset[Callable[..., Any]] = frozenset(
     }
 )
 SUMS: frozenset[Callable[..., Any]] = frozenset({torch.sum, Tensor.sum})
-"""These add up in fp32 without a copy of what they are given."""
+"""These accumulate in fp32 without a copy of their input."""
 HALVES = (torch.bfloat16, torch.float16)
 
 
 class GpuAutocast(TorchFunctionMode):
-    """Inside autocast: gives the functions above their tensors in fp32, as autocast does on a GPU."""
+    """Inside autocast: casts the inputs of the functions above to fp32, as CUDA autocast does."""
 
     def __torch_function__(
         self,
@@ -49,9 +49,10 @@ class GpuAutocast(TorchFunctionMode):
 
 
 def _cross_entropy(found: Tensor, target: Tensor, **options: Any) -> Any:
-    """On a GPU the logarithms are in the precision of `found`, and only what follows is in fp32.
+    """Compute cross entropy as CUDA autocast does: logarithms in the input precision, the rest in fp32.
 
-    torch gives all but the first two by name. What comes out stands for memory: smoothing is not weighed to the digit.
+    torch passes all but the first two arguments by name. Only memory is measured: label smoothing need not be
+    exact.
     """
     options["weight"] = weight = _to_fp32(options.get("weight"))
     if found.dtype not in HALVES:
@@ -71,7 +72,7 @@ def _cross_entropy(found: Tensor, target: Tensor, **options: Any) -> Any:
 
 
 def _sets_dtype_or_output(args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Whether the caller says in what to compute, or where to put it, which autocast respects."""
+    """Return whether the caller sets a dtype or an output tensor, which autocast respects."""
     return (
         options.get("dtype") is not None
         or options.get("out") is not None

@@ -1,80 +1,41 @@
-"""What a step takes in each of several processes, from what it takes in one.
+"""Peak memory of a process in a parallel layout, from the memory of a step in one process.
 
-With P the parameters' bytes (Pt of those that are trained), B the buffers', G = Pt the gradients', S the optimizer's
-state, U what its update has for a moment, W the GPU libraries' workspaces, A(n) the activations of n samples with the
-samples themselves, E the gradients that are there already when the activations are at their most, and n the samples
-that a process computes at once, a process takes at most W plus the largest of
+P: bytes of the parameters (Pt: of those that are trained); B: buffers; G = Pt: gradients; S: optimizer state; U:
+temporary memory of the update; W: workspaces of GPU libraries; n: samples of a micro-batch; A(n): activations of n
+samples with the samples themselves; E: gradients that exist when the activations are at their peak. A process takes W
+plus the maximum of
 
-    alone      P + B + S + A(n) + E                                  while it computes
+    one        P + B + S + A(n) + E                                  while it computes
                P + B + S + G + U                                     while it updates
-    several    micro-batches: E = G, since all but the first add to gradients that are there; all samples are there
-    ddp        P + B + S + 2 G                                       while gradients are added, in flat copies of them
-               and + E while it computes, for those copies that are made already
-    exact      + 2 G while it computes: sums of subtrees that wait, and the leaf that is added
+    micro-     E = G, because all but the first add to existing gradients; all samples are in memory
+    batches
+    ddp        P + B + S + 2 G                                       while gradients are reduced, in flat copies
+               and + E while it computes, for the copies that exist already
+    exact      + 2 G while it computes: sums of subtrees, and the leaf that is added
     fsdp N     (P + G + S + U) / N + B; while it computes also what is gathered: R, the parameters outside the repeated
-               blocks, with their gradients, and 2 of the largest block M (the next one is fetched ahead) with 2 of its
-               gradients (the sum that is sent): 2 R + 4 M. With several micro-batches gradients wait whole: G for G / N
-               P + B + max(M, R) / N                                 before it starts: the model is there whole, once
-    tensor T   the layers that are cut count as C / T instead of C, in parameters, gradients, state and update; so does
-               what lies between them, the part H of the activations: A(n) (1 - H + H / T)
-    pipeline L the stage that takes the most, with its own P, B, G, S, U and A(n): the stages are followed one by one,
-               as they are really cut. Of the micro-batches some are under way, at most one more than there are stages
-               behind: all of these but one have what they leave for their backward pass. The others have their samples,
-               or the gradients that were sent back and lie there until the step ends. Where the device is the host
-               itself, the whole model is there when it begins and when it ends: P + B + the G and S of the stage
+               blocks, with their gradients, and 2 of the largest block M (one is prefetched) with 2 of its gradients
+               (one is being sent): 2 R + 4 M. With several micro-batches gradients stay unsharded: G instead of G / N
+               P + B + max(M, R) / N                                 at the start, when the whole model exists once
+    tensor T   split layers count as C / T instead of C, in parameters, gradients, state and update; and the share H of
+               the activations that is between them: A(n) (1 - H + H / T)
+    pipeline L the maximum over the stages, each with its own P, B, G, S, U and A(n), traced as they are partitioned.
+               At most one more micro-batch than there are later stages is in flight: all but one of these hold what
+               their backward pass needs. The others hold their samples, or the gradients that were sent back, until the
+               step ends. If the device is the host, the whole model exists at the start and at the end: P + B + the G
+               and S of the stage
 
-A(n) is linear in n: it is followed for one or two n, and a line is drawn through them.
+A(n) is linear in n: it is traced for one or two n, and interpolated.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
-from falaj.training.runtime.memory.step_memory import StepTrace
+from falaj.training.runtime.memory.step_memory import PipelineMemory, StageMemory, StepMemory, StepTrace
 from falaj.training.runtime.parallel.layout import ParallelLayout
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepMemory:
-    """What the memory of a step is made of: traces of it for one or two numbers of samples, and the model's cuts."""
-
-    traces: tuple[StepTrace, ...]
-    largest_block: int
-    """M: the bytes of the largest block that fsdp gathers by itself."""
-    outside_blocks: int
-    """R: those of the parameters that are in no block."""
-    cut: int
-    """C: those of the layers that tensor parallelism cuts; 0 where it finds none."""
-    cut_activations: float = 0.0
-    """H: the part of the activations that lies between those layers, and is cut with them."""
-    method: str = "traced"
-    """traced, on fake tensors; or sampled, computed on a few real samples."""
-
-    def activations(self, samples: int) -> int:
-        """A(n): on the line through the traces; through zero, where there is one."""
-        first, last = self.traces[0], self.traces[-1]
-        if samples == first.samples:
-            return first.activations
-        if first.samples == last.samples:
-            return round(first.activations * samples / first.samples)
-        slope = (last.activations - first.activations) / (last.samples - first.samples)
-        return max(0, round(first.activations + slope * (samples - first.samples)))
-
-    def samples_bytes(self, samples: int) -> float:
-        return self.traces[0].batch * samples / self.traces[0].samples
-
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def step_memory_from(values: dict[str, Any]) -> StepMemory:
-    """The parts that `facts` told of."""
-    return StepMemory(**{**values, "traces": tuple(StepTrace(**each) for each in values["traces"])})
-
-
 def samples_per_micro_batch(batch_size: int, layout: ParallelLayout, micro_batches: int) -> int:
-    """n: the most samples of a micro-batch; as many of these as divide evenly among those who share the data."""
+    """Return n: the largest number of samples of a micro-batch, if they are divided evenly over the data-parallel
+    processes."""
     each = -(-micro_batches // layout.data)
     return -(-batch_size // (each * layout.data))
 
@@ -82,7 +43,7 @@ def samples_per_micro_batch(batch_size: int, layout: ParallelLayout, micro_batch
 def peak_bytes(
     parts: StepMemory, layout: ParallelLayout, *, batch_size: int, micro_batches: int = 1, exact: bool = False
 ) -> int:
-    """The most that a process of `layout` takes for its part of the global batch, in so many micro-batches."""
+    """Return the peak memory of a process of `layout` for its part of the global batch."""
     mine = -(-micro_batches // layout.data)  # micro-batches of this process
     samples = samples_per_micro_batch(batch_size, layout, micro_batches)
     in_flight = parts.activations(samples) * activation_share(parts, layout)
@@ -94,7 +55,7 @@ def peak_bytes(
 def busy_bytes(
     parts: StepMemory, layout: ParallelLayout, in_flight: float, *, several: bool, exact: bool = False
 ) -> float:
-    """While it computes, with `under_way` of activations, or while it updates; without workspaces."""
+    """Return the peak while computing, with `in_flight` bytes of activations, or updating; without workspaces."""
     trace, share = parts.traces[0], parameter_share(parts, layout)
     gradients, early = trace.trained * share, trace.early_gradients * share
     updating = gradients + trace.update * share
@@ -112,27 +73,104 @@ def busy_bytes(
 
 
 def parameter_share(parts: StepMemory, layout: ParallelLayout) -> float:
-    """The part of the parameters, and of what goes with them, that a process holds."""
+    """Return the share of the parameters, gradients and state that a process holds."""
     cut = parts.cut / max(1, parts.traces[0].parameters)
     whole = 1 - cut + cut / layout.tensor
     return whole / layout.data if layout.shards else whole
 
 
 def activation_share(parts: StepMemory, layout: ParallelLayout) -> float:
-    """The part of the activations that a process has where layers are cut."""
+    """Return the share of the activations that a process holds if layers are split."""
     return 1 - parts.cut_activations * (1 - 1 / layout.tensor)
 
 
 def _gathered_bytes(parts: StepMemory, layout: ParallelLayout) -> float:
-    """What fsdp has of others while it computes; no more than the whole model with its gradients, and some."""
+    """Return the bytes that fsdp gathers while computing; at most the whole model with its gradients."""
     trace, whole = parts.traces[0], parameter_share(parts, layout) * layout.data
     gathered = 2 * parts.outside_blocks + 4 * parts.largest_block
     return whole * min(gathered, 2 * trace.parameters + trace.trained)
 
 
 def _initial_bytes(parts: StepMemory, layout: ParallelLayout) -> float:
-    """What there is before a model is cut, with the first pieces."""
+    """Return the bytes before a model is split: the whole model and the first pieces."""
     if not (layout.shards or layout.tensor > 1):
         return 0.0
     trace = parts.traces[0]
     return trace.parameters + trace.buffers + max(parts.largest_block, parts.outside_blocks) / layout.data
+
+
+def pipeline_peak(
+    parts: StepMemory,
+    staged: PipelineMemory,
+    layout: ParallelLayout,
+    *,
+    batch_size: int,
+    micro_batches: int,
+    traced: StepMemory,
+) -> int:
+    """Return the peak memory of a process of `layout` over all stages; `parts` is the memory of the whole model.
+
+    `traced` is the memory in the precision in which the stages were traced; other precisions scale in
+    proportion.
+    """
+    samples = samples_per_micro_batch(batch_size, layout, micro_batches)
+    grows = parts.activations(samples) / max(1, traced.activations(staged.samples))
+    grows *= activation_share(parts, layout)
+    mine = -(-micro_batches // layout.data)
+    peaks = []
+    for number, stage in enumerate(staged.stages):
+        behind = len(staged.stages) - 1 - number
+        waiting = (mine - min(mine, behind + 1)) * (stage.batch + stage.returned)
+        in_flight = (min(mine, behind + 1) - 1) * stage.kept + stage.activations + waiting
+        own = stage_step_memory(parts, stage)
+        peak = busy_bytes(own, layout, grows * in_flight, several=mine > 1)
+        peaks.append(max(peak, _with_whole_model(parts, own, layout) if staged.on_host else 0.0))
+    return round(max(peaks)) + parts.traces[0].workspace
+
+
+def stage_step_memory(parts: StepMemory, stage: StageMemory) -> StepMemory:
+    """Return the memory of a stage as if it were a model."""
+    whole = parts.traces[0]
+    share = stage.trained / max(1, whole.trained)
+    trace = StepTrace(
+        samples=whole.samples,
+        parameters=stage.parameters,
+        trained=stage.trained,
+        buffers=stage.buffers,
+        state=round(whole.state * share),
+        activations=stage.activations,
+        batch=stage.batch,
+        early_gradients=stage.early_gradients,
+        update=min(whole.update, max(stage.trained, round(whole.update * share))),
+        workspace=whole.workspace,
+    )
+    return StepMemory(
+        traces=(trace,),
+        largest_block=stage.largest_block,
+        outside_blocks=stage.outside_blocks,
+        cut=stage.cut,
+        method=parts.method,
+    )
+
+
+def _with_whole_model(parts: StepMemory, own: StepMemory, layout: ParallelLayout) -> float:
+    """Return the bytes of the whole model, with the gradients, state and sharded parameters of this process."""
+    whole, trace = parts.traces[0], own.traces[0]
+    pieces = trace.parameters if layout.shards or layout.tensor > 1 else 0
+    return (
+        whole.parameters
+        + whole.buffers
+        + parameter_share(own, layout) * (pieces + trace.trained + trace.state)
+    )
+
+
+def even_pipeline_peak(
+    parts: StepMemory, layout: ParallelLayout, *, batch_size: int, micro_batches: int
+) -> int:
+    """Return an estimate for stages that could not be traced, as if they were equal."""
+    mine = -(-micro_batches // layout.data)
+    each = parts.activations(samples_per_micro_batch(batch_size, layout, micro_batches)) * activation_share(
+        parts, layout
+    )
+    busy = busy_bytes(parts, layout, each * min(layout.pipeline, mine), several=mine > 1)
+    return round(busy / layout.pipeline) + parts.traces[0].workspace

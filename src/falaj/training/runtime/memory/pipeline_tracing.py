@@ -1,4 +1,4 @@
-"""Follows the stages of a pipeline on fake tensors: all of them here, one after the other, each with its own memory."""
+"""Traces the stages of a pipeline on fake tensors, one after the other in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from falaj.training.runtime.parallel.pipeline.stage import StageRunner, named_te
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.step.step import Loss
 
-CPU = torch.device("cpu")  # where fakes pretend to be
+CPU = torch.device("cpu")  # the device of fake tensors
 
 
 def trace_stages(
@@ -35,10 +35,10 @@ def trace_stages(
     plan: Plan,
     device: str,
 ) -> PipelineMemory:
-    """What each of `count` stages takes for micro-batches of `samples` samples, each like the one in `sample`.
+    """Return the memory of each of `count` stages for micro-batches of `samples` samples like the one in `sample`.
 
-    `cut_layers` are those that tensor parallelism cuts. InvalidTraining where the model cannot be cut like this; the
-    model itself is not touched: its program is read from a fake, whose forward may do what it likes.
+    `cut_layers` are those that tensor parallelism splits. Raise InvalidTraining if the model cannot be
+    partitioned like this. The model itself is not touched: its graph is traced on a fake copy.
     """
     gpu = device == "cuda"
     with without_side_effects():
@@ -53,7 +53,7 @@ def trace_stages(
 
 
 class _ForwardPass(NamedTuple):
-    """A stage after its forward pass: what came, what left it, and what that took."""
+    """A stage after its forward pass: its inputs, its outputs, and the memory that the pass took."""
 
     batch: Batch
     received: list[Tensor]
@@ -65,7 +65,7 @@ class _ForwardPass(NamedTuple):
 
 
 class _PipelineTracer:
-    """One micro-batch on its way through all stages and back."""
+    """Runs one micro-batch forward and backward through all stages."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _PipelineTracer:
         return [self._back(number, passed, stage_of, cut) for number in reversed(range(len(passed)))][::-1]
 
     def _forward(self, number: int, before: list[Any]) -> tuple[_ForwardPass, list[Any]]:
-        """As PipelinedStep does it; in place of the line, what arrives has memory of its own."""
+        """Run a stage as PipelinedStep does; received activations get memory of their own."""
         tracker, start = self._tracker, self._tracker.current
         tracker.reset_peak()
         batch = fake_batch(self._sample, self._samples)

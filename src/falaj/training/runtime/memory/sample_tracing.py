@@ -1,8 +1,9 @@
-"""Follows the memory of a step on a few real samples, for models that cannot be followed on fake tensors.
+"""Traces the memory of a step on a few real samples, for models that cannot run on fake tensors.
 
-Only the forward and backward pass are computed, with the model's own parameters and copies of its buffers, so nothing
-that was given is changed; gradients, the optimizer's state and its update are counted from the parameters' shapes.
-Beside few samples gradients are large: the activations' highest point is looked for without them, as it is with many.
+Only the forward and backward pass are computed, with the model's own parameters and copies of its buffers, so
+no argument is changed. Gradients, optimizer state and update are derived from the parameters' shapes. With few
+samples gradients dominate: the peak of the activations is measured without them, as it would be with many
+samples.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def trace_samples(
     plan: Plan,
     device: str,
 ) -> StepTrace:
-    """What a step over the samples in `batch` takes; it is computed, where the model is."""
+    """Return the memory of a step over the samples in `batch`, computed on the model's device."""
     gpu = device == "cuda"
     tracker = AllocationTracker(gpu=gpu, copies=gpu and plan.layout != "channels_last", exact_sizes=True)
     own = {name: p.detach().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
@@ -60,7 +61,7 @@ def trace_samples(
     state, update = optimizer_bytes(optimizer, model, plan, gpu=gpu)
     activations, early = tracker.peak_without(
         tensors_in(gradients), iter([*own.values(), *buffers.values()])
-    )  # of the samples too
+    )  # including the samples
     blocks = AllocationTracker()
     size = blocks.bytes_of(iter(trained))
     return StepTrace(
@@ -80,7 +81,8 @@ def trace_samples(
 def optimizer_bytes(
     choice: OptimizerChoice, model: nn.Module, plan: Plan, *, gpu: bool
 ) -> tuple[int | None, int | None]:
-    """What the optimizer remembers, and has while it updates; None where it cannot be seen: then as Adam's."""
+    """Return the bytes of the optimizer's state and update; None if they cannot be traced: then Adam's are
+    assumed."""
     if isinstance(choice, torch.optim.Optimizer):
         return None, None
     try:
@@ -99,5 +101,5 @@ def optimizer_bytes(
             settled = tracker.current
             made.step()
             return state, tracker.peak - settled
-    except Exception:  # an optimizer of the user's own may do anything
+    except Exception:  # any error of a user-defined optimizer
         return None, None

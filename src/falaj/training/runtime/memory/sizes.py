@@ -1,4 +1,4 @@
-"""How much memory a process may use: its part of the GPU, or of the machine and the container it runs in."""
+"""Memory sizes: the memory that a process may use, and sizes as text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 USABLE = 0.92
-"""The rest is for the CUDA context, or the interpreter and its libraries, and for what lies between blocks."""
+"""The rest is for the CUDA context, or the interpreter and its libraries, and for fragmentation."""
 
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def available_memory(device: torch.device) -> int:
-    """The bytes that this process may use on `device`."""
+    """Return the bytes that this process may use on `device`."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return round(USABLE * (free + torch.cuda.memory_reserved(device)))
@@ -24,7 +24,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def machine_memory() -> int:
-    """What this machine has, or the control group allows, whichever is less."""
+    """Return the memory of this machine, or the limit of the control group if that is less."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in (*_own_limits(), *CGROUP_LIMITS):
         with suppress(OSError, ValueError):
@@ -33,7 +33,7 @@ def machine_memory() -> int:
 
 
 def _own_limits() -> list[str]:
-    """The limits of the control groups around this process, from its own one up."""
+    """Return the limit files of the control groups around this process, innermost first."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::/"):
@@ -41,3 +41,11 @@ def _own_limits() -> list[str]:
                 folders = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
                 return [f"/sys/fs/cgroup/{folder}/memory.max" for folder in folders if folder]
     return []
+
+
+def format_bytes(size: int) -> str:
+    """Return a size with three digits and its unit, such as 10.6 GiB, 512 MiB or 3 KiB."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:.0f} {name}"
+    return f"{size} bytes"

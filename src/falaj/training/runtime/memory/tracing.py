@@ -1,9 +1,8 @@
-"""Follows the memory of a training step, on fake tensors: what it takes, and what of it is what.
+"""Traces the memory of a training step on fake tensors.
 
-Two steps are followed, since the first has no optimizer state yet. Both run on fake CPU tensors, where every operation
-gives an empty result of the right shape; what a GPU does otherwise is put right: see `tally` and `gpu_precision`.
-A model that asks for the value of a tensor (to choose a branch, or the shape of another one) has none to see there: it
-is followed on a few real samples instead, forward and backward, and the optimizer on fakes; see `sampling`.
+Two steps are traced, because the first has no optimizer state yet. Both run on fake CPU tensors; differences of
+a GPU are corrected in `allocations` and `gpu_autocast`. A model that reads tensor values (for control flow or
+shapes) cannot run on fake tensors: `sample_tracing` runs it on a few real samples instead.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from falaj.training.runtime.step.step import Loss
 
 MiB = 1 << 20
 WORKSPACE_BYTES = 32 * MiB
-"""What cuBLAS takes for each thread that multiplies matrices, on Hopper (8 MiB on GPUs before it); forward and backward
-passes have a thread each."""
+"""The cuBLAS workspace of each thread that multiplies matrices, on Hopper (8 MiB on older GPUs); forward and
+backward passes run in a thread each."""
 LT_WORKSPACE_BYTES = 1 * MiB
-"""What cuBLASLt, which multiplies and adds at once, takes beside it in the forward pass."""
+"""The additional workspace of cuBLASLt in the forward pass."""
 
 
 def trace_step(
@@ -47,10 +46,10 @@ def trace_step(
     device: str,
     halved: Mapping[str, Cut] | None = None,
 ) -> StepTrace:
-    """What a step over `samples` samples, each like the one in `sample`, takes on a `device`: cuda or cpu.
+    """Return the memory of a step over `samples` samples like the one in `sample`, on a `device`: cuda or cpu.
 
-    Nothing of it is computed, and nothing given here is changed. Whatever the model raises on fakes, this raises.
-    `halved`: layers that another process has the other half of.
+    Nothing is computed, and no argument is changed. Exceptions of the model on fake tensors are passed on.
+    `halved` are layers whose other half is held by another process.
     """
     gpu = device == "cuda"
     with without_side_effects():
@@ -102,7 +101,7 @@ def _trace_two_steps(
 def _forward_backward(
     fakes: FakeStep, tracker: AllocationTracker, precision: Precision, *, gpu: bool
 ) -> tuple[bool, bool]:
-    """Forward and backward; whether each of them multiplies matrices."""
+    """Run both passes; return whether each of them multiplies matrices."""
     tracker.multiplied = False
     with device_autocast(precision, gpu=gpu):
         value = compute_loss(fakes.model, fakes.loss, fakes.batch)
@@ -112,12 +111,12 @@ def _forward_backward(
 
 
 def workspace_bytes(forward: bool, backward: bool) -> int:
-    """What the library that multiplies matrices on a GPU takes, if each pass does so."""
+    """Return the workspace of the matrix library for the passes that multiply matrices."""
     return forward * (WORKSPACE_BYTES + LT_WORKSPACE_BYTES) + backward * WORKSPACE_BYTES
 
 
 def compute_loss(run: Callable[..., Any], loss: Loss, batch: Batch) -> Tensor:
-    """The loss of `batch`, as a step computes it."""
+    """Return the loss of `batch`, as a training step computes it."""
     inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
     return loss(run(*inputs), target)
 
@@ -129,7 +128,7 @@ def state_tensors(optimizer: optim.Optimizer) -> Iterator[Tensor]:
 
 @contextmanager
 def device_autocast(precision: Precision, *, gpu: bool) -> Iterator[None]:
-    """Autocast as on the device that is meant, for fake or real tensors of the CPU."""
+    """Apply autocast as on the target device to fake or real CPU tensors."""
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     with ExitStack() as stack:
         cast: AbstractContextManager[Any] = nullcontext() if half is None else torch.autocast("cpu", half)
@@ -141,9 +140,9 @@ def device_autocast(precision: Precision, *, gpu: bool) -> Iterator[None]:
 
 @contextmanager
 def without_side_effects() -> Iterator[None]:
-    """Random numbers go on afterwards as if nothing had been, and nobody is warned of what does not happen."""
+    """Keep random generators unchanged and suppress warnings."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    was_silent, log.disabled = log.disabled, True  # what cannot be faked is tried, and no error
+    was_silent, log.disabled = log.disabled, True  # failures on fake tensors are expected
     try:
         with preserved_rng_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,1 +1,1 @@
-"""Training over several processes: the process group, layouts, sharding and pipelines."""
+"""Parallel training strategies: data parallel (ddp), sharded (fsdp), tensor parallel and pipeline."""

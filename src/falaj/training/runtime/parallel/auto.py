@@ -1,8 +1,8 @@
-"""parallel="auto": how a model is spread over the processes, by the memory that each way would take.
+"""parallel="auto": chooses the parallel layout by the memory that each one would take.
 
-Copies (ddp) where they fit, since they talk the least; otherwise shards (fsdp), shards of cut layers, and then all of
-these in smaller pieces; last, where the model can be cut into stages, a pipeline and its compositions. The leading
-process decides, by the least memory that any process has, and says why.
+Replicas (ddp) if they fit, because they communicate the least; otherwise fsdp, fsdp with tensor parallelism,
+and then all of these with more micro-batches; last, if the model can be cut into stages, a pipeline and its
+combinations. The leading process decides by the smallest memory of any process, and states the reason.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from falaj.training.runtime.step.cuda_graph import list_tensors
 from falaj.training.runtime.step.step import Loss
 
 SMALL_SHARE = 0.05
-"""A bound on what a model takes that is at most this part of the memory is no reason to look closer."""
+"""If an upper bound of the model's memory is at most this share of the memory, no estimate is made."""
 RESIDENT_SHARE = 0.25
-"""Data that takes at most this part of a GPU lies there while it is trained on."""
+"""Data that takes at most this share of a GPU is kept there during training."""
 
 
 def resolve_layout(
@@ -44,7 +44,7 @@ def resolve_layout(
     world: ProcessGroup,
     notify: Callable[[str], None],
 ) -> tuple[FitOptions, Plan]:
-    """The settings and the plan with the layout, and the micro-batches, that `auto` stands for here."""
+    """Return settings and plan with the layout and the micro-batches that `auto` resolves to."""
     parallelism = options.parallelism
     if world.size == 1 or parallelism.exact or parallelism.parallel != "auto":
         return options, plan
@@ -58,10 +58,10 @@ def resolve_layout(
         raise InvalidTraining(
             "this model does not fit into the available memory", faults=[TrainingFault(**decided["fault"])]
         )
-    if world.is_leader and decided["words"]:
-        notify(decided["words"])
-    spread = replace(parallelism, parallel=decided["parallel"])
-    return replace(options, parallelism=spread), replace(plan, micro_batches=decided["micro_batches"])
+    if world.is_leader and decided["reason"]:
+        notify(decided["reason"])
+    resolved = replace(parallelism, parallel=decided["parallel"])
+    return replace(options, parallelism=resolved), replace(plan, micro_batches=decided["micro_batches"])
 
 
 def decide(
@@ -73,7 +73,7 @@ def decide(
     world: ProcessGroup,
     memory: int,
 ) -> dict[str, Any]:
-    """What the leading process tells the others: a layout with its micro-batches and a reason, or a fault."""
+    """Return the decision of the leading process: a layout with micro-batches and a reason, or a fault."""
     given = options.batching.batch_size
     size = plan.batch_size or (INITIAL_BATCH_SIZE if given == "auto" else given)
     copies = parallel_layout("ddp", world.size)
@@ -90,53 +90,54 @@ def decide(
         return choose(estimator, world.size, memory - resident_bytes(source, world, memory))
     except NoEstimate as failure:
         return _decision(copies, plan.micro_batches, f"parallel: {copies.summary}; {failure.message}")
-    except Exception as failure:  # the others wait for an answer, and this is only a guess
+    except Exception as failure:  # the other processes wait for a decision
         reason = str(failure).strip().split("\n")[0]
         return _decision(copies, plan.micro_batches, f"parallel: {copies.summary}; no estimate ({reason})")
 
 
 def choose(estimator: MemoryEstimator, processes: int, memory: int) -> dict[str, Any]:
-    """The first way that fits; with the micro-batches that were asked for, if these were."""
+    """Return the first layout that fits; with the requested number of micro-batches, if there is one."""
     first: str | None = None
     for layout, count in automatic_layouts(estimator, processes):
         usual = estimator.default_micro_batches(layout)
         if count != usual and not estimator.may_split_batches("auto", processes):
             continue
         peak = estimator.peak(layout, count)
-        words = layout.summary + (f" in {count} micro-batches" if count != usual else "")
-        first = first or f"; {words} would need {format_bytes(peak)}"
+        name = layout.summary + (f" in {count} micro-batches" if count != usual else "")
+        first = first or f"; {name} would need {format_bytes(peak)}"
         if peak <= memory:
-            why = "" if words == parallel_layout("ddp", processes).summary else first
-            taken = f"parallel: {words}, {format_bytes(peak)} a process of {format_bytes(memory)}{why}"
+            why = "" if name == parallel_layout("ddp", processes).summary else first
+            taken = f"parallel: {name}, {format_bytes(peak)} a process of {format_bytes(memory)}{why}"
             return _decision(layout, count, taken)
     return {"fault": no_fit_fault(estimator, processes, memory)}
 
 
 def no_fit_fault(estimator: MemoryEstimator, processes: int, memory: int) -> dict[str, Any]:
-    """The number, and the nearest way that fits."""
+    """Return a fault with the required memory and the closest configuration that fits."""
     found = estimator.estimate("auto", processes)
-    least_way = min((way for way in found.ways if way.as_asked), key=lambda way: way.peak_bytes)
+    least = min((way for way in found.ways if way.as_asked), key=lambda way: way.peak_bytes)
     nearest = next(found.fitting(memory), None)
     return {
         "where": f"memory of {processes} processes",
-        "given": f"{found.ways[0].summary}; at the least {least_way.summary}",
+        "given": f"{found.ways[0].summary}; at the least {least.summary}",
         "allowed": f"{format_bytes(memory)} a process",
         "fix": f"{nearest.processes} processes: {nearest.summary}" if nearest else "a smaller model or batch",
     }
 
 
 def least_memory(own: int, world: ProcessGroup) -> int:
-    """The least that any process has."""
+    """Return the smallest memory of any process."""
     found = torch.tensor([own], dtype=torch.int64, device=world.device)
     dist.all_reduce(found, dist.ReduceOp.MIN)
     return int(found.item())
 
 
 def rough_bytes(model: nn.Module, source: SampleSource, samples: int) -> float:
-    """A generous guess at what training takes, without looking at what the model does.
+    """Return a generous upper bound of the training memory, without tracing the model.
 
-    Parameters, gradients, their copies, two of state and one for the update make six. At each position of a sample each
-    layer keeps eight numbers for each of its inputs and outputs, and sixteen for each pair of positions in a sequence.
+    Parameters, gradients, their copies, two for optimizer state and one for the update make six. At each
+    position of a sample each layer keeps eight numbers per input and output, and sixteen per pair of positions
+    in a sequence.
     """
     every = list(model.parameters())
     widths = sum(sum(p.shape[:2]) for p in every)
@@ -147,7 +148,7 @@ def rough_bytes(model: nn.Module, source: SampleSource, samples: int) -> float:
 
 
 def max_uses_per_sample(tensor: Tensor) -> int:
-    """At most how often a parameter is used on one sample: tokens, steps of time, pixels."""
+    """Return at most how often a parameter is used per sample: tokens, time steps, pixels."""
     shape = tensor.shape[1:]
     if not tensor.is_floating_point():
         return max(1, math.prod(shape))
@@ -159,14 +160,14 @@ def is_sequence(tensor: Tensor) -> bool:
 
 
 def resident_bytes(source: SampleSource, world: ProcessGroup, memory: int) -> int:
-    """What the data takes on a GPU, where it lies there."""
+    """Return the size of the data if it is kept on a GPU, else 0."""
     if world.device.type != "cuda" or not isinstance(source, TensorSource):
         return 0
     return source.size_bytes if source.size_bytes <= RESIDENT_SHARE * memory else 0
 
 
-def _decision(layout: ParallelLayout, micro_batches: int, words: str) -> dict[str, Any]:
+def _decision(layout: ParallelLayout, micro_batches: int, reason: str) -> dict[str, Any]:
     parallel = {"fsdp" if layout.shards else "ddp": layout.data, "tensor": layout.tensor}
     if layout.pipeline > 1:
         parallel["pipeline"] = layout.pipeline
-    return {"parallel": parallel, "micro_batches": micro_batches, "words": words}
+    return {"parallel": parallel, "micro_batches": micro_batches, "reason": reason}

@@ -1,4 +1,4 @@
-"""Gives all processes the first one's buffers, such as running means, after steps that changed or replaced them."""
+"""Synchronizes buffers, such as running means, from the first process after steps that changed or replaced them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.parallel.tree_reduction import by_dtype
 
 BufferVersions = list[tuple[Tensor, int]]
-"""Buffers of one module, each with the number of changes that it has had."""
+"""Buffers of one module, each with its version counter."""
 
 
 class BufferSync:
-    """The buffers that `model` holds at the end of each step, by name: `forward` may put new ones in their place."""
+    """Synchronizes the buffers that `model` holds after each step, by name: `forward` may replace them."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup, control_group: dist.ProcessGroup) -> None:
         self._holders = {name: module for name, module in model.named_modules() if holds_buffers(module)}
@@ -26,7 +26,7 @@ class BufferSync:
         self._form = self._form_now()
 
     def share(self) -> None:
-        """All call this at once, after a step's passes."""
+        """Broadcast changed buffers. Collective: all processes call this after the passes of a step."""
         if not self._holders:
             return
         changed = self._agree()
@@ -41,14 +41,14 @@ class BufferSync:
         self._seen = [buffer_versions(module) for module in self._holders.values()]
 
     def _agree(self) -> list[bool]:
-        """Whether some process has changed a buffer of each module; refused where they are not of the same shape."""
+        """Return for each module whether any process changed a buffer. Raise InvalidTraining if shapes differ."""
         now = [buffer_versions(module) for module in self._holders.values()]
         if any(map(is_replaced, now, self._seen)):
             self._form = self._form_now()
         changed = [is_changed(new, old) for new, old in zip(now, self._seen, strict=True)]
-        said = torch.tensor([*changed, self._form, -self._form])
-        dist.all_reduce(said, dist.ReduceOp.MAX, group=self._control_group)
-        *answers, largest, smallest = said.tolist()
+        flags = torch.tensor([*changed, self._form, -self._form])
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._control_group)
+        *answers, largest, smallest = flags.tolist()
         if largest != -smallest:
             raise buffer_mismatch(
                 [f"{name}.{own}" for name, m in self._holders.items() for own in m._buffers]
@@ -56,7 +56,7 @@ class BufferSync:
         return [bool(each) for each in answers]
 
     def _form_now(self) -> int:
-        """A number for the names, shapes and types of all buffers; another one, as good as always, for others."""
+        """Return a checksum of the names, shapes and dtypes of all buffers."""
         form = [
             (name, own, tuple(buffer.shape), str(buffer.dtype))
             for name, module in self._holders.items()
@@ -67,9 +67,9 @@ class BufferSync:
 
 
 class StaticBufferCheck:
-    """Refuses steps that change buffers: what processes gather there depends on which samples each of them sees.
+    """Rejects steps that change buffers in exact runs: their values would depend on the distribution of samples.
 
-    The first step may, since some models make tables then.
+    The first step may change them, because some models create tables then.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -93,7 +93,7 @@ def is_same(now: tuple[Tensor, int], before: tuple[Tensor, int] | None) -> bool:
 
 
 def holds_buffers(module: nn.Module) -> bool:
-    """Whether it has any here; those of other stages of a pipeline lie nowhere."""
+    """Return whether a module has buffers in this process; those of other pipeline stages are meta tensors."""
     return any(buffer is None or not buffer.is_meta for buffer in module._buffers.values())
 
 
@@ -106,12 +106,12 @@ def is_replaced(now: BufferVersions, before: BufferVersions) -> bool:
 
 
 def is_changed(now: BufferVersions, before: BufferVersions) -> bool:
-    """Of all buffers of a module, since a batch norm counts the changes of one of its three only."""
+    """Return whether any buffer of a module changed; a batch norm counts versions in only one of its three."""
     return is_replaced(now, before) or any(a != b for (_, a), (_, b) in zip(now, before, strict=True))
 
 
 def buffer_mismatch(names: Sequence[str]) -> InvalidTraining:
-    """The same in all processes, none of which knows which of the buffers it was."""
+    """Return the error that all processes raise; none of them knows which buffer differs."""
     given = f"other shapes in other processes, among {', '.join(name.lstrip('.') for name in names)}"
     fault = TrainingFault("buffers", given, "the same in all", "a shape that does not depend on the samples")
     return InvalidTraining("forward created buffers that cannot be synchronized", faults=[fault])

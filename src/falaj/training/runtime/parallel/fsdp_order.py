@@ -1,6 +1,6 @@
-"""Notices when processes that share shards did not do the same: what one gathers, the others must give at that moment.
+"""Detects that FSDP processes did not gather the same blocks in the same order.
 
-Where a block is chosen by the samples, shards of different blocks would be put together, and nobody would notice.
+If a model selects a block by its samples, shards of different blocks would be combined silently.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils.hooks import RemovableHandle
 from falaj.training.runtime.errors import InvalidTraining, TrainingError, TrainingFault
 
 TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
-"""What torch says, and nothing more, when other processes do not answer."""
+"""torch's message if other processes do not answer."""
 PEER_LOST = re.compile("connection (closed|reset)|broken pipe", re.IGNORECASE)
-"""What it says when one of them has ended: perhaps because it waited in vain itself, a moment before."""
+"""torch's message if another process has ended, possibly because of its own timeout a moment before."""
 
 
 class FsdpOrderCheck:
-    """The order in which one process gathers `blocks` in a step, and what of `model` it has gradients for."""
+    """Records the order in which one process gathers `blocks` in a step, and which gradients it has."""
 
     def __init__(
         self, model: nn.Module, blocks: Sequence[nn.Module], control_group: dist.ProcessGroup
@@ -39,7 +39,7 @@ class FsdpOrderCheck:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Around what waits for other processes. They wait in vain where one gathers more often than another."""
+        """Wrap an operation that waits for other processes, and explain timeouts."""
         if not self._hooks:
             self._hooks = [
                 block.register_forward_pre_hook(self._note(number, name))
@@ -55,13 +55,13 @@ class FsdpOrderCheck:
             raise
 
     def remove_hooks(self) -> None:
-        """Note no more: only what torch has put into the model is left there."""
+        """Remove our hooks from the model."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def compare(self) -> None:
-        """Refuse a step in which the processes did different things. All call this at once, after the step's passes."""
+        """Raise InvalidTraining if the processes differ. Collective: called by all after the passes of a step."""
         used = tuple(parameter.grad is not None for parameter in self._parameters)
         own = hash((self._seen, used))
         self._seen = 0
@@ -80,7 +80,7 @@ class FsdpOrderCheck:
         done = f"{len(self._gathers)} blocks gathered in this step"
         if self._gathers:
             done += f", the last one {self._gathers[-1]}"
-        given = f"{done}, in process {dist.get_rank()}; another one may say another number"
+        given = f"{done}, in process {dist.get_rank()}; another process may report another number"
         fault = TrainingFault("parallel", f"fsdp, {given}", "every layer for every sample", 'parallel="ddp"')
         return TrainingError(f"{what}: did they not use the same layers?", faults=[fault])
 

@@ -1,4 +1,4 @@
-"""The norm of gradients that lie on several processes: torch's own is silently that of a shard, or raises."""
+"""Gradient clipping by the global norm over several processes; torch's own uses the norm of a shard, or raises."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from falaj.training.runtime.parallel.dtensors import local_tensor
+
 
 def clip_gradients(
     parameters: Sequence[nn.Parameter],
@@ -17,7 +19,7 @@ def clip_gradients(
     over: dist.ProcessGroup | None,
     device: torch.device,
 ) -> Tensor:
-    """Scale all gradients so that their norm is at most `most`; the norm that they had.
+    """Scale all gradients so that their norm is at most `most`; return the norm before.
 
     `over` are the processes that hold other parameters of the same model, the stages of a pipeline.
     """
@@ -35,7 +37,7 @@ def clip_gradients(
 
 
 def squared_norm(gradient: Tensor) -> Tensor:
-    """The sum of the squares of a whole gradient, each element counted once."""
+    """Return the sum of squares of a whole gradient, each element counted once."""
     total = local_tensor(gradient).detach().float().square().sum()
     if isinstance(gradient, DTensor):
         mesh = gradient.device_mesh
@@ -43,7 +45,3 @@ def squared_norm(gradient: Tensor) -> Tensor:
             if not placement.is_replicate():
                 dist.all_reduce(total, group=mesh.get_group(axis))
     return total
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

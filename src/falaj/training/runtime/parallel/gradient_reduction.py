@@ -1,7 +1,7 @@
-"""Adds the gradients of several copies of a model, whichever of its parameters each of them used.
+"""Sums the gradients of model replicas, also if each uses other parameters.
 
-torch's DDP waits for ever, or adds nothing, where a parameter gets no gradient that it expected. Here every process
-adds every bucket once a step, in the same order: as soon as the bucket is complete in the last backward pass, or after
+torch's DDP hangs or skips gradients if a parameter that it expects gets none. Here every process reduces every
+bucket once per step, in the same order: as soon as the bucket is complete in the last backward pass, or after
 it. A parameter that no process used has no gradient afterwards, as in one process.
 """
 
@@ -22,7 +22,7 @@ BUCKET_BYTES = 25 << 20
 
 
 class GradientReducer:
-    """The sum over `group` of the gradients of `parameters`. `words` are the same processes, talking by their CPUs."""
+    """Sums the gradients of `parameters` over `group`. `control_group` are the same processes over gloo on CPUs."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, control_group: dist.ProcessGroup
@@ -43,7 +43,7 @@ class GradientReducer:
 
     @contextmanager
     def overlapping(self) -> Iterator[None]:
-        """Around the last backward pass: what is complete is added at once."""
+        """Wrap the last backward pass: complete buckets are reduced at once."""
         for parameter in self._unheard:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._has_gradient))  # type: ignore[no-untyped-call]
         self._unheard = []
@@ -54,18 +54,19 @@ class GradientReducer:
             self._listens = False
 
     def remove_hooks(self) -> None:
-        """Listen no more: the parameters are as they were given."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def discard_step(self) -> None:
-        """The step is computed again. What is under way cannot be called back: all add everything anew at the end."""
+        """Prepare to compute the step again. Reductions in flight cannot be cancelled: all are repeated at the
+        end."""
         self._late = self._late or bool(self._in_flight)
         self._missing = [len(bucket) for bucket in self._buckets]
 
     def finish(self) -> None:
-        """From here on, the gradients are those of all processes."""
+        """Complete the reduction; afterwards the gradients are those of all processes."""
         self._take_thawed()
         while len(self._in_flight) < len(self._buckets):
             self._launch()
@@ -79,7 +80,7 @@ class GradientReducer:
         self._start_over()
 
     def _take_thawed(self) -> None:
-        """Add buckets of what is not frozen any more, which all processes thaw before the same step."""
+        """Add buckets for parameters that are no longer frozen; all processes unfreeze them before the same step."""
         thawed = [parameter for parameter in self._frozen if parameter.requires_grad]
         if not thawed:
             return
@@ -101,7 +102,7 @@ class GradientReducer:
         if not self._listens:
             return
         number = self._bucket_of[id(parameter)]
-        if number < len(self._in_flight):  # it came again, after it was sent: what was sent is not all
+        if number < len(self._in_flight):  # another gradient after the bucket was sent
             self._late = True
             return
         self._missing[number] -= 1
@@ -117,14 +118,14 @@ class GradientReducer:
         return work, flat
 
     def _agree(self) -> tuple[set[int], bool]:
-        """The parameters that some process has a gradient for, and whether what was sent must be sent again."""
-        said = [p.grad is not None for p in self._parameters] + [self._late]
-        *used, late = any_rank(said, self._control_group)
+        """Return the parameters with a gradient in any process, and whether the reductions must be repeated."""
+        flags = [p.grad is not None for p in self._parameters] + [self._late]
+        *used, late = any_rank(flags, self._control_group)
         return {id(p) for p, is_used in zip(self._parameters, used, strict=True) if is_used}, late
 
 
 def cpu_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
-    """The processes along `axis`, talking by their CPUs: what they say must not wait for what a GPU has to do."""
+    """Return the processes along `axis` as a gloo group, whose messages do not wait for GPU work."""
     if mesh.device_type == "cpu":
         return mesh[axis].get_group()
     names = mesh.mesh_dim_names or ()
@@ -135,15 +136,15 @@ def cpu_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
     return group
 
 
-def any_rank(said: Sequence[bool], control_group: dist.ProcessGroup) -> list[bool]:
-    """For each question, whether some process says yes."""
-    answers = torch.tensor(said, dtype=torch.uint8)
+def any_rank(flags: Sequence[bool], control_group: dist.ProcessGroup) -> list[bool]:
+    """Return for each flag whether any process sets it."""
+    answers = torch.tensor(flags, dtype=torch.uint8)
     dist.all_reduce(answers, dist.ReduceOp.MAX, group=control_group)
     return [bool(each) for each in answers.tolist()]
 
 
 def make_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters of one type, in order, about `BUCKET_BYTES` together."""
+    """Return parameters of one dtype each, in order, in buckets of about `BUCKET_BYTES`."""
     found: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
@@ -157,7 +158,7 @@ def make_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor:
-    """What this process has of the gradient; zeros if it has none."""
+    """Return the gradient of this process; zeros if there is none."""
     if parameter.grad is None:
         return torch.zeros_like(local_tensor(parameter.detach()))
     own = local_tensor(parameter.grad)
@@ -165,7 +166,7 @@ def local_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def put_gradients(given: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
-    """Put each sum, which is flat, where the gradient of its parameter is; all at once, which is much quicker."""
+    """Write the flat sums back to the gradients, all at once, which is much faster."""
     places = [gradient_buffer(parameter) for parameter, _ in given]
     sums = [piece.view(place.shape) for place, (_, piece) in zip(places, given, strict=True)]
     if places:

@@ -1,4 +1,4 @@
-"""How many processes share the data, each layer's tensors, and the layers: the axes of the mesh."""
+"""The parallel layout: how many processes share the data, the tensors and the layers."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 
 Axis = Literal["ddp", "fsdp", "tensor", "pipeline"]
 Parallel: TypeAlias = Literal["auto"] | Axis | Mapping[Axis, int]
-"""One way for all processes, or several with the number of processes of each: {"fsdp": 2, "tensor": 2}."""
+"""One strategy for all processes, or the number of processes of each: {"fsdp": 2, "tensor": 2}."""
 
 AXES: tuple[Axis, ...] = ("ddp", "fsdp", "tensor", "pipeline")
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """The mesh has pipeline × data × tensor processes; neighbours in number share tensors, which talk the most."""
+    """The mesh has pipeline × data × tensor processes; adjacent ranks share tensors, which communicate the most."""
 
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
     shards: bool = False
-    """Whether those that share the data hold a shard of the model each, not a copy."""
+    """Whether the data-parallel processes hold a shard of the model each (fsdp), not a replica."""
 
     def data_rank(self, rank: int) -> int:
         return rank // self.tensor % self.data
 
     def reports_loss(self, rank: int) -> bool:
-        """Whether the loss of process `rank` counts: one of those with the same tensors, at the end of the pipeline."""
+        """Return whether the loss of `rank` counts: the first tensor rank of the last pipeline stage."""
         return rank % self.tensor == 0 and rank // (self.tensor * self.data) == self.pipeline - 1
 
     @property
@@ -41,24 +41,24 @@ class ParallelLayout:
 
 
 def parallel_layout(parallel: Parallel, processes: int) -> ParallelLayout:
-    """The layout that `parallel` asks for; refused where it does not come out at so many processes."""
-    asked = _counts(parallel, processes)
-    product = math.prod(asked.values())
+    """Return the layout that `parallel` describes. Raise InvalidTraining if it does not match `processes`."""
+    requested = _counts(parallel, processes)
+    product = math.prod(requested.values())
     if product != processes:
-        given = " × ".join(f"{name} {count}" for name, count in asked.items()) + f" = {product}"
+        given = " × ".join(f"{name} {count}" for name, count in requested.items()) + f" = {product}"
         raise _invalid_parallel(given, f"a product of {processes}, the number of processes")
-    shards = asked.get("fsdp", 1)
+    shards = requested.get("fsdp", 1)
     return ParallelLayout(
-        data=asked.get("ddp", 1) * shards,
-        tensor=asked.get("tensor", 1),
-        pipeline=asked.get("pipeline", 1),
+        data=requested.get("ddp", 1) * shards,
+        tensor=requested.get("tensor", 1),
+        pipeline=requested.get("pipeline", 1),
         shards=shards > 1,
     )
 
 
 def _counts(parallel: Parallel, processes: int) -> dict[str, int]:
-    asked = {"ddp": processes} if parallel == "auto" else parallel
-    counts: dict[Any, Any] = dict(asked) if isinstance(asked, Mapping) else {asked: processes}
+    requested = {"ddp": processes} if parallel == "auto" else parallel
+    counts: dict[Any, Any] = dict(requested) if isinstance(requested, Mapping) else {requested: processes}
     wrong = [str(name) for name in counts if name not in AXES]
     wrong += [f"{name}={count}" for name, count in counts.items() if not isinstance(count, int) or count < 1]
     if wrong:

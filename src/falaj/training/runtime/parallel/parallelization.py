@@ -1,4 +1,4 @@
-"""Spreads a model over the processes in the way that was asked for."""
+"""Applies a parallel layout to a model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from falaj.training.runtime.parallel.tensor_plan import Cut, TensorPlan, find_cu
 SPLIT_MODELS: WeakKeyDictionary[nn.Module, tuple[ParallelLayout, Mapping[str, Cut], DeviceMesh]] = (
     WeakKeyDictionary()
 )
-"""Models that were left in shards or with cut layers: another run takes them as they are."""
+"""Models that a run left sharded or split: the next run uses them as they are."""
 
 
 def parallelize(
     model: nn.Module, world: ProcessGroup, layout: ParallelLayout, *, tensor_plan: TensorPlan | None
 ) -> ParallelStrategy:
-    """`model`, which lies on its device, spread over the processes of `world`."""
+    """Apply `layout` to `model`, which is on its device, over the processes of `world`."""
     if world.size == 1:
         return SingleProcessStrategy(model, world)
     cuts = find_tensor_cuts(model, layout, tensor_plan)
@@ -55,7 +55,7 @@ def parallelize_pipeline(
     tensor_plan: TensorPlan | None,
     cuts: Sequence[str] | None,
 ) -> tuple[PipelinedModel, ParallelStrategy]:
-    """`model` cut into the stages of a pipeline; the part of this process is spread further as `layout` says."""
+    """Cut `model` into pipeline stages, and apply the rest of `layout` to the stage of this process."""
     tensor_cuts = find_tensor_cuts(model, layout, tensor_plan)
     earlier_mesh(model, layout, tensor_cuts)
     plan = partition_model(model, count=layout.pipeline, cuts=cuts)
@@ -68,7 +68,8 @@ def parallelize_pipeline(
 
 
 def earlier_mesh(model: nn.Module, layout: ParallelLayout, cuts: Mapping[str, Cut]) -> DeviceMesh | None:
-    """The mesh over which an earlier run cut `model` in the same way, if there was one; refused in another way."""
+    """Return the mesh of an earlier run with the same layout, if there is one. Raise InvalidTraining for another
+    layout."""
     if model not in SPLIT_MODELS:
         return None
     then, cuts_then, mesh = SPLIT_MODELS[model]
@@ -81,7 +82,8 @@ def earlier_mesh(model: nn.Module, layout: ParallelLayout, cuts: Mapping[str, Cu
 
 
 def find_tensor_cuts(model: nn.Module, layout: ParallelLayout, plan: TensorPlan | None) -> Mapping[str, Cut]:
-    """What is refused is refused before the processes talk: one that has left would be missed by the others."""
+    """Return the layers to split. Errors are raised before any communication, so that no process waits for
+    another."""
     return find_cuts(model, plan, size=layout.tensor) if layout.tensor > 1 else {}
 
 
@@ -91,7 +93,7 @@ def make_mesh(world: ProcessGroup, layout: ParallelLayout) -> DeviceMesh:
 
 
 def parallelize_exactly(model: nn.Module, world: ProcessGroup, *, micro_batches: int) -> ParallelStrategy:
-    """A copy in each process, and sums that are the same to the bit for any number of them."""
+    """Keep a replica in each process, with sums that are bitwise equal for any number of processes."""
     earlier_mesh(model, ParallelLayout(data=world.size), {})
     require_exact(model, world, micro_batches)
     if world.size > 1:
@@ -119,7 +121,7 @@ def _over_data(
 
 
 def split_tensors(model: nn.Module, mesh: DeviceMesh, cuts: Mapping[str, Cut]) -> None:
-    """Cut the layers that this process holds; those of other stages of a pipeline are cut by others."""
+    """Split the layers that this process holds; other stages split their own."""
     kinds = {"column": ColwiseParallel, "row": RowwiseParallel}
     here = {
         name: kinds[cut]()
@@ -131,6 +133,7 @@ def split_tensors(model: nn.Module, mesh: DeviceMesh, cuts: Mapping[str, Cut]) -
 
 
 def require_exact(model: nn.Module, world: ProcessGroup, micro_batches: int) -> None:
+    """Raise InvalidTraining if the model or the number of processes does not allow exact training."""
     faults = []
     if world.size & (world.size - 1) or micro_batches % world.size:
         allowed = f"a power of two, at most the {micro_batches} micro-batches"

@@ -1,4 +1,4 @@
-"""The ways to spread a model over data: alone, copies, copies that add up exactly, and shards (FSDP2)."""
+"""Parallel strategies over the data: single process, replicas (ddp), exact replicas, and shards (FSDP2)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from falaj.training.runtime.parallel.buffers import BufferSync, StaticBufferCheck
+from falaj.training.runtime.parallel.fsdp_blocks import fsdp_blocks
 from falaj.training.runtime.parallel.fsdp_order import FsdpOrderCheck
 from falaj.training.runtime.parallel.gradient_clipping import clip_gradients
 from falaj.training.runtime.parallel.gradient_reduction import GradientReducer
@@ -22,35 +23,38 @@ from falaj.training.runtime.step.micro_batches import MicroBatch
 
 
 class ParallelStrategy(Protocol):
-    """`run` is called in the place of the model; a loss is multiplied by `factor` before it is differentiated."""
+    """`module` is called in place of the model; a loss is multiplied by `loss_factor` before the backward pass."""
 
     module: nn.Module
     loss_factor: float
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward pass of one micro-batch."""
+        """Wrap the forward and backward pass of one micro-batch."""
 
     def add_loss(self, loss: Tensor, part: MicroBatch) -> None:
-        """The loss of the micro-batch `part`, whose gradients have just been computed."""
+        """Add the loss of a micro-batch whose gradients have just been computed."""
 
     def discard_step(self) -> None:
-        """Drop what was added since the last `finish`: the step is computed again."""
+        """Discard what was added since the last `finish`: the step is computed again."""
 
     def finish(self) -> Tensor:
-        """The loss of the global batch; from here on the gradients are its gradients."""
+        """Return the loss of the global batch; afterwards the gradients are those of the global batch."""
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> None: ...
 
     def remove_hooks(self) -> None:
-        """There are no more steps: take off the model what listened in it. Shards and cut layers stay."""
+        """Remove our hooks from the model after the last step. Shards and split layers stay."""
 
 
 class SingleProcessStrategy:
-    """One process: gradients add up where they are."""
+    """One process: gradients accumulate in place."""
 
     loss_factor = 1.0
 
     def __init__(self, model: nn.Module, world: ProcessGroup) -> None:
+        """`reports_loss`: whether the loss of this process counts, or that of another one with the same samples.
+        `pipeline_group`: the processes that hold the other stages of the same replica, if there is a pipeline.
+        """
         self.module: nn.Module = model
         self._world = world
         self._losses: list[Tensor] = []
@@ -73,7 +77,7 @@ class SingleProcessStrategy:
         own = losses[0]
         for loss in losses[1:]:
             own = own + loss
-        if self.pipeline_group is not None:  # those that have no loss do not know its type either
+        if self.pipeline_group is not None:  # stages without a loss do not know its dtype
             own = own.double()
         return self._world.sum_loss(own if self.reports_loss else torch.zeros_like(own))
 
@@ -88,7 +92,7 @@ class SingleProcessStrategy:
 
 
 class DdpStrategy(SingleProcessStrategy):
-    """A copy in each process, whose gradients are added while the last backward pass goes on."""
+    """A replica in each process, whose gradients are reduced during the last backward pass."""
 
     def __init__(
         self, model: nn.Module, world: ProcessGroup, mesh: DeviceMesh, control_group: dist.ProcessGroup
@@ -115,7 +119,7 @@ class DdpStrategy(SingleProcessStrategy):
 
 
 class ExactDdpStrategy(SingleProcessStrategy):
-    """A copy in each process, and sums in one fixed tree: the same to the bit with 1, 2, 4 … processes."""
+    """A replica in each process, with sums in a fixed tree: bitwise equal with 1, 2, 4 … processes."""
 
     def __init__(self, model: nn.Module, world: ProcessGroup) -> None:
         super().__init__(model, world)
@@ -126,9 +130,7 @@ class ExactDdpStrategy(SingleProcessStrategy):
 
     def add_loss(self, loss: Tensor, part: MicroBatch) -> None:
         self._loss_type = loss.dtype
-        if (
-            part.share
-        ):  # a process without samples computes with those of another one, which has them in its sum
+        if part.share:  # a process without samples repeats those of another one
             self._sum.add([*(p.grad for p in self._parameters), loss], place=part.place)
         for parameter in self._parameters:
             parameter.grad = None
@@ -152,9 +154,9 @@ class ExactDdpStrategy(SingleProcessStrategy):
 
 
 class FsdpStrategy(SingleProcessStrategy):
-    """Parameters, gradients and optimizer state cut over the processes (FSDP2), block by block.
+    """Parameters, gradients and optimizer state sharded over the processes (FSDP2), block by block.
 
-    A model that an earlier run has cut stays as it is.
+    A model that an earlier run has sharded stays as it is.
     """
 
     def __init__(
@@ -190,37 +192,15 @@ class FsdpStrategy(SingleProcessStrategy):
 
 
 def local_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that this process may train, frozen ones too: a callback may thaw them. Those of other stages of a
-    pipeline lie nowhere here."""
+    """Return the parameters of this process, including frozen ones, which a callback may unfreeze. Those of other
+    pipeline stages are meta tensors."""
     return [p for p in model.parameters() if not p.is_meta]
 
 
-def fsdp_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model, each of which is gathered by itself: members of lists, the innermost first.
-
-    A part that shares parameters with another one is gathered with the rest.
-    """
-    holders: dict[nn.Parameter, set[int]] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            holders.setdefault(parameter, set()).add(id(module))
-    found: dict[int, nn.Module] = {}
-    for parent in reversed(list(model.modules())):
-        if isinstance(parent, nn.ModuleList | nn.Sequential) and parent is not model:
-            found |= {id(child): child for child in parent}
-    return [part for part in found.values() if is_self_contained(part, holders)]
-
-
-def is_self_contained(part: nn.Module, holders: dict[nn.Parameter, set[int]]) -> bool:
-    within = {id(module) for module in part.modules()}
-    parameters = list(part.parameters())
-    return bool(parameters) and all(holders[parameter] <= within for parameter in parameters)
-
-
 def broadcast_model(model: nn.Module, device: torch.device) -> None:
-    """Every process begins with the leading one's parameters and buffers, wherever they lie; they go by `device`.
+    """Copy the leading process's parameters and buffers to all processes, by way of `device`.
 
-    What an earlier run has cut belongs together already.
+    Tensors that an earlier run has sharded are consistent already.
     """
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:

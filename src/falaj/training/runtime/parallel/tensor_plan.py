@@ -1,4 +1,4 @@
-"""Which linear layers are cut over the processes of a tensor group, and how: column, then row."""
+"""The tensor-parallel plan: which linear layers are split over a tensor group, and how (column, then row)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 
 Cut = Literal["column", "row"]
 TensorPlan = Mapping[str, Cut]
-"""Names of linear layers, where * stands for one part of a name: {"blocks.*.up": "column", "blocks.*.down": "row"}."""
+"""Names of linear layers, where * matches one part of a name: {"blocks.*.up": "column", "blocks.*.down": "row"}.
+"""
 
 ELEMENTWISE_LAYERS = (
     nn.ReLU,
@@ -25,11 +26,11 @@ ELEMENTWISE_LAYERS = (
     nn.Dropout,
     nn.Identity,
 )
-"""Layers that treat each feature by itself."""
+"""Layers that treat each feature separately."""
 
 
 def find_cuts(model: nn.Module, plan: TensorPlan | None, *, size: int) -> dict[str, Cut]:
-    """The layers of `model` to cut: those that `plan` names, or pairs where the second takes what the first gives."""
+    """Return the layers of `model` to split: those that `plan` names, or consecutive pairs of linear layers."""
     shared = layers_sharing_parameters(model)
     found = dict(_named(model, plan)) if plan is not None else dict(_pairs(model, shared))
     if not found:
@@ -53,7 +54,7 @@ def find_cuts(model: nn.Module, plan: TensorPlan | None, *, size: int) -> dict[s
 
 
 def layers_sharing_parameters(model: nn.Module) -> Set[str]:
-    """Layers with a parameter that is another layer's too, or that have several names themselves."""
+    """Return layers that share a parameter with another layer, or have several names themselves."""
     holders: dict[int, set[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):
@@ -74,9 +75,9 @@ def _named(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, Cut]]:
 
 
 def _pairs(model: nn.Module, shared: Set[str]) -> Iterator[tuple[str, Cut]]:
-    """Two linear layers with nothing between them that mixes features: the hidden ones can be cut.
+    """Yield two linear layers without anything between them that mixes features.
 
-    Only where the order of the layers is known: what a module does in its forward cannot be seen from here.
+    Only where the order of the layers is known: what a custom forward does cannot be seen here.
     """
     for prefix, module in model.named_modules():
         path = f"{prefix}." if prefix else ""

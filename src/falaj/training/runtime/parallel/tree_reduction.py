@@ -1,6 +1,6 @@
-"""Sums of gradients in one fixed tree, so that they are the same to the bit however many processes there are.
+"""Gradient sums in a fixed binary tree, so that they are bitwise equal for any number of processes.
 
-The leaves are the micro-batches of a step, a power of two of them; each process has the leaves of a whole subtree.
+The leaves are the micro-batches of a step, a power of two; each process has the leaves of a whole subtree.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 GradientSums = list[Tensor | None]
-"""A tensor for each parameter, and one for the loss; none where nothing was computed."""
+"""A tensor per parameter, and one for the loss; None where nothing was computed."""
 
 
 class PairwiseSum:
-    """Adds leaves one after the other, always the two halves of a subtree; few wait for others at any time."""
+    """Pairwise summation of leaves that arrive in order; only few partial sums are kept at any time."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, GradientSums]] = []
 
     def add(self, leaf: GradientSums, *, place: int) -> None:
-        """Add the leaf at `place`, which is after all others; those that are left out are nothing."""
+        """Add the leaf at `place`, which is after all others; missing leaves count as zero."""
         if self._waiting:
             self._merge(below=height(self._waiting[-1][0], place))
         self._waiting.append((place, leaf))
@@ -31,21 +31,21 @@ class PairwiseSum:
         self._merge(below=end)
 
     def take(self) -> GradientSums | None:
-        """The sum of the whole subtree; None if it has no leaves."""
+        """Return the sum of the whole subtree; None without leaves."""
         self._merge(below=sys.maxsize)
         total = self._waiting[0][1] if self._waiting else None
         self._waiting = []
         return total
 
     def _merge(self, *, below: int) -> None:
-        """Add up the last ones, as far as they meet at a smaller height than this."""
+        """Merge the last partial sums that meet below this height."""
         while len(self._waiting) > 1 and height(self._waiting[-2][0], self._waiting[-1][0]) < below:
             place, right = self._waiting.pop()
             self._waiting[-1] = place, added(self._waiting[-1][1], right)
 
 
 def height(left: int, right: int) -> int:
-    """The height of the smallest subtree with both leaves."""
+    """Return the height of the smallest subtree with both leaves."""
     return (left ^ right).bit_length()
 
 
@@ -54,7 +54,7 @@ def added(left: GradientSums, right: GradientSums) -> GradientSums:
 
 
 def sum_over_processes(own: GradientSums, like: Sequence[Tensor], *, rank: int, size: int) -> GradientSums:
-    """The sum over all processes, each of which has one subtree: pairs first, then pairs of pairs."""
+    """Return the sum over all processes, each of which has one subtree: pairs first, then pairs of pairs."""
     distance = 1
     while distance < size:
         own = added_in_order(own, exchange(own, like, rank ^ distance), mine_first=not rank & distance)
@@ -67,7 +67,7 @@ def added_in_order(own: GradientSums, other: GradientSums, *, mine_first: bool) 
 
 
 def exchange(own: GradientSums, like: Sequence[Tensor], partner: int) -> GradientSums:
-    """Give `partner` what we have, for what it has; `like` tells the shapes of both."""
+    """Exchange sums with `partner`; `like` has the shapes of both."""
     device = like[0].device
     present = torch.tensor([value is not None for value in own], dtype=torch.uint8, device=device)
     theirs = torch.empty_like(present)

@@ -1,1 +1,1 @@
-"""The fastest safe way to run a model on this hardware: candidates, tried and compared with plain fp32."""
+"""The search for the fastest way to run a model on this hardware with the numerics of plain fp32."""

@@ -1,4 +1,4 @@
-"""Plans that were found before, by what they depend on: a JSON file each. What cannot be read is not there."""
+"""The cache of plans and measurements: one JSON file per entry, named by a hash of everything it depends on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,44 +25,55 @@ from falaj.training.runtime.planning.plan import Plan, plan_from
 
 FORMAT = 1
 
+Entry = TypeVar("Entry")
+
 
 def cache_folder() -> Path:
-    """FALAJ_CACHE, or the user's cache."""
+    """Return FALAJ_CACHE, or the user's cache folder."""
     given = os.environ.get("FALAJ_CACHE")
     return (
         Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "falaj"
     )
 
 
-def load_plan(key: str | None) -> Plan | None:
-    """The plan that was kept under `key`; None where there is none, or none that makes sense."""
+def load_entry(
+    kind: str, key: str | None, read: Callable[[dict[str, Any]], Entry], *, version: int
+) -> Entry | None:
+    """Return the entry that was stored under `key`; None if there is none, or it cannot be read."""
     if key is None:
         return None
     try:
-        kept = json.loads(_path(key).read_text())
-        return plan_from(kept["plan"]) if kept["format"] == FORMAT and kept["key"] == key else None
+        found = json.loads(_path(kind, key).read_text())
+        return read(found) if found["format"] == version and found["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError, InvalidTraining):
         return None
 
 
-def store_plan(key: str | None, plan: Plan, *, table: list[dict[str, Any]]) -> None:
-    """Keep `plan`, all or nothing. A cache that cannot be written costs a search, not the run."""
+def store_entry(kind: str, key: str | None, values: Mapping[str, Any], *, version: int) -> None:
+    """Store `values` under `key` atomically. A cache that cannot be written is ignored."""
     if key is None:
         return
     with suppress(OSError):
-        path = _path(key)
+        path = _path(kind, key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        text = json.dumps({"format": FORMAT, "key": key, "plan": asdict(plan), "tried": table}, indent=1)
-        aside.write_text(text)
-        aside.replace(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"format": version, "key": key, **values}, indent=1))
+        temporary.replace(path)
+
+
+def load_plan(key: str | None) -> Plan | None:
+    """Return the plan that was found before under `key`, or None."""
+    return load_entry("plans", key, lambda found: plan_from(found["plan"]), version=FORMAT)
+
+
+def store_plan(key: str | None, plan: Plan, *, table: list[dict[str, Any]]) -> None:
+    """Store `plan` with the `table` of trials that led to it."""
+    store_entry("plans", key, {"plan": asdict(plan), "tried": table}, version=FORMAT)
 
 
 def plan_key(model: nn.Module, sample: Batch, device: torch.device, options: Mapping[str, Any]) -> str | None:
-    """What a plan depends on: the model's code and structure, the samples' shapes, the options, hardware and versions.
-
-    None where it cannot be told: a class that has no source to show, an object of which nothing can be said.
-    """
+    """Return the hash of what a plan depends on: code and structure of the model, sample shapes, options, hardware
+    and versions. None if it cannot be determined, for example for a class without source code."""
     try:
         described = fingerprint_of(model, by_shape=[*model.parameters(), *model.buffers()])
     except (OSError, TypeError):
@@ -78,12 +89,12 @@ def plan_key(model: nn.Module, sample: Batch, device: torch.device, options: Map
 
 
 def loss_fingerprint(loss: Callable[..., Any]) -> list[Any]:
-    """What it computes; OSError or TypeError where that cannot be told."""
+    """Return the fingerprint of a loss. Raise OSError or TypeError if it has none."""
     return [fingerprint_of(loss)]
 
 
 def source_of(of: Any) -> str:
-    """The source of a class or function that is not torch's own, with its name; OSError where it has none to show."""
+    """Return name and source of a class or function that is not part of torch. Raise OSError if it has no source."""
     name = f"{of.__module__}.{of.__qualname__}" if isinstance(of, type | FunctionType) else repr(of)
     if name.startswith("torch.") or isinstance(of, BuiltinFunctionType):
         return name
@@ -91,7 +102,7 @@ def source_of(of: Any) -> str:
 
 
 def hardware_key(device: torch.device) -> list[str]:
-    """The device in words that are equal where a plan can be used again."""
+    """Return a description of the device that is equal where a plan can be reused."""
     if device.type == "cuda":
         return [
             str(device),
@@ -124,5 +135,5 @@ def _kind(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype), list(tensor.shape)]
 
 
-def _path(key: str) -> Path:
-    return cache_folder() / "plans" / f"{key}.json"
+def _path(kind: str, key: str) -> Path:
+    return cache_folder() / kind / f"{key}.json"

@@ -1,4 +1,4 @@
-"""Which plans are tried, in which order: what is cheap and likely first, each change on top of the best so far."""
+"""Candidate plans and their order: cheap and promising changes first, each on top of the best plan so far."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from falaj.training.runtime.planning.trials import TrialOutcome
 CandidateGenerator: TypeAlias = Generator[Plan, TrialOutcome, None]
 
 CLEAR_GAIN = 1.5
-"""A precision that is so much faster leaves no doubt about the next."""
+"""With a speed-up of at least this factor no other precision is tried."""
 LAUNCH_BOUND_S = 0.005
-"""Longer steps keep a GPU busy without a graph."""
+"""Longer steps are not launch-bound, so that a CUDA graph does not help."""
 MIN_EPOCH_STEPS = 64
-"""An epoch is left with at least so many steps when the global batch is chosen here."""
+"""A larger global batch must leave at least so many steps per epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """What there is to choose from, on this machine and for this model."""
+    """The options that are open on this machine for this model."""
 
     on_gpu: bool
     start: Plan
     fixed: Mapping[str, Any]
-    """What the caller has decided, by the plan's names."""
+    """The fields of the plan that the caller has set."""
     batch_size: int
     chooses_batch: bool = False
     samples: int = 1
     images: bool = False
     fusible: bool = True
     half_precision: str | None = None
-    """The 16-bit precision that this hardware is fast in, if there is one."""
+    """The 16-bit precision that this hardware computes fast in, if there is one."""
     compiles: bool = True
     risky: bool = True
-    """Whether a candidate may crash: only where that costs no more than a child process."""
+    """Whether candidates may crash: only if they run in a child process."""
     copies_batches: bool = False
-    """Whether each batch is sent to the GPU, and is not there already."""
+    """Whether each batch is copied to the GPU, instead of being there already."""
     threads: int = 1
     margin: float = 1.02
-    """How much faster a candidate must be: less is noise."""
+    """The speed-up that a candidate needs; less is noise."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Incumbent:
         return size / self.best.samples_per_second if self.best else 0.0
 
     def attempt(self, plan: Plan) -> Generator[Plan, TrialOutcome, TrialOutcome | None]:
-        """Try `plan`, unless the caller has decided otherwise or it was tried."""
+        """Try `plan`, unless the caller has fixed another value or it was tried before."""
         wanted = plan.facts()
         if plan in self.tried or any(wanted[name] != value for name, value in self.space.fixed.items()):
             return None
@@ -88,7 +88,7 @@ class Incumbent:
 
 
 def generate_candidates(space: SearchSpace) -> CandidateGenerator:
-    """The candidates, one after the other; each one's outcome is sent in, and decides on the next."""
+    """Yield candidates one after the other; the outcome of each is sent back, and determines the next."""
     incumbent = Incumbent(space)
     incumbent.plain = yield from incumbent.attempt(space.start)
     yield from _fit_into_memory(incumbent)
@@ -97,7 +97,7 @@ def generate_candidates(space: SearchSpace) -> CandidateGenerator:
         and incumbent.plain.rejection
         and "memory" not in incumbent.plain.rejection
     ):
-        return  # what fails here, fails in all of them
+        return  # every other candidate would fail in the same way
     yield from (_on_gpu(incumbent) if space.on_gpu else _on_cpu(incumbent))
 
 
@@ -165,7 +165,7 @@ def _on_cpu(incumbent: Incumbent) -> CandidateGenerator:
 
 
 def _larger_batches(incumbent: Incumbent, *, most: int = 10) -> CandidateGenerator:
-    """Enlarge the global batch fourfold while that is faster, and then twofold."""
+    """Multiply the global batch by four while that is faster, and then by two."""
     factor = 4
     for _ in range(most):
         now = incumbent.plan.batch_size or incumbent.space.batch_size
@@ -177,7 +177,7 @@ def _larger_batches(incumbent: Incumbent, *, most: int = 10) -> CandidateGenerat
 
 
 def _larger_batch(incumbent: Incumbent, plan: Plan, *, factor: int) -> CandidateGenerator:
-    """`plan` with a larger global batch, if an epoch still has enough steps."""
+    """Try `plan` with a larger global batch, if an epoch keeps enough steps."""
     size = factor * (plan.batch_size or incumbent.space.batch_size)
     if size * MIN_EPOCH_STEPS <= incumbent.space.samples:
         yield from incumbent.attempt(replace(plan, batch_size=size))

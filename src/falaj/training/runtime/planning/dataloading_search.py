@@ -1,4 +1,4 @@
-"""How many processes read a dataset, and how far ahead: tried on the dataset itself, beside the chosen computing."""
+"""Search for the number of worker processes and the prefetch depth, measured on the dataset itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner, re
 from falaj.training.runtime.step.micro_batches import MicroBatchReader
 
 CHEAP_SHARE = 0.05
-"""Reading that takes less than this part of a step is not worth a process."""
+"""Reading that takes less than this share of a step does not need a worker process."""
 MARGIN = 1.05
 DEEP_PREFETCH = 4
 WARM_STEPS = 2
@@ -39,7 +39,7 @@ def search_dataloading(
     share: float,
     allowed_s: float,
 ) -> SearchResult:
-    """The best way to read found within `allowed_s`; `share` is the reading of a step beside its computing."""
+    """Return the best options found within `allowed_s`; `share` is the time of reading relative to computing."""
     found, began = SearchResult(), time.monotonic()
     plain = replace(plan, workers=0)
     if share < CHEAP_SHARE:
@@ -58,7 +58,7 @@ def search_dataloading(
 
 
 def dataloading_candidates(found: SearchResult, plain: Plan, *, cores: int) -> Iterator[Plan]:
-    """None, one, two, four … workers while that is faster; then the best number, reading farther ahead."""
+    """Yield 0, 1, 2, 4 … workers while that is faster; then the best number with a deeper prefetch."""
     yield plain
     workers = 1
     while workers <= cores:
@@ -71,17 +71,17 @@ def dataloading_candidates(found: SearchResult, plain: Plan, *, cores: int) -> I
 
 
 class DataloadingTrials:
-    """Reads the dataset as a plan says, for a moment."""
+    """Reads the dataset for a moment as a plan states."""
 
     def __init__(
         self, runner: TrialRunner, items: DatasetSource, options: FitOptions, *, computing: float
     ) -> None:
-        """`computing` is how many samples a second can be computed."""
+        """`computing` is the number of samples that can be computed per second."""
         self._runner, self._items, self._seed = runner, items, options.batching.seed
         self._computing = computing
 
     def __call__(self, plan: Plan) -> TrialOutcome:
-        """The samples a second; on a CPU beside the computing, which wants the same cores."""
+        """Measure the samples per second; on a CPU together with the computing, which uses the same cores."""
         began = time.perf_counter()
         try:
             rate, fault = self._on_gpu(plan) if self._runner.on_gpu else self._on_cpu(plan), None
@@ -98,7 +98,7 @@ class DataloadingTrials:
                 return measure_rate(batches, lambda step, indices: engine.run_step(step, indices, _ignore))
 
     def _on_gpu(self, plan: Plan) -> float:
-        """Reading alone: this process must not start the GPU, which computes meanwhile and needs no core for it."""
+        """Measure reading alone: this process must not initialize the GPU, which computes in parallel."""
         batches = self._runner.batches(plan)
         reader = MicroBatchReader(self._items, seed=self._seed, count=plan.micro_batches)
         here = torch.device("cpu")
@@ -108,7 +108,7 @@ class DataloadingTrials:
 
 
 def measure_rate(batches: BatchPlan, take: Callable[[int, Tensor], object]) -> float:
-    """Samples a second, after the first steps: what reads must start, and be ahead."""
+    """Return the samples per second after the first steps, when workers have started and read ahead."""
     first = began = time.perf_counter()
     samples = 0
     for step in count(1):

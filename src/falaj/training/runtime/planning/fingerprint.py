@@ -1,7 +1,7 @@
-"""Tells what an object computes, in values that are equal where it computes the same: code, settings, small tensors.
+"""Fingerprints of objects, equal where they compute the same: from code, settings and small tensors.
 
-What cannot be told is Undescribable, so that nothing is kept under half a description. Random states are left out, and
-of installed packages the code alone is told, not what it uses in turn.
+A value without a fingerprint raises FingerprintError, so that nothing is cached under an incomplete key. Random
+states are left out. For installed packages only the code itself counts, not what it uses in turn.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from torch import Tensor, nn, optim
 MAX_VALUES = 200_000
 MAX_BYTES = 256 << 20
 MAX_SECONDS = 3.0
-"""Larger objects are not described: looking for a plan again costs less than a wrong one."""
+"""Larger objects have no fingerprint: a new search costs less than a wrong cache hit."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
 OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE; other types are written in C, and may have a state that nobody sees
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE; other types are written in C, and may have hidden state
 
 
 class FingerprintError(TypeError):
-    """Of this value nothing can be said that would be the same in another process."""
+    """The value has no description that is stable across processes."""
 
 
 def fingerprint_of(value: object, *, by_shape: Iterable[Tensor] = ()) -> Any:
-    """`value` in lists and texts; the tensors in `by_kind`, which training changes, by type and shape alone."""
+    """Return `value` as nested lists and strings; tensors in `by_shape`, which training changes, by dtype and
+    shape."""
     try:
         return Fingerprinter(by_shape).of(value)
     except RecursionError as failure:
@@ -59,7 +60,7 @@ def fingerprint_of(value: object, *, by_shape: Iterable[Tensor] = ()) -> Any:
 
 
 class Fingerprinter:
-    """Walks through an object, each part once."""
+    """Traverses an object and describes each part once."""
 
     def __init__(self, by_shape: Iterable[Tensor]) -> None:
         self._by_shape = {id(tensor) for tensor in by_shape}
@@ -83,7 +84,7 @@ class Fingerprinter:
         return [type(value).__name__, *self._parts(value)]
 
     def _parts(self, value: object) -> list[Any]:
-        ways: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
+        describers: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
             (Tensor, self._of_tensor),
             (nn.Module, self._of_module),
             (optim.Optimizer, self._of_optimizer),
@@ -101,9 +102,9 @@ class Fingerprinter:
             ((set, frozenset), lambda items: sorted((self.of(each) for each in items), key=str)),
             ((list, tuple, deque), lambda items: [self.of(each) for each in items]),
         )
-        for kind, tell in ways:
+        for kind, describe in describers:
             if isinstance(value, kind):
-                return tell(value)
+                return describe(value)
         return self._of_object(value)
 
     def _of_object(self, value: object) -> list[Any]:
@@ -141,15 +142,15 @@ class Fingerprinter:
         return blake2b(content, digest_size=16).hexdigest()
 
     def _of_module(self, root: nn.Module) -> list[Any]:
-        told = []
+        described = []
         for name, module in root.named_modules():
             self._numbers.setdefault(id(module), len(self._seen))
             self._seen.append(module)
             values = {each: value for each, value in vars(module).items() if each not in _common_to_modules()}
             hooks = [self.of(hook) for kind in HOOKS for hook in vars(module).get(kind, {}).values()]
-            told.append([name, self._of_class(type(module)), self._of_values(values), hooks])
+            described.append([name, self._of_class(type(module)), self._of_values(values), hooks])
         tensors = [*root.named_parameters(), *root.named_buffers()]
-        return [told, [[name, self.of(tensor)] for name, tensor in tensors]]
+        return [described, [[name, self.of(tensor)] for name, tensor in tensors]]
 
     def _of_optimizer(self, optimizer: optim.Optimizer) -> list[Any]:
         groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
@@ -189,21 +190,22 @@ class Fingerprinter:
         ]
 
     def _of_class(self, of: type) -> list[Any]:
-        """Its code and that of the classes that it comes from, and what their methods use."""
+        """Describe the code of a class and its bases, and the globals that their methods use."""
         if id(of) in self._classes:
             return [f"class {self._classes[id(of)]}"]
         self._classes[id(of)] = len(self._classes)
-        told: list[Any] = []
+        described: list[Any] = []
         for each in of.__mro__:
-            told.append(code_of_class(each))
+            described.append(code_of_class(each))
             if not is_installed(each.__module__):
-                told.extend(self._of_globals(method) for method in _functions_of(each))
-        return told
+                described.extend(self._of_globals(method) for method in _functions_of(each))
+        return described
 
 
 @lru_cache(maxsize=1024)
 def code_of_class(of: type) -> str:
-    """Its name, and its source where it is not of Python or torch; OSError or TypeError if it has none to show."""
+    """Return name and source of a class; the name alone for Python and torch. Raise OSError or TypeError without
+    source."""
     name = f"{of.__module__}.{of.__qualname__}"
     if of.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc", "enum", "collections"):
         return name
@@ -212,7 +214,7 @@ def code_of_class(of: type) -> str:
 
 @lru_cache(maxsize=1024)
 def is_installed(module: str | None) -> bool:
-    """Whether it comes with Python or was installed: what is not likely to change between two runs."""
+    """Return whether a module comes with Python or was installed, so that it rarely changes between runs."""
     if module is None or module.partition(".")[0] == __name__.partition(".")[0]:
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -220,7 +222,7 @@ def is_installed(module: str | None) -> bool:
 
 
 def global_names(code: CodeType) -> set[str]:
-    """The names of global variables that `code`, and what is defined in it, reads or writes."""
+    """Return the names of the globals that `code` and nested code read or write."""
     found = {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}
     for const in code.co_consts:
         if isinstance(const, CodeType):

@@ -1,4 +1,4 @@
-"""What a search borrows from the program, and gives back as it was: what functions remember."""
+"""State of the caller's functions that a plan search must not change: defaults, closures and globals."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from falaj.training.runtime.planning.fingerprint import global_names, is_install
 
 MAX_FUNCTIONS = 100
 SHARED_BYTES = 16 << 20
-"""A larger tensor that a function uses is taken for data: trials read it where it lies."""
+"""A larger tensor is assumed to be data: trials share it instead of copying it."""
 SLOW_S = 0.5
-"""What takes longer to copy is copied once: the search must come to an end."""
+"""A value that takes longer to copy is copied only once, to bound the time of the search."""
 MISSING = object()
 
 
 @dataclass(frozen=True, eq=False)
 class StateVariable:
-    """A place that a function remembers something in: an attribute, or a name among the globals."""
+    """A place where a function keeps state: an attribute or a global name."""
 
     holder: Any
     name: str
@@ -51,14 +51,14 @@ class StateVariable:
 
 
 class FunctionState:
-    """What the caller's functions remember beside their arguments: trials change copies of it, in the same places."""
+    """The state of the caller's functions besides their arguments. Trials work on copies in the same places."""
 
     def __init__(self, *callables: object) -> None:
         self._kept = [(variable, variable.get()) for variable in state_variables(*callables)]
         self._slow: set[StateVariable] = set()
 
     def install_copies(self, copies: dict[int, Any]) -> None:
-        """Put copies of the first values in place. `copies`, as of `deepcopy`, has what was copied already."""
+        """Install copies of the original values. `copies` is the memo of `deepcopy` with what was copied already."""
         for variable, value in self._kept:
             began = time.monotonic()
             variable.put(value if variable in self._slow else copy_of(value, copies))
@@ -66,12 +66,13 @@ class FunctionState:
                 self._slow.add(variable)
 
     def restore(self) -> None:
+        """Install the original values again."""
         for variable, value in self._kept:
             variable.put(value)
 
 
 def state_variables(*callables: object) -> list[StateVariable]:
-    """Of these functions, and of those that they use from the same file or close over."""
+    """Return the state of these functions, and of functions that they call from the same file or close over."""
     waiting = [function for each in callables for function in functions_in(each)]
     seen: list[FunctionType] = []
     found: dict[tuple[int, str], StateVariable] = {}
@@ -97,7 +98,7 @@ def _of_function(function: FunctionType) -> Iterator[StateVariable]:
 
 
 def functions_in(value: object, *, within: dict[str, Any] | None = None) -> Iterator[FunctionType]:
-    """The functions that run where `value` is called; of those in a variable, the ones from the same file."""
+    """Yield the functions that run when `value` is called; with `within`, only those of the same file."""
     if isinstance(value, partial):
         yield from functions_in(value.func, within=within)
         return
@@ -109,12 +110,12 @@ def functions_in(value: object, *, within: dict[str, Any] | None = None) -> Iter
 
 
 def is_immutable_code(value: object) -> bool:
-    """Whether it is nothing that changes while it is used."""
+    """Return whether `value` is code, which does not change while it is used."""
     return isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType)
 
 
 def copy_of(value: Any, copies: dict[int, Any]) -> Any:
-    """A deep copy; the value itself where it cannot be copied, or is large."""
+    """Return a deep copy, or the value itself if it cannot be copied or is large."""
     if value is MISSING or is_immutable_code(value):
         return value
     if isinstance(value, Tensor) and value.numel() * value.element_size() > SHARED_BYTES:
@@ -122,7 +123,7 @@ def copy_of(value: Any, copies: dict[int, Any]) -> Any:
     before = set(copies)
     try:
         return copy.deepcopy(value, copies)
-    except Exception:  # a lock, a file, a generator: no trial is worth the run
+    except Exception:  # a lock, a file, a generator
         for half_done in set(copies) - before:
             del copies[half_done]
         return value

@@ -1,4 +1,4 @@
-"""What torch keeps for the whole process, set as a plan says while it is trained by, and put back afterwards."""
+"""Process-wide numeric settings of torch: applied while a plan is used, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from falaj.training.runtime.planning.plan import Plan, Precision
 
 @contextmanager
 def apply_numerics(plan: Plan) -> Iterator[None]:
-    """Inside, matrix products and threads are as `plan` says."""
+    """Set matrix precision and thread count as `plan` states."""
     threads = torch.get_num_threads()
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
@@ -26,7 +26,7 @@ def apply_numerics(plan: Plan) -> Iterator[None]:
 
 @contextmanager
 def tf32_matmul() -> Iterator[None]:
-    """To the letter as before afterwards: compiled code is kept under all of these settings."""
+    """Allow TF32 in matrix products; restore all settings exactly, because compiled code is cached under them."""
     before, products = torch.get_float32_matmul_precision(), (torch.backends.cuda, torch.backends.mkldnn)
     kept = [each.matmul.fp32_precision for each in products]
     torch.set_float32_matmul_precision("high")
@@ -40,7 +40,7 @@ def tf32_matmul() -> Iterator[None]:
 
 @contextmanager
 def full_fp32() -> Iterator[None]:
-    """Inside, convolutions on a GPU are computed in fp32 too; torch has them in TF32 unless it is told not to."""
+    """Compute convolutions on a GPU in fp32; the default of torch is TF32."""
     convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = convolutions.fp32_precision
     convolutions.fp32_precision = "ieee"
@@ -51,6 +51,6 @@ def full_fp32() -> Iterator[None]:
 
 
 def precision_of(plan: Plan, device: torch.device) -> Precision:
-    """What `plan` computes in on `device`, where a step is as precise as the least of its parts."""
+    """Return the effective precision of `plan` on `device`: that of the least precise part of a step."""
     in_tf32 = device.type == "cuda" and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     return "tf32" if plan.precision == "fp32" and in_tf32 else plan.precision

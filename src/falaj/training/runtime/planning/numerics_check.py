@@ -1,12 +1,13 @@
-"""Whether a candidate computes what fp32 computes: its loss, its gradients, and the first steps of training.
+"""Checks that a candidate computes what fp32 computes: its loss, its gradients, and the first steps of training.
 
-Some gradients cannot be compared: at the start of a deep network with batch normalization, those of the first layers
-change beyond recognition if the weights are touched in their last digits, in fp32 too. So the weights are shaken by the
-rounding of each precision; of the parameters whose gradients do not bear that, only the size is compared.
+Some gradients cannot be compared: at the start of a deep network with batch normalization, those of the first
+layers change completely if the weights change in their last digits, in fp32 too. Therefore the weights are
+perturbed by the rounding error of each precision; of the parameters whose gradients are not stable, only the
+norm is compared.
 
-For the others the gradient's error is ‖g - g32‖ / ‖g32‖ over all parameters, on the same batch. A rounding error that
-is small beside what another batch changes does no harm to training, so a fourth of that difference is allowed too, up
-to 30 %.
+For the others the gradient error is ‖g - g32‖ / ‖g32‖ over all parameters, on the same batch. A rounding error
+that is small compared with the difference between batches does not harm training, so a quarter of that
+difference is allowed too, up to 30 %.
 """
 
 from __future__ import annotations
@@ -23,42 +24,44 @@ from falaj.training.runtime.planning.plan import Precision
 LOSS_TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "tf32": 5e-3, "bf16": 2e-2, "fp16": 1e-2}
 GRADIENT_TOLERANCE: dict[Precision, float] = {"fp32": 1e-2, "tf32": 3e-2, "bf16": 1e-1, "fp16": 5e-2}
 PERTURBATION: dict[Precision, float] = {"fp32": 2**-21, "tf32": 2**-11, "bf16": 2**-9, "fp16": 2**-11}
-"""How far weights are shaken, relative to them: the rounding of each precision, and of sums in fp32."""
+"""The relative perturbation of weights: the rounding error of each precision, and of sums in fp32."""
 STABLE_WITHIN = 0.1
 MAX_NORM_RATIO = 3.0
 MAX_TOLERANCE = 0.3
-"""No gradient may be off by more than this part, whatever the batches differ by."""
+"""The largest relative gradient error that is ever allowed."""
 
 
 @dataclass(frozen=True)
 class NumericsReference:
-    """What plain fp32 gives for a batch: the loss, the gradients, and the losses of the first steps."""
+    """The results of plain fp32: loss and gradients of a batch, and the losses of the first steps."""
 
     loss: float
     gradients: list[Tensor | None]
     noise: float
-    """The relative difference between the gradients of two batches, drawn with other random numbers."""
+    """The relative difference between the gradients of two batches with different random numbers."""
     spread: float
-    """The difference between the losses of these two."""
+    """The difference between the losses of these two batches."""
     loss_curve: list[float]
 
 
 @dataclass(frozen=True)
 class NumericErrors:
-    """How far a candidate is from the reference, relative to it."""
+    """The errors of a candidate relative to the reference."""
 
     loss: float
     gradient: float
     size: float = 1.0
-    """‖g‖ / ‖g32‖ of the gradients that cannot be compared otherwise, beside a tenth of all gradients.
+    """‖g‖ / ‖g32‖ of the gradients that are not stable, each plus a tenth of the norm of all gradients.
 
-    Those of a bias before a normalization, for one, are nothing but rounding, and a thousand times as much in bf16."""
+    The gradients of a bias before a normalization, for example, are pure rounding error, and a thousand times
+    larger in bf16.
+    """
 
 
 def compare(
     loss: float, gradients: Sequence[Tensor | None], reference: NumericsReference, stable: Sequence[bool]
 ) -> NumericErrors:
-    """`steady` tells for each parameter whether its gradient can be compared."""
+    """Return the errors of a candidate; `stable` states for each parameter whether its gradient can be compared."""
     scale = max(abs(reference.loss), reference.spread, 1e-12)
     pairs = list(zip(gradients, reference.gradients, strict=True))
     comparable = [pair for pair, is_stable in zip(pairs, stable, strict=True) if is_stable]
@@ -71,7 +74,7 @@ def compare(
 
 
 def stable_gradients(shaken: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> list[bool]:
-    """Which gradients are much the same after the weights were shaken."""
+    """Return for each gradient whether it is nearly the same after the weights were perturbed."""
     return [
         relative_distance([one], [other]) <= STABLE_WITHIN
         for one, other in zip(shaken, gradients, strict=True)
@@ -84,7 +87,7 @@ def gradient_norm(gradients: Sequence[Tensor | None]) -> float:
 
 
 def numerics_fault(errors: NumericErrors, reference: NumericsReference, precision: Precision) -> str | None:
-    """Why a candidate with these errors must not be used; None if it may."""
+    """Return why a candidate with these errors must be rejected, or None."""
     loss_limit = max(LOSS_TOLERANCE[precision], reference.spread / max(abs(reference.loss), 1e-12) / 4)
     loss_limit = min(loss_limit, MAX_TOLERANCE)
     if not errors.loss <= loss_limit:
@@ -100,7 +103,7 @@ def numerics_fault(errors: NumericErrors, reference: NumericsReference, precisio
 def loss_curve_fault(
     loss_curve: Sequence[float], reference: NumericsReference, precision: Precision
 ) -> str | None:
-    """Why the losses of the first steps must not be trusted; None if they may."""
+    """Return why the losses of the first steps must be rejected, or None."""
     if not all(math.isfinite(loss) for loss in loss_curve):
         return "its loss is not finite after a few steps"
     pairs = list(zip(loss_curve, reference.loss_curve, strict=False))
@@ -113,7 +116,7 @@ def loss_curve_fault(
 
 
 def relative_distance(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float:
-    """‖one - other‖ / ‖other‖; infinite where one has a gradient that the other has not, or is not finite."""
+    """Return ‖one - other‖ / ‖other‖; infinity if only one has a gradient, or a value is not finite."""
     apart = size = 0.0
     for a, b in zip(one, other, strict=True):
         if (a is None) != (b is None):

@@ -1,4 +1,4 @@
-"""What GPUs there are, asked of the driver's own library: asking CUDA would keep child processes from using it."""
+"""GPU discovery through NVML, which does not initialize CUDA: forked child processes can still use it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 
 
 def is_cuda_available() -> bool:
-    """Whether torch could use a GPU; CUDA is not started by asking: see the setting in `falaj`."""
+    """Return whether torch can use a GPU, without initializing CUDA: see the setting in `falaj`."""
     return torch.cuda.is_available()
 
 
 def gpu_count() -> int:
-    """How many GPUs this process may use; CUDA is not started by asking, for the same reason."""
+    """Return the number of GPUs that this process may use, without initializing CUDA."""
     return torch.cuda.device_count()
 
 
 def gpu_names() -> list[str]:
-    """Name and memory of each GPU; empty where the driver's library is not there."""
+    """Return name and memory of each GPU; empty without the driver's library."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

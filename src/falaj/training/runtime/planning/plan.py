@@ -1,4 +1,4 @@
-"""A plan: everything about how a step is computed that changes its speed, and nothing of what is computed."""
+"""A plan: the options of a training step that change its speed, but not its result."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ COMPILE_MODES: tuple[str, ...] = get_args(CompileMode)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How each step is computed. A plan without changes is the plain loop: eager, fp32, one micro-batch."""
+    """How each step is computed. The default plan is the plain loop: eager, fp32, one micro-batch."""
 
     precision: Precision = "fp32"
     layout: MemoryFormat = "contiguous"
-    """channels_last: what convolutions on GPUs, and some CPUs, like best."""
+    """channels_last is the fastest for convolutions on GPUs and some CPUs."""
     compile: CompileMode = "off"
-    """The mode of `torch.compile`, which is given the model and the loss together."""
+    """The mode of `torch.compile`, applied to model and loss together."""
     graph: bool = False
-    """The whole step, from the samples' numbers to the update, replayed as one CUDA graph."""
+    """Replay the whole step, from the sample indices to the update, as one CUDA graph."""
     fused: bool = False
-    """One kernel for the optimizer's whole update; only for optimizers that are given by name."""
+    """Use one kernel for the whole optimizer update; only for optimizers that are given by name."""
     micro_batches: int = 1
-    """How many pieces a global batch is computed in."""
+    """The number of micro-batches of a global batch."""
     batch_size: int | None = None
-    """The global batch, where the search was asked to choose it."""
+    """The global batch size, if the search chooses it."""
     threads: int | None = None
-    """How many threads an operation uses on a CPU; none: as many as torch is set to."""
+    """The number of CPU threads of an operation; None: torch's setting."""
     workers: int | None = None
-    """How many processes read the samples of a dataset; none: as many as seem to pay when the run starts."""
+    """The number of processes that read a dataset; None: chosen when the run starts."""
     prefetch: int | None = None
-    """How many steps each of them reads ahead; none: two."""
+    """The number of steps that each worker reads ahead; None: two."""
     pinned: bool | None = None
-    """On a GPU, whether the next batch is sent beside the computing, out of page-locked memory; none: it is."""
+    """On a GPU, whether the next batch is copied asynchronously from page-locked memory; None: yes."""
 
     def __post_init__(self) -> None:
         allowed: dict[str, tuple[str, ...]] = {
@@ -51,9 +51,9 @@ class Plan:
             "compile": COMPILE_MODES,
         }
         faults = [
-            TrainingFault(f"tune.{name}", getattr(self, name), ", ".join(words))
-            for name, words in allowed.items()
-            if getattr(self, name) not in words
+            TrainingFault(f"tune.{name}", getattr(self, name), ", ".join(values))
+            for name, values in allowed.items()
+            if getattr(self, name) not in values
         ]
         counts = {"micro_batches": self.micro_batches, "batch_size": self.batch_size, "threads": self.threads}
         counts["prefetch"] = self.prefetch
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """The plan in a line: bf16, fused, compile, batch 64."""
+        """The plan in one line: bf16, fused, compile, batch 64."""
         parts: list[str] = [self.precision]
         parts += ["channels_last"] * (self.layout == "channels_last")
         parts += ["fused"] * self.fused
@@ -82,11 +82,11 @@ class Plan:
         return ", ".join(parts)
 
     def facts(self) -> dict[str, Any]:
-        """As plain values, for checkpoints and the cache."""
+        """Return the plan as plain values, for checkpoints and the cache."""
         return asdict(self)
 
 
 def plan_from(values: Mapping[str, Any]) -> Plan:
-    """The plan that `facts` told of; refuses what is none."""
+    """Return the plan that `facts` described. Raise InvalidTraining for invalid values."""
     known = {field.name for field in fields(Plan)}
     return Plan(**{name: value for name, value in values.items() if name in known})

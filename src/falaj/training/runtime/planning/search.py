@@ -1,4 +1,4 @@
-"""Walks through the candidates in a bounded time, and says in a table what came of each."""
+"""The plan search: tries candidates within a time budget, and reports the outcome of each in a table."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
 
 MIN_TRIAL_S = 1.0
 MIN_COMPILE_S = 8.0
-"""With less time than this left, compiling is not begun; without a child that can be ended, with less than thrice."""
+"""With less time left, compilation is not started; three times as much without a child process that can be killed.
+"""
 MIN_AUTOTUNE_S = 60.0
 REHEARSAL_SHARE, COMPILE_REHEARSAL_SHARE = 0.5, 0.8
-"""The parts of the time left that a rehearsal may take."""
+"""The shares of the remaining time that a rehearsal may take."""
 OUT_OF_TIME = "not tried: out of time"
 
 
 @dataclass
 class SearchResult:
-    """What a search came to. `best` is none where not even the plain plan could be run."""
+    """The outcomes of a search. `best` is None if not even the plain plan could run."""
 
     tried: list[TrialOutcome] = field(default_factory=list)
     best: TrialOutcome | None = None
@@ -34,11 +35,11 @@ class SearchResult:
 
 
 TryPlan = Callable[[Plan, float], TrialOutcome]
-"""Tries a plan within so many seconds."""
+"""Tries a plan within a number of seconds."""
 
 
 def search(space: SearchSpace, try_out: TryPlan, *, budget: Callable[[TrialOutcome], float]) -> SearchResult:
-    """The best of the candidates that could be tried; `budget` tells from the first outcome how long all may take."""
+    """Return the best candidate that could be tried; `budget` derives the time limit from the first outcome."""
     found, began = SearchResult(), time.monotonic()
     candidates, outcome, allowed_s = generate_candidates(space), None, 0.0
     try:
@@ -77,7 +78,7 @@ def record_outcome(found: SearchResult, outcome: TrialOutcome, *, margin: float)
 
 
 def confirm(found: SearchResult, try_out: TryPlan, *, margin: float) -> SearchResult:
-    """Try the first and the best again, in turn: where others share the machine, once is not enough."""
+    """Try the first and the best plan again: on a shared machine one measurement is not enough."""
     first, best = found.tried[0], found.best
     if best is None or best.plan == first.plan:
         return found
@@ -89,14 +90,14 @@ def confirm(found: SearchResult, try_out: TryPlan, *, margin: float) -> SearchRe
 
 
 class SubprocessTrials:
-    """Tries plans in a child process, and in a new one after each that was lost."""
+    """Tries plans in a child process, and starts a new one after each that was lost."""
 
     def __init__(self, runner: TrialRunner, *, alive: Callable[[], bool]) -> None:
         self._runner, self._alive = runner, alive
         self._child: TrialProcess | None = None
 
     def start(self) -> TrialProcess:
-        """ChildLost if a child cannot use the device."""
+        """Start a child process. Raise TrialProcessLost if it cannot use the device."""
         self._child = TrialProcess(self._runner, alive=self._alive)
         self._child.wait_ready()
         return self._child
@@ -117,10 +118,10 @@ class SubprocessTrials:
 
 
 class RehearsedTrials:
-    """Tries plans in this process, each after one step by it went well in a child.
+    """Tries plans in this process, each after one successful step in a child process.
 
-    A child that hangs is given up while others can still be tried. `plain`, by which the run would be trained in any
-    case, is not rehearsed. What a child has compiled, this process finds in the compiler's cache.
+    A child that hangs is killed early enough to try other plans. `plain`, the fallback of the run, is not
+    rehearsed. What a child has compiled, this process finds in the compiler's cache.
     """
 
     def __init__(self, runner: TrialRunner, *, plain: Plan, alive: Callable[[], bool]) -> None:
@@ -143,11 +144,11 @@ class RehearsedTrials:
         try:
             return child(plan, within_s)
         finally:
-            child.end()  # while a plan is measured, nothing else computes or holds memory
+            child.end()  # nothing else may run while a plan is measured
 
 
 def format_outcomes(found: SearchResult) -> str:
-    """What was tried, for people."""
+    """Return the tried plans as a table for people."""
     rows = [("plan", "samples/s", "× plain", "loss", "gradient", "s", "")]
     plain = found.tried[0].samples_per_second if found.tried else 0.0
     for each in found.tried:

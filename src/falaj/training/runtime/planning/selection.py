@@ -1,4 +1,4 @@
-"""Which plan a run is trained by: the one it began with, the one that was given, a kept one, or the best found."""
+"""Selection of the plan of a run: from its checkpoint, from the caller, from the cache, or by a search."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ MAX_SEARCH_S = 60.0
 SHARE_OF_RUN = 0.1
 MIN_STEPS = 100
 MIN_SEARCH_S = 2.0
-"""A search that may not take this long is not begun."""
+"""A search that may not take this long is skipped."""
 MIN_FLOPS = {"cpu": 2e11, "cuda": 5e14}
 LONG_RUN_STEPS = {"cpu": 2_000, "cuda": 5_000}
-"""Floating-point operations, by a rough count, or steps, of a run that is long enough to be looked at."""
+"""Estimated floating-point operations, or steps, from which on a run is long enough for a search."""
 CPU_MARGIN, GPU_MARGIN = 1.05, 1.015
 
 
@@ -58,11 +58,11 @@ def select_plan(
     agent: Agent | None,
     world: ProcessGroup,
 ) -> Plan:
-    """The plan of this run, the same for all its processes."""
+    """Return the plan of this run, the same for all its processes."""
     tune, fixed = options.compute.tune, options.fixed
     plain = plan_from({**fixed, "micro_batches": options.micro_batches_over(world.size)})
     exact = options.parallelism.exact
-    if isinstance(tune, Plan):  # an exact run has the same pieces, whoever trains it
+    if isinstance(tune, Plan):  # an exact run keeps its micro-batches for any number of processes
         pieces = {"micro_batches": plain.micro_batches} if exact else {}
         return replace(tune, **{**fixed, **pieces})  # type: ignore[arg-type]
     if exact:
@@ -78,16 +78,16 @@ def select_plan(
             if not is_worth_searching(model, source, options, world):
                 return plain
             return PlanSelector(model, loss, source, options, agent, world, plain).choose()
-    except SampleUnreadable:  # the run would come to the same sample, and perhaps much later
+    except SampleUnreadable:  # the run would fail at the same sample later
         raise
-    except Exception as failure:  # if it is the run's own fault, the run will say so
+    except Exception as failure:  # if the run has the same problem, it raises its own error
         notify: Callable[[str], None] = agent.notify if agent else print
         notify(f"plan search skipped: {reason_of(failure)}")
         return plain
 
 
 def leader_plan(agent: Agent | None, world: ProcessGroup, plain: Plan) -> Plan:
-    """What the leading process would go on by, for all; only that one can see the checkpoints."""
+    """Return the plan of the leading process, for all processes; only that one reads the checkpoints."""
     kept = checkpointed_plan(agent, world) if agent else None
     own = bytearray(json.dumps((kept or plain).facts()).encode()) if world.is_leader else None
     shared = world.broadcast_bytes(own)
@@ -95,7 +95,7 @@ def leader_plan(agent: Agent | None, world: ProcessGroup, plain: Plan) -> Plan:
 
 
 def checkpointed_plan(agent: Agent, world: ProcessGroup) -> Plan | None:
-    """The plan that the newest checkpoint was made by: a run that goes on goes on in the same way."""
+    """Return the plan of the newest checkpoint: a resumed run keeps its plan."""
     for run in saved_runs(agent):
         try:
             facts = run["facts"]
@@ -112,7 +112,7 @@ def checkpointed_plan(agent: Agent, world: ProcessGroup) -> Plan | None:
 def is_worth_searching(
     model: nn.Module, source: SampleSource, options: FitOptions, world: ProcessGroup
 ) -> bool:
-    """Whether the run may be long enough for a search to pay; without anything of it being run."""
+    """Return whether the run may be long enough for a search to pay off, without running any of it."""
     device = world.device.type
     if device not in MIN_FLOPS:
         return False
@@ -129,7 +129,7 @@ def is_worth_searching(
 
 
 def uses_per_sample(sample: list[Tensor]) -> float:
-    """Roughly how often each parameter is used on one sample: tokens of a text, pixels of an image."""
+    """Estimate how often each parameter is used per sample: tokens of a text, pixels of an image."""
     first = sample[0] if sample else torch.zeros(1)
     if not first.is_floating_point():
         return float(first.numel())
@@ -175,7 +175,7 @@ class PlanSelector:
         if self._device.type == "cpu" and not self._is_long_enough():
             return self._plain
         self._notify("searching for the fastest plan for this model and hardware")
-        _ = self._trials.sample  # for all trials, also those in child processes
+        _ = self._trials.sample  # shared by all trials, also in child processes
         found = self._search()
         if not found.tried:
             return self._plain
@@ -195,7 +195,7 @@ class PlanSelector:
         return plan
 
     def _search_reading(self, found: SearchResult) -> SearchResult | None:
-        """How a dataset is read best, beside the best computing; none where it is decided."""
+        """Search for the best way to read the dataset with the best plan; None if it is fixed."""
         best, source = found.best, self._source
         if best is None or not isinstance(source, DatasetSource) or "workers" in self._options.fixed:
             return None
@@ -224,7 +224,7 @@ class PlanSelector:
                 "CUDA was initialized before fit, so trials run in this process: trying only safe candidates"
             )
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        with preserved_rng_state():  # those of the GPU too, which are there from now on
+        with preserved_rng_state():  # now also those of the GPU
             return search(self._space(risky=False), self._try_here, budget=self._budget)
 
     def _search_on_cpu(self) -> SearchResult:
@@ -313,12 +313,12 @@ class PlanSelector:
 
 
 def fingerprint_text(given: object, model: nn.Module) -> str:
-    """What a loss or an optimizer does; OSError or TypeError where that cannot be told."""
+    """Return the fingerprint of a loss or an optimizer. Raise OSError or TypeError if it has none."""
     return str(fingerprint_of(given, by_shape=[*model.parameters(), *model.buffers()]))
 
 
 def fast_half_precision(device: torch.device) -> str | None:
-    """The 16-bit precision that `device` computes faster in than in 32 bits, if there is one."""
+    """Return the 16-bit precision in which `device` is faster than in fp32, or None."""
     if device.type == "cpu":
         capable: Mapping[str, Any] = (
             torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

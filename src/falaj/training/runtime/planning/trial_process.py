@@ -1,8 +1,8 @@
-"""Tries plans in a child process: one that crashes or hangs costs that candidate, and nothing else.
+"""Trials in a forked child process, so that a candidate that crashes or hangs does not affect the run.
 
-The child is a fork, so that any model and any loss can be tried, also those that no other process could import. A fork
-cannot use CUDA once its parent has: then `can_fork_for_gpu` is false, and the caller tries only what is safe. On a CPU
-a child only does a step of each plan before it is tried where the run will be: speeds are measured there.
+A fork can run any model and loss, also those that no other process could import. A fork cannot use CUDA once
+its parent has initialized it: then `can_fork_for_gpu` is false, and the caller tries only safe candidates. On a
+CPU a child only runs one step of each plan as a rehearsal; speed is measured in the process of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def can_fork() -> bool:
-    return sys.platform == "linux"  # elsewhere libraries of the system do not survive it
+    return sys.platform == "linux"  # system libraries of other platforms do not survive a fork
 
 
 def can_fork_for_gpu() -> bool:
@@ -40,11 +40,11 @@ def can_fork_for_gpu() -> bool:
 
 
 class TrialProcessLost(Exception):
-    """The child crashed, hung, or cannot use the GPU; the words say which."""
+    """The child process crashed, hung, or cannot use the GPU; the message states the reason."""
 
 
 class TrialProcess:
-    """A forked process that tries one plan after the other on `ground`."""
+    """A forked process that tries plans one after the other."""
 
     def __init__(self, trials: TrialRunner, *, alive: Callable[[], bool]) -> None:
         self._alive = alive
@@ -68,7 +68,7 @@ class TrialProcess:
             raise TrialProcessLost(answer)
 
     def try_out(self, plan: Plan, *, within_s: float) -> TrialOutcome:
-        """What came of `plan` in the child; ChildLost if it did not come back."""
+        """Return the outcome of `plan` in the child. Raise TrialProcessLost if the child does not answer."""
         try:
             os.write(self._to, json.dumps(plan.facts()).encode() + b"\n")
         except BrokenPipeError:
@@ -79,7 +79,7 @@ class TrialProcess:
         return outcome
 
     def end(self) -> None:
-        """The child and all it has started are gone afterwards."""
+        """Kill the child and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -110,20 +110,20 @@ class TrialProcess:
 
 
 def _run_child(trials: TrialRunner, orders: int, answers: int) -> None:
-    """The child: from here on until its end. Nothing of the parent's is written to."""
+    """Run the child process until it exits. It does not write to anything of the parent."""
     try:
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        faulthandler.disable()  # the crash of a candidate is no news to anybody
+        faulthandler.disable()  # crashes of candidates are expected
         redirect_output_to_null()
-        gc.freeze()  # what came from the parent stays
+        gc.freeze()  # objects of the parent are never collected
         gc.set_threshold(
             50_000, 20, 100
         )  # compiling makes many objects, and each trial ends with a collection
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the threads of the parent's pool are not here, and would be waited for
+        torch.set_num_threads(1)  # the threads of the parent's pool do not exist after a fork
         if trials.on_gpu:
             _serve(trials, orders, answers)
         else:
@@ -133,13 +133,13 @@ def _run_child(trials: TrialRunner, orders: int, answers: int) -> None:
 
 
 def _serve_with_threads(threads: int, trials: TrialRunner, orders: int, answers: int) -> None:
-    """Serve from a new thread, which has a pool of its own: what is tried here is computed as it will be there."""
+    """Serve from a new thread, which has its own thread pool: torch then computes as it will in the run."""
 
     def serve() -> None:
         torch.set_num_threads(threads)
         _serve(trials, orders, answers)
 
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the processes that compile are the parent's
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the compile workers belong to the parent
     if (inductor := sys.modules.get("torch._inductor.config")) is not None:
         inductor.compile_threads = 1  # type: ignore[attr-defined]
     thread = threading.Thread(target=serve)
@@ -158,7 +158,7 @@ def _serve(trials: TrialRunner, orders: int, answers: int) -> None:
 
 
 def redirect_output_to_null() -> None:
-    """What compilers and libraries print while candidates are tried is of no use to anybody."""
+    """Discard the output of compilers and libraries during trials."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -1,4 +1,4 @@
-"""Tries a plan on the model and real batches: whether it computes what fp32 computes, and how fast it is."""
+"""Trials of a plan on the model and real batches: numerics compared with fp32, and speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.data.batches import BatchPlan
-from falaj.training.runtime.data.sources import DatasetSource, SampleSource, TensorSource
+from falaj.training.runtime.data.sources import Batch, DatasetSource, SampleSource, TensorSource
+from falaj.training.runtime.errors import InvalidTraining
 from falaj.training.runtime.options import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.function_state import FunctionState
@@ -41,13 +42,13 @@ TIMED_S = 0.3
 ROUNDS = 3
 SENT_BYTES = 1 << 30
 MIN_SHARE = 1 / 16
-"""Of the data that will lie on the GPU, so much is sent there for trials: the rest would take seconds of the search."""
+"""The share of the data that is copied to the GPU for trials at least: copying all of it would take seconds."""
 FATAL = ("CUDA error", "device-side assert", "illegal memory access")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
-    """What came of trying a plan. `why_not` says why it must not be used."""
+    """The outcome of trying a plan. `rejection` states why it must not be used."""
 
     plan: Plan
     samples_per_second: float = 0.0
@@ -57,7 +58,7 @@ class TrialOutcome:
     rejection: str | None = None
 
     def facts(self) -> dict[str, Any]:
-        """As plain values, for a pipe or a file."""
+        """Return the outcome as plain values, for a pipe or a file."""
         return asdict(self)
 
 
@@ -67,7 +68,7 @@ def outcome_from(line: dict[str, Any]) -> TrialOutcome:
 
 
 class TrialRunner:
-    """A model and its data, on which plans are tried. The model and the loss that are given are left as they are."""
+    """Tries plans on copies of a model and its loss, which are left unchanged."""
 
     def __init__(
         self, model: nn.Module, loss: Loss, source: SampleSource, options: FitOptions, device: torch.device
@@ -86,12 +87,12 @@ class TrialRunner:
 
     @cached_property
     def sample(self) -> tuple[SampleSource, float]:
-        """What is read in trials, and the seconds that a sample of a dataset takes. The GPU is not needed."""
+        """The source that trials read, and the seconds to read one sample of a dataset. Does not need the GPU."""
         return sample_items(self._source) if isinstance(self._source, DatasetSource) else (self._source, 0.0)
 
     @cached_property
     def _near_source(self) -> SampleSource:
-        """On the device, if it will lie there; of much data, a part of it."""
+        """The source on the device if it will be resident there; a part of it if it is large."""
         source, device = self.sample[0], self._world.device
         if (
             isinstance(source, TensorSource)
@@ -108,17 +109,17 @@ class TrialRunner:
         return INITIAL_BATCH_SIZE if given == "auto" else given
 
     def for_rehearsal(self) -> TrialRunner:
-        """The same ground, where trying a plan is to do one step by it, and to measure nothing."""
+        """Return a runner that runs one step of a plan and measures nothing."""
         other = copy.copy(self)
         other._is_rehearsal = True
         return other
 
     def restore(self) -> None:
-        """The caller's functions remember again what they did before the trials."""
+        """Restore the state of the caller's functions from before the trials."""
         self._memory.restore()
 
     def try_out(self, plan: Plan) -> TrialOutcome:
-        """What comes of training by `plan` for a moment; never an exception of its own."""
+        """Train with `plan` for a moment and return the outcome; exceptions become rejections."""
         began = time.perf_counter()
         try:
             if plan.compile != "off":
@@ -135,7 +136,7 @@ class TrialRunner:
         return replace(found, seconds=time.perf_counter() - began)
 
     def step_seconds(self, plan: Plan) -> float:
-        """About how long a step takes; a glance, for short runs."""
+        """Return roughly how long a step takes."""
         try:
             engine, batches, _ = self.engine(plan)
             took = []
@@ -148,50 +149,54 @@ class TrialRunner:
         return min(took)
 
     def _rehearsed(self, plan: Plan) -> TrialOutcome:
-        engine, batches, said = self.engine(plan)
+        engine, batches, messages = self.engine(plan)
         engine.run_step(1, batches.indices(1), _ignore)
-        return TrialOutcome(plan=plan, rejection=fallback_reason(said))
+        return TrialOutcome(plan=plan, rejection=fallback_reason(messages))
 
     def _measured(self, plan: Plan) -> TrialOutcome:
         batches, precision = self.batches(plan), precision_of(plan, self._world.device)
         reference = self._reference(batches)
         is_reference = is_plain(plan) and precision == "fp32"
         stable = [] if is_reference else self._stable(precision, batches, reference)
-        engine, _, said = self.engine(plan)  # the last that is made: what functions remember is of its model
+        engine, _, messages = self.engine(plan)  # made last: the functions' state refers to its model
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         if is_reference:
-            return self._timed(engine, batches, TrialOutcome(plan=plan, errors=NumericErrors(0.0, 0.0)), said)
+            return self._timed(
+                engine, batches, TrialOutcome(plan=plan, errors=NumericErrors(0.0, 0.0)), messages
+            )
         loss, gradients = self._gradients(engine, batches, 1)
         errors = compare(loss, gradients, reference, stable)
         del gradients
         found = TrialOutcome(plan=plan, errors=errors)
-        if is_plain(plan):  # what the caller would get in any case
-            return self._timed(engine, batches, found, said)
-        fault = fallback_reason(said) or numerics_fault(errors, reference, precision)
+        if is_plain(plan):  # the fallback of the run
+            return self._timed(engine, batches, found, messages)
+        fault = fallback_reason(messages) or numerics_fault(errors, reference, precision)
         if fault is not None:
             return replace(found, rejection=fault)
-        return self._timed(engine, batches, found, said, reference=reference)
+        return self._timed(engine, batches, found, messages, reference=reference)
 
     def _timed(
         self,
         engine: StepEngine,
         batches: BatchPlan,
         found: TrialOutcome,
-        said: list[str],
+        messages: list[str],
         *,
         reference: NumericsReference | None = None,
     ) -> TrialOutcome:
-        """`found` with the speed, unless the first losses are unlike those of the reference."""
+        """Measure the speed, unless the first losses differ from those of the reference."""
         loss_curve, rest_s = self._loss_curve(engine, batches, least=GRAPH_STEPS if found.plan.graph else 2)
-        fault = fallback_reason(said)
+        fault = fallback_reason(messages)
         if fault is None and reference is not None:
             fault = loss_curve_fault(loss_curve, reference, precision_of(found.plan, self._world.device))
         if fault is not None:
             return replace(found, rejection=fault)
         rate = self._rate(engine, batches, first=len(loss_curve) + 1, step_s=rest_s)
         memory = torch.cuda.max_memory_allocated() if self.on_gpu else 0
-        return replace(found, samples_per_second=rate, memory_bytes=memory, rejection=fallback_reason(said))
+        return replace(
+            found, samples_per_second=rate, memory_bytes=memory, rejection=fallback_reason(messages)
+        )
 
     def batches(self, plan: Plan) -> BatchPlan:
         samples = len(self._near_source)
@@ -201,8 +206,8 @@ class TrialRunner:
     def engine(
         self, plan: Plan, *, source: SampleSource | None = None
     ) -> tuple[StepEngine, BatchPlan, list[str]]:
-        """An engine over a copy of the model, its batches, and what it says; on the samples, or on `source`."""
-        batching, said = self._options.batching, list[str]()
+        """Return an engine over a copy of the model, its batches, and the list of its messages."""
+        batching, messages = self._options.batching, list[str]()
         batches = self.batches(plan)
         model, loss, options = self._own_copy()
         engine = make_engine(
@@ -214,21 +219,21 @@ class TrialRunner:
             batches=batches,
             total=batching.steps or 1000,
             world=self._world,
-            notify=said.append,
+            notify=messages.append,
             endless=True,
         )
         engine.prepare(plan)
-        return engine, batches, said
+        return engine, batches, messages
 
     def _own_copy(self) -> tuple[nn.Module, Loss, FitOptions]:
-        """The model, the loss, and an optimizer that the caller made, to be changed freely; see `give_back`."""
+        """Return copies of the model, the loss, and an optimizer that the caller made; see `restore`."""
         optimization, copies = self._options.optimization, dict[int, Any]()
         model, loss, optimizer = copy.deepcopy((self._model, self._loss, optimization.optimizer), copies)
         self._memory.install_copies(copies)
         return model, loss, replace(self._options, optimization=replace(optimization, optimizer=optimizer))
 
     def _reference(self, batches: BatchPlan) -> NumericsReference:
-        """What plain fp32 gives; the noise between batches, and the first losses, are those of the first size."""
+        """Return the results of plain fp32; noise and first losses are those of the first batch size."""
         size = batches.batch_size
         if size not in self._references:
             first = not self._references
@@ -252,7 +257,7 @@ class TrialRunner:
         )
 
     def _stable(self, precision: Precision, batches: BatchPlan, reference: NumericsReference) -> list[bool]:
-        """Which gradients can be compared; found out with the first size of batch."""
+        """Return which gradients can be compared, determined with the first batch size."""
         if precision not in self._stable_gradients:
             with apply_numerics(Plan()), full_fp32():
                 engine, _, _ = self.engine(Plan(batch_size=batches.batch_size))
@@ -270,7 +275,7 @@ class TrialRunner:
         return loss.item(), [None if p.grad is None else p.grad.detach() / scale for p in parameters]
 
     def _loss_curve(self, engine: StepEngine, batches: BatchPlan, *, least: int) -> tuple[list[float], float]:
-        """The losses of the first steps, and the seconds of the last one."""
+        """Return the losses of the first steps, and the seconds of the last one."""
         losses: list[float] = []
         began = last = time.perf_counter()
         took = 0.0
@@ -282,7 +287,7 @@ class TrialRunner:
         return losses, took
 
     def _rate(self, engine: StepEngine, batches: BatchPlan, *, first: int, step_s: float) -> float:
-        """Samples a second, the best of a few rounds."""
+        """Return the samples per second, the best of a few rounds."""
         count = max(1, min(2000, int(TIMED_S / max(step_s, 1e-6))))
         rounds = 1 if step_s > TIMED_S else ROUNDS
         best, number, late = 0.0, first, time.perf_counter() + 2 * rounds * max(TIMED_S, step_s)
@@ -304,7 +309,7 @@ class TrialRunner:
 
 
 def perturb(model: nn.Module, by: float) -> None:
-    """Move each weight up or down by this part of it."""
+    """Change each weight up or down by a relative amount."""
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -313,13 +318,13 @@ def perturb(model: nn.Module, by: float) -> None:
 
 
 def is_plain(plan: Plan) -> bool:
-    """Whether `plan` is what others are compared with."""
+    """Return whether `plan` is the baseline that others are compared with."""
     return replace(plan, batch_size=None, micro_batches=1, workers=None, prefetch=None) == Plan()
 
 
-def fallback_reason(said: list[str]) -> str | None:
-    """A plan that fell back to something else while it was tried is not the plan that was asked for."""
-    return said[0].partition(": ")[2] or said[0] if said else None
+def fallback_reason(messages: list[str]) -> str | None:
+    """Return why a plan fell back to something else during its trial, or None."""
+    return messages[0].partition(": ")[2] or messages[0] if messages else None
 
 
 def reason_of(failure: Exception) -> str:
@@ -328,7 +333,7 @@ def reason_of(failure: Exception) -> str:
 
 
 def is_fatal(outcome: TrialOutcome) -> bool:
-    """Whether the process can do no more on its GPU."""
+    """Return whether the process can no longer use its GPU."""
     return any(words in (outcome.rejection or "") for words in FATAL)
 
 
@@ -336,8 +341,44 @@ def ignore_lost_context(act: Callable[[], None]) -> None:
     try:
         act()
     except RuntimeError:
-        return  # the GPU's context is lost, which `is_fatal` sees too
+        return  # the CUDA context is lost, see `is_fatal`
 
 
 def _ignore(_: Tensor) -> None:
     return
+
+
+SAMPLES_AT_MOST = 256
+SAMPLES_AT_LEAST = 8
+READING_S = 1.0
+
+
+class SampledSource:
+    """A source of `count` samples that repeats the few that were read."""
+
+    def __init__(self, columns: TensorSource, count: int) -> None:
+        self._columns, self._count = columns, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, indices: Tensor, *, seed: int) -> Batch:
+        return self._columns.read(indices % len(self._columns), seed=seed)
+
+
+def sample_items(items: DatasetSource) -> tuple[SampleSource, float]:
+    """Return a few of `items` in memory, and the seconds to read one; `items` itself if they are not tensors."""
+    first = min(len(items), SAMPLES_AT_LEAST)
+    items.read(torch.arange(first), seed=0)  # warm up: files are opened and modules imported
+    began = time.perf_counter()
+    batch = items.read(torch.arange(first), seed=0)
+    sample_s = (time.perf_counter() - began) / first
+    count = min(len(items), SAMPLES_AT_MOST, int(READING_S / max(sample_s, 1e-9)))
+    if count > first:
+        began = time.perf_counter()
+        batch = items.read(torch.arange(count), seed=0)
+        sample_s = (time.perf_counter() - began) / count
+    try:
+        return SampledSource(TensorSource(batch, where="data"), len(items)), sample_s
+    except InvalidTraining:
+        return items, sample_s

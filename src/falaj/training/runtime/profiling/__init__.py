@@ -1,1 +1,1 @@
-"""Where the time of a step goes: ranges around its parts, a trace of some steps, and the verdict in words."""
+"""Profiles of training steps: the cost of a step, the peaks of a device, and the bottleneck."""

@@ -1,4 +1,4 @@
-"""The verdict on a step, in words: what it is bound by, in which shares its time goes, and which option to change."""
+"""The bottleneck of a training step: what bounds it, where its time goes, and which option to change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Bound = Literal["input", "launch", "communication", "memory", "compute"]
 
 MIN_SHOWN_SHARE = 0.005
 MIN_WAIT_SHARE = 0.25
-"""A step that waits for less than this part of its time is bound by what it computes."""
+"""A step that waits for a smaller share of its time is bound by computing."""
 
 LABELS: dict[Part, str] = {
     "input": "waiting for data",
@@ -31,7 +31,7 @@ LABELS: dict[Part, str] = {
 
 @dataclass(frozen=True)
 class RunConditions:
-    """How the steps were computed, as far as advice depends on it."""
+    """The options of a run that advice depends on."""
 
     plan: Plan
     processes: int = 1
@@ -40,7 +40,7 @@ class RunConditions:
 
 @dataclass(frozen=True)
 class Utilization:
-    """How much of the device's peaks a step reached while it computed, as parts of 1; none: not known."""
+    """The share of the device's peaks that a step reaches while it computes; None: unknown."""
 
     flops: float | None = None
     bandwidth: float | None = None
@@ -48,7 +48,7 @@ class Utilization:
 
 @dataclass(frozen=True)
 class BottleneckReport:
-    """What a profile says. `shares` of the step's time add up to 1; `advice` names options of `fit`."""
+    """The result of a profile. `shares` of the step's time add up to 1; `advice` names options of `fit`."""
 
     bound: Bound
     sentence: str
@@ -58,13 +58,13 @@ class BottleneckReport:
     advice: tuple[str, ...]
     use: Utilization = Utilization()
     overlap: dict[str, Overlap] = field(default_factory=dict)
-    """data, copies, communication, checkpoints: the seconds that they took, and those beside computing."""
+    """data, copies, communication, checkpoints: their seconds, and those that overlapped with computing."""
     trace: str | None = None
-    """Where the trace lies: for chrome://tracing, Perfetto, or TensorBoard's profiler."""
+    """The trace file, for chrome://tracing, Perfetto, or TensorBoard's profiler."""
 
     @property
     def summary(self) -> str:
-        """The verdict for people, in some lines."""
+        """The report for people, in a few lines."""
         shown = sorted(self.shares.items(), key=lambda each: -each[1])
         shares = ", ".join(f"{LABELS[name]} {share:.0%}" for name, share in shown if share >= MIN_SHOWN_SHARE)  # type: ignore[index]
         lines = [self.sentence, f"  a step   {self.step_seconds * 1e3:.3g} ms: {shares}"]
@@ -88,7 +88,7 @@ def diagnose(
     overlap: dict[str, Overlap] | None = None,
     trace: str | None = None,
 ) -> BottleneckReport:
-    """The verdict on steps with these `shares`, each of which costs `cost` on a device with these `peaks`."""
+    """Return the report on steps with this breakdown, `cost` and device `peaks`."""
     use = utilization(shares, cost, peaks)
     bound = find_bound(shares, use)
     advice = advise(bound, shares, conditions)
@@ -107,7 +107,7 @@ def diagnose(
 
 
 def utilization(shares: TimeBreakdown, cost: StepCost | None, peaks: DevicePeaks | None) -> Utilization:
-    """Of the peaks, while something was computed."""
+    """Return the utilization while the device computed."""
     busy_s = shares.computing * shares.step_s
     if cost is None or peaks is None or not busy_s:
         return Utilization()
@@ -116,7 +116,7 @@ def utilization(shares: TimeBreakdown, cost: StepCost | None, peaks: DevicePeaks
 
 
 def find_bound(shares: TimeBreakdown, use: Utilization) -> Bound:
-    """What a step waits for most; if that is little, the roof that it is nearer to."""
+    """Return what a step waits for most; if that is little, the nearer limit of the roofline."""
     of = shares.of
     waits: dict[Bound, float] = {
         "input": of["input"] + of["copy"],
@@ -152,7 +152,7 @@ def _why(bound: Bound, shares: TimeBreakdown, use: Utilization) -> str:
 
 
 def advise(bound: Bound, shares: TimeBreakdown, conditions: RunConditions) -> list[str]:
-    """Options that would help, the likeliest first; only those that are not set already."""
+    """Return options that would help and are not set, the most promising first."""
     plan, found = conditions.plan, list[str]()
     slow = plan.precision in ("fp32", "tf32")
     if bound == "input":
@@ -163,8 +163,8 @@ def advise(bound: Bound, shares: TimeBreakdown, conditions: RunConditions) -> li
             found.append(f"workers={max(4, 2 * workers)} reads ahead beside the steps")
             found.append("a dataset with __getitems__ reads a batch at once; tensors are quicker still")
     elif bound == "launch":
-        ways = "compile and CUDA graphs" if shares.on_gpu else "compile"
-        found += [f'tune="auto" tries {ways}'] * (plan.compile == "off" and not plan.graph)
+        features = "compile and CUDA graphs" if shares.on_gpu else "compile"
+        found += [f'tune="auto" tries {features}'] * (plan.compile == "off" and not plan.graph)
         found.append("a larger batch_size gives each operation more to do")
     elif bound == "communication":
         found.append("a larger batch_size computes longer for the same communication")

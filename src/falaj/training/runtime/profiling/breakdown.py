@@ -1,8 +1,8 @@
-"""From events to shares of the step's time: every moment of a step is counted once, for what held it up.
+"""Breakdown of the time of a step: every moment is assigned once, to what it was spent on.
 
-On a GPU a moment belongs to the kernels that run; where none does, to communication, then to a copy; where the GPU
-does nothing, to what the process was doing: waiting for data, or sending work to the GPU too slowly. On a CPU it
-belongs to the operation that runs.
+On a GPU a moment belongs to the running kernels; if there are none, to communication, then to a copy; if the
+GPU is idle, to what the process was doing: waiting for data, or launching work. On a CPU it belongs to the
+running operation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from falaj.training.runtime.profiling.events import PREFIX, TraceEvent
 
@@ -18,15 +18,15 @@ Part = Literal[
     "input", "copy", "forward", "backward", "optimizer", "compute", "communication", "launch", "python"
 ]
 PARTS: tuple[Part, ...] = get_args(Part)
-"""input: waiting for data. copy: from the host to the device. compute: what belongs to none of the parts, as in a CUDA
-graph. launch: inside of a step, but nothing is computed yet. python: between the parts of a step."""
+"""input: waiting for data. copy: from the host to the device. compute: outside of the phases, as in a CUDA graph.
+launch: inside of a phase, but nothing is computed yet. python: between the phases of a step."""
 PHASES: tuple[Part, ...] = ("forward", "backward", "optimizer")
 COMPUTED: tuple[Part, ...] = (*PHASES, "compute")
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Seconds of the profiled steps that something took, and how many of them ran beside computing."""
+    """Seconds that an activity took in the profiled steps, and how many of them overlapped with computing."""
 
     took: float = 0.0
     hidden: float = 0.0
@@ -38,7 +38,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Of the time of a step; they add up to 1."""
+    """Shares of the time of a step; they add up to 1."""
 
     of: dict[Part, float]
     steps: int
@@ -53,7 +53,7 @@ class TimeBreakdown:
 
 
 def time_breakdown(events: Sequence[TraceEvent]) -> TimeBreakdown:
-    """Where the time of the steps among `events` went; there must be one."""
+    """Return the breakdown of the steps among `events`. Raise ValueError if there is none."""
     by_range = ranges_of(events)
     window = difference(union(by_range.get("step", [])), by_range.get("aside", []))
     if not window:
@@ -82,7 +82,7 @@ def time_breakdown(events: Sequence[TraceEvent]) -> TimeBreakdown:
 
 
 def assign_time(window: Intervals, claims: Iterable[tuple[Part, Intervals]]) -> dict[Part, float]:
-    """Seconds of `window` for each claim; a moment goes to the first that claims it."""
+    """Return the seconds of `window` per claim; a moment belongs to the first claim."""
     found: dict[Part, float] = {}
     for part, moments in claims:
         found[part] = total_seconds(intersection(window, moments))
@@ -95,7 +95,7 @@ def overlap(moments: Intervals, computing: Intervals) -> Overlap:
 
 
 def ranges_of(events: Iterable[TraceEvent]) -> dict[str, Intervals]:
-    """Our own ranges, by their names."""
+    """Return our own ranges by name."""
     found: dict[str, Intervals] = {}
     for event in events:
         if event.kind == "range":
@@ -106,7 +106,7 @@ def ranges_of(events: Iterable[TraceEvent]) -> dict[str, Intervals]:
 def operations_by_phase(
     events: Iterable[TraceEvent], by_range: dict[str, Intervals]
 ) -> dict[Part, Intervals]:
-    """What a CPU computed in each phase; handing something to communication is not computing."""
+    """Return what a CPU computed in each phase; starting communication does not count."""
     operations = union(
         (event.start, event.end)
         for event in events
@@ -120,7 +120,7 @@ def operations_by_phase(
 
 
 def kernels_by_phase(events: Iterable[TraceEvent], by_range: dict[str, Intervals]) -> dict[Part, Intervals]:
-    """What a GPU computed for each phase: for the one in which it was sent, whenever it ran."""
+    """Return what a GPU computed for each phase: the one in which a kernel was launched."""
     launched = {event.correlation: event.start for event in events if event.kind == "launch"}
     parts: dict[Part, Intervals] = {part: [] for part in COMPUTED}
     for event in events:
@@ -140,3 +140,48 @@ def contains(moments: Intervals, moment: float) -> bool:
 
 def _intervals(events: Iterable[TraceEvent], kind: str) -> Intervals:
     return union((event.start, event.end) for event in events if event.kind == kind)
+
+
+Interval: TypeAlias = tuple[float, float]
+Intervals: TypeAlias = list[Interval]
+"""Sorted intervals that do not touch."""
+
+
+def union(intervals: Iterable[Interval]) -> Intervals:
+    """Return the union of intervals in any order."""
+    found: Intervals = []
+    for start, end in sorted(intervals):
+        if end <= start:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def intersection(one: Intervals, other: Intervals) -> Intervals:
+    """Return the moments that are in both."""
+    return difference(one, difference(one, other))
+
+
+def difference(one: Intervals, other: Intervals) -> Intervals:
+    """Return the moments of `one` that are not in `other`."""
+    found: Intervals = []
+    at = 0
+    for start, end in one:
+        while at < len(other) and other[at][1] <= start:
+            at += 1
+        place = at
+        while place < len(other) and other[place][0] < end:
+            if start < other[place][0]:
+                found.append((start, other[place][0]))
+            start = other[place][1]
+            place += 1
+        if start < end:
+            found.append((start, end))
+    return found
+
+
+def total_seconds(moments: Intervals) -> float:
+    return sum(end - start for start, end in moments)

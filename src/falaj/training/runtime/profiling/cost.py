@@ -1,17 +1,14 @@
-"""What a step costs: floating-point operations and bytes, counted on tensors that have shapes and no values.
+"""The cost of a step: floating-point operations and bytes, counted on fake tensors.
 
-The model is copied with such tensors in place of its own, so that nothing of the run is touched: no weight, no random
-number, no tensor that the model keeps for later. It is run only after real steps: what functions outside of the model
-keep for later is filled then. A model that cannot be counted like this has no cost, and the run goes on.
+The model is copied with fake tensors in place of its own, so that the run is not affected: no weight, no random
+number, no cached tensor. Counting runs after real steps, when caches outside of the model are filled. If
+counting fails, there is no cost, and the run continues.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,24 +18,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from falaj.training.runtime.data.sources import Batch, map_tensors
-from falaj.training.runtime.planning.cache import cache_folder, plan_key
+from falaj.training.runtime.planning.cache import load_entry, plan_key, store_entry
+
+FORMAT = 1
 
 Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of a step: floating-point operations; and bytes to and from memory, as if each operation ran by itself."""
+    """Floating-point operations of a step; and bytes to and from memory, as if each operation ran alone."""
 
     flops: float
     bytes: float
 
 
 class CostCounter:
-    """A copy of a model and its loss without values. Made before the model is spread, which changes it."""
+    """A copy of a model and its loss without values. Made before the model is parallelized, which changes it."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        """Raises what copying the model raises."""
+        """Copy the model. Exceptions of the copy are passed on."""
         stand_ins: dict[int, Any] = {
             id(tensor): torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
             for tensor in (*model.parameters(), *model.buffers())
@@ -48,7 +47,7 @@ class CostCounter:
         self._device = next(iter(model.parameters())).device
 
     def count(self, sample: Batch, *, samples: int) -> StepCost:
-        """Run a forward and a backward pass over `samples` samples like `sample`. Raises what the model raises."""
+        """Run both passes over `samples` samples like `sample`. Exceptions of the model are passed on."""
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -62,7 +61,7 @@ class CostCounter:
         return StepCost(float(flops.get_total_flops()), float(traffic.bytes))
 
     def _take_shapes(self) -> None:
-        """Have shapes on the device in place of the stand-ins; what is shared stays shared."""
+        """Replace meta tensors by fake tensors on the device; shared tensors stay shared."""
         made: dict[int, Tensor] = {}
         for part in self._model.modules():
             for held in (part._parameters, part._buffers):
@@ -78,18 +77,18 @@ class CostCounter:
 
 
 def load_cost(model: nn.Module, sample: Batch, *, samples: int) -> StepCost | None:
-    """The cost that was counted before, for a model of this structure; none if it never was."""
+    """Return the cost that was counted before for a model of this structure, or None."""
     try:
-        if (key := cost_key(model, sample, samples)) is None:
-            return None
-        found = json.loads((cache_folder() / "costs" / f"{key}.json").read_text())
-        return StepCost(float(found["flops"]), float(found["bytes"]))
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        key = cost_key(model, sample, samples)
+    except StopIteration:  # a model without parameters
         return None
+    return load_entry(
+        "costs", key, lambda found: StepCost(float(found["flops"]), float(found["bytes"])), version=FORMAT
+    )
 
 
 def update_bytes(optimizer: optim.Optimizer) -> float:
-    """What an update reads and writes: parameters and state both, gradients once."""
+    """Return the bytes that an update reads and writes: parameters and state both ways, gradients once."""
     total = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -99,7 +98,7 @@ def update_bytes(optimizer: optim.Optimizer) -> float:
 
 
 class MemoryTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the bytes that operations read and write; a view moves none."""
+    """Adds up the bytes that operations read and write; views count nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -117,7 +116,7 @@ class MemoryTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_view(func: Any) -> bool:
-    """Whether what comes out shares the memory of what went in, and nothing is written."""
+    """Return whether an operation returns a view and writes nothing."""
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
@@ -128,12 +127,4 @@ def cost_key(model: nn.Module, sample: Batch, samples: int) -> str | None:
 
 
 def store_cost(key: str | None, cost: StepCost) -> None:
-    """All or nothing; a cache that cannot be written costs a moment next time."""
-    if key is None:
-        return
-    with suppress(OSError):
-        folder = cache_folder() / "costs"
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{key}.{os.getpid()}"
-        aside.write_text(json.dumps(asdict(cost)))
-        aside.replace(folder / f"{key}.json")
+    store_entry("costs", key, asdict(cost), version=FORMAT)

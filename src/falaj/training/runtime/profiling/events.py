@@ -1,4 +1,4 @@
-"""What a profiler saw, as a small record for each event; read from a trace in Chrome's format, as torch writes it."""
+"""Profiler events, read from a trace in Chrome's format as written by torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 PREFIX = "falaj."
-"""Ranges of ours are called falaj.step, falaj.data, falaj.forward, falaj.backward, falaj.optimizer …"""
+"""Our ranges are called falaj.step, falaj.data, falaj.forward, falaj.backward, falaj.optimizer …"""
 
 EventKind = Literal["range", "operation", "launch", "kernel", "copy", "communication"]
-"""range: one of ours. operation: on a CPU. launch: the call that sends something to a GPU. The rest: on the device,
-but for communication, which a CPU does in a thread of its own."""
+"""range: one of ours. operation: on a CPU. launch: the call that sends work to a GPU. The others run on the
+device; communication on a CPU runs in a thread of its own."""
 
 EVENT_KINDS: Mapping[str, EventKind] = {
     "cpu_op": "operation",
@@ -28,7 +28,7 @@ HOST_TO_GPU, GPU_TO_GPU = "Memcpy HtoD", "Memcpy DtoD"
 
 
 class TraceEvent(NamedTuple):
-    """`start` and `end` are seconds of one clock. What a launch sent has the launch's `correlation`; 0 is none."""
+    """`start` and `end` are seconds of one clock. Launched work has the `correlation` of its launch; 0 is none."""
 
     name: str
     kind: EventKind
@@ -38,7 +38,7 @@ class TraceEvent(NamedTuple):
 
 
 def read_trace(path: str | Path) -> list[TraceEvent]:
-    """The events of a trace file."""
+    """Return the events of a trace file."""
     file = Path(path)
     data = file.read_bytes()
     trace = json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)
@@ -46,7 +46,7 @@ def read_trace(path: str | Path) -> list[TraceEvent]:
 
 
 def events_of(rows: list[dict[str, Any]]) -> Iterator[TraceEvent]:
-    """The rows of a trace that tell where time went."""
+    """Yield the rows of a trace that account for time."""
     for row in rows:
         if row.get("ph") != "X":
             continue

@@ -1,18 +1,17 @@
-"""What a device can do at most: floating-point operations and bytes a second, from a table or by trying."""
+"""Peak rates of a device: floating-point operations and bytes per second, from a table or measured."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import torch
 
-from falaj.training.runtime.planning.cache import cache_folder, hardware_key
+from falaj.training.runtime.planning.cache import hardware_key, load_entry, store_entry
 from falaj.training.runtime.planning.plan import Precision
 
 TERA, GIGA = 1e12, 1e9
@@ -24,13 +23,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class DevicePeaks:
-    """Of one device: FLOP/s in the precision of the run, and bytes a second to and from its memory."""
+    """FLOP/s in the precision of the run, and memory bandwidth in bytes per second."""
 
     flops: float
     bandwidth: float | None
-    """None where nobody asked for it, and no table has it: to measure it takes some memory."""
+    """None if it was not requested and is not in the table: measuring it takes some memory."""
     measured: bool = False
-    """Else they are the maker's."""
+    """Otherwise the vendor's figures."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,11 @@ GPU_SPECS: tuple[tuple[str, GpuSpec], ...] = (
     ("RTX 4090", GpuSpec(82.6, 82.6, 165, 1008)),
     ("RTX 3090", GpuSpec(35.6, 35.6, 71, 936)),
 )
-"""By a part of the name that the driver gives; the first that is in it counts."""
+"""By a part of the name that the driver reports; the first match counts."""
 
 
 def gpu_peaks(name: str, precision: Precision) -> DevicePeaks | None:
-    """The peaks of the card that the driver calls `name`; none for one that the table does not have."""
+    """Return the peaks of the GPU that the driver calls `name`; None if it is not in the table."""
     words = name.split()
     for part, card in GPU_SPECS:
         if part in name if " " in part or "-" in part else any(w.split("-")[0] == part for w in words):
@@ -87,9 +86,9 @@ def gpu_peaks(name: str, precision: Precision) -> DevicePeaks | None:
 def device_peaks(
     device: torch.device, precision: Precision, *, reached: float = 0.0, with_bandwidth: bool = False
 ) -> DevicePeaks:
-    """The peaks of `device`; those that no table has are measured once on this hardware, in a moment, and kept.
+    """Return the peaks of `device`; those that are not in the table are measured once and cached.
 
-    A measured peak below what was `reached` was measured while something else was going on: it is measured again.
+    A measured peak below the rate that was `reached` was disturbed by other work: it is measured again.
     """
     if device.type == "cuda":
         known = gpu_peaks(torch.cuda.get_device_name(device), precision)
@@ -97,18 +96,20 @@ def device_peaks(
             return known
     parts = [FORMAT, torch.__version__, precision, *hardware_key(device)]
     key = sha256(json.dumps(parts).encode()).hexdigest()
-    kept = _kept(key) or DevicePeaks(0.0, None, measured=True)
+    kept = load_entry("peaks", key, _peaks_from, version=FORMAT) or DevicePeaks(0.0, None, measured=True)
     flops, bandwidth = kept.flops, kept.bandwidth
     if not flops or flops < reached:
         flops = max(flops, measure_flops(device, precision))
     if with_bandwidth and bandwidth is None:
         bandwidth = measure_bandwidth(device)
     found = DevicePeaks(flops, bandwidth, measured=True)
-    return kept if found == kept else _keep(key, found)
+    if found != kept:
+        store_entry("peaks", key, {"flops": found.flops, "bandwidth": found.bandwidth}, version=FORMAT)
+    return found
 
 
 def measure_flops(device: torch.device, precision: Precision) -> float:
-    """What a multiplication of matrices reaches here."""
+    """Return the FLOP/s of a matrix multiplication."""
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     width = GPU_WIDTH if device.type == "cuda" else CPU_WIDTH
     matrix = torch.ones(width, width, dtype=dtypes.get(precision, torch.float32), device=device)
@@ -117,7 +118,7 @@ def measure_flops(device: torch.device, precision: Precision) -> float:
 
 
 def measure_bandwidth(device: torch.device) -> float:
-    """What a copy inside the device's memory reaches here, read and written."""
+    """Return the bytes per second of a copy inside the device's memory, read and written."""
     size = GPU_COPY_BYTES if device.type == "cuda" else CPU_COPY_BYTES
     data = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(data)
@@ -125,7 +126,7 @@ def measure_bandwidth(device: torch.device) -> float:
 
 
 def _fastest_run(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the quickest of some tries."""
+    """Return the seconds of the fastest of a few runs."""
     best, began = float("inf"), time.perf_counter()
     while best == float("inf") or time.perf_counter() - began < TRIES_S:
         for _ in range(2):
@@ -137,20 +138,6 @@ def _fastest_run(work: Callable[[], object], device: torch.device) -> float:
     return best
 
 
-def _kept(key: str) -> DevicePeaks | None:
-    try:
-        found = json.loads((cache_folder() / "peaks" / f"{key}.json").read_text())
-        bandwidth = found["bandwidth"]
-        return DevicePeaks(float(found["flops"]), bandwidth and float(bandwidth), measured=True)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _keep(key: str, peaks: DevicePeaks) -> DevicePeaks:
-    with suppress(OSError):
-        folder = cache_folder() / "peaks"
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{key}.{os.getpid()}"
-        aside.write_text(json.dumps({"flops": peaks.flops, "bandwidth": peaks.bandwidth}))
-        aside.replace(folder / f"{key}.json")
-    return peaks
+def _peaks_from(found: dict[str, Any]) -> DevicePeaks:
+    bandwidth = found["bandwidth"]
+    return DevicePeaks(float(found["flops"]), bandwidth and float(bandwidth), measured=True)

@@ -1,6 +1,6 @@
-"""Profiles some steps of a run: after a warm-up, ranges and torch's profiler are put around them, and then taken away.
+"""Profiles some steps of a run: after a warm-up, ranges and torch's profiler are attached, and then removed.
 
-What goes wrong here costs the profile, never the run.
+A failure here costs the profile, never the run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,41 +18,42 @@ from torch.profiler import ProfilerActivity, profile
 from falaj.training.runtime.profiling.bottleneck import BottleneckReport, RunConditions, diagnose
 from falaj.training.runtime.profiling.breakdown import Overlap, time_breakdown
 from falaj.training.runtime.profiling.cost import StepCost, update_bytes
-from falaj.training.runtime.profiling.events import read_trace
+from falaj.training.runtime.profiling.events import PREFIX, read_trace
 from falaj.training.runtime.reporting.throughput import ModelCost, StepClock
 from falaj.training.runtime.step.engine import StepEngine
 
 WARM_STEPS = 5
-"""Steps before the profile: what compiles, captures or fills caches does so in these."""
+"""Steps before the profile, in which code is compiled, graphs are captured and caches are filled."""
 TRACE_NAME = "profile-{step}.pt.trace.json"
-"""With the last of its steps. As TensorBoard's profiler wants it; chrome://tracing and Perfetto open it too."""
+"""Contains the last profiled step. The format of TensorBoard's profiler; chrome://tracing and Perfetto open it
+too."""
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What to profile, and where what is found goes."""
+    """What to profile, and where the result goes."""
 
     steps: int
     folder: Path
     conditions: RunConditions
     price: ModelCost | None
     samples: int
-    """Of a step."""
+    """Per step."""
     devices: int
     notify: Callable[[str], None]
     done: Callable[[int, BottleneckReport], None]
     checkpoints: Callable[[], Overlap]
-    """Seconds that checkpoints of the whole run have taken so far, and how many beside the steps."""
+    """Returns the seconds of all checkpoints so far, and how many overlapped with the steps."""
 
 
 class StepProfiler:
-    """Stands before an engine until the profile is made, and is gone from then on."""
+    """Wraps the `advance` method of an engine until the profile is complete."""
 
     def __init__(
         self, engine: StepEngine, clock: StepClock, assignment: ProfileRequest, *, left: int
     ) -> None:
-        """`left` are the steps that the run still has."""
-        self._engine, self._clock, self._asked = engine, clock, assignment
+        """`left` is the number of remaining steps of the run."""
+        self._engine, self._clock, self._request = engine, clock, assignment
         self._warm = max(0, min(WARM_STEPS, left - assignment.steps - 1))
         self._wanted = min(assignment.steps, left - self._warm)
         self._seen, self._number = 0, 0
@@ -68,20 +69,20 @@ class StepProfiler:
 
     @property
     def verdict(self) -> BottleneckReport | None:
-        """With the checkpoints that were made since."""
-        if self._verdict is None or not (saved := self._asked.checkpoints()).took:
+        """The report, including checkpoints that were made since."""
+        if self._verdict is None or not (saved := self._request.checkpoints()).took:
             return self._verdict
         return replace(self._verdict, overlap={**self._verdict.overlap, "checkpoints": saved})
 
     def run_step(self, number: int, indices: Tensor, on_loss: Callable[[Tensor], None]) -> None:
-        """A step; it lasts until the next one begins."""
+        """Run a step; its range lasts until the next one begins."""
         self._seen += 1
         self._close_step()
         if self._seen > self._warm + self._wanted:
             self.end()
             self._engine.run_step(number, indices, on_loss)
             return
-        if self._seen == max(1, self._warm):  # the first step under a profiler is slower than others
+        if self._seen == max(1, self._warm):  # the first profiled step is slower
             self._begin()
         self._number = number
         if self._profiler is not None and self._seen > self._warm:
@@ -92,7 +93,7 @@ class StepProfiler:
         self._advance(number, indices, on_loss)
 
     def end(self) -> None:
-        """The last step is over: judge what was seen, and leave."""
+        """Evaluate the profile after the last step, and detach."""
         if not self._stands:
             return
         self._stands = False
@@ -105,14 +106,14 @@ class StepProfiler:
                 if profiler is not None:
                     self._finish(profiler)
             except Exception as failure:
-                self._asked.notify(
+                self._request.notify(
                     f"the profile failed ({type(failure).__name__}: {failure}); training continues"
                 )
             finally:
                 self._leave()
 
     def abandon(self) -> None:
-        """The run has ended in the middle of a step: there is nothing to judge."""
+        """Detach without a result, because the run ended in the middle of a step."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             with suppress(Exception):
@@ -134,7 +135,7 @@ class StepProfiler:
                 profiler = profile(activities=activities)
                 profiler.start()
             except Exception as failure:
-                self._asked.notify(
+                self._request.notify(
                     f"the profile failed ({type(failure).__name__}: {failure}); training continues"
                 )
                 return
@@ -144,45 +145,45 @@ class StepProfiler:
     def _close_step(self) -> None:
         if self._step is not None:
             if self._engine.step.device.type == "cuda" and self._seen > self._warm + self._wanted:
-                torch.cuda.synchronize()  # what the last steps have sent belongs to them
+                torch.cuda.synchronize()  # include the work that the last steps launched
             self._step.__exit__(None, None, None)
             self._step = None
 
     def _finish(self, profiler: profile) -> None:
-        asked = self._asked
+        request = self._request
         self._seen = self._warm + self._wanted + 1
         self._close_step()
         profiler.stop()
-        asked.folder.mkdir(parents=True, exist_ok=True)
-        trace = asked.folder / TRACE_NAME.format(step=self._number)
+        request.folder.mkdir(parents=True, exist_ok=True)
+        trace = request.folder / TRACE_NAME.format(step=self._number)
         profiler.export_chrome_trace(str(trace))
         shares = time_breakdown(read_trace(trace))
         read = reading_overlap(self._engine)
         before = self._read_before
         data = Overlap(read.took - before.took, read.hidden - before.hidden)
-        cost, price = None, asked.price
-        if price is not None and (counted := price.of_step(asked.samples)) is not None:
+        cost, price = None, request.price
+        if price is not None and (counted := price.of_step(request.samples)) is not None:
             update = update_bytes(self._engine.step.optimizer)
-            cost = StepCost(counted.flops / asked.devices, counted.bytes / asked.devices + update)
+            cost = StepCost(counted.flops / request.devices, counted.bytes / request.devices + update)
         self._verdict = diagnose(
             shares,
-            asked.conditions,
+            request.conditions,
             cost=cost,
             peaks=price.peaks(with_bandwidth=True) if price is not None else None,
-            overlap={"data": data, "checkpoints": asked.checkpoints()},
+            overlap={"data": data, "checkpoints": request.checkpoints()},
             trace=str(trace),
         )
-        asked.notify(self._verdict.summary)
-        asked.done(self._number, self._verdict)
+        request.notify(self._verdict.summary)
+        request.done(self._number, self._verdict)
 
 
 def reading_overlap(engine: StepEngine) -> Overlap:
-    """Seconds that samples took to be read so far, and how many of them beside the computing."""
+    """Return the seconds of reading samples so far, and how many overlapped with computing."""
     return Overlap(engine.waited_s + engine.hidden_s, engine.hidden_s)
 
 
 def add_untimed_ranges(clock: StepClock) -> Undo:
-    """Have a range around what is not a training step."""
+    """Add a range around what is not a training step."""
     plain = clock.excluded
 
     def aside() -> AbstractContextManager[None]:
@@ -197,7 +198,7 @@ def add_untimed_ranges(clock: StepClock) -> Undo:
 
 
 class NestedContexts:
-    """One context inside of another."""
+    """One context manager inside of another."""
 
     def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
         self._outer, self._inner = outer, inner
@@ -212,7 +213,7 @@ class NestedContexts:
 
 
 def add_nvtx_ranges(engine: StepEngine) -> None:
-    """Have NVTX ranges around each step and its parts, to the end of the run."""
+    """Add NVTX ranges around each step and its phases, until the run ends."""
     add_ranges(engine, nvtx_range)
     plain = engine.run_step
 
@@ -221,3 +222,37 @@ def add_nvtx_ranges(engine: StepEngine) -> None:
             plain(number, indices, on_loss)
 
     engine.run_step = run_step  # type: ignore[method-assign]
+
+
+MakeRange: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+Undo: TypeAlias = Callable[[], None]
+
+
+def torch_range(name: str) -> AbstractContextManager[Any]:
+    """Return a range for torch's profiler."""
+    return torch.profiler.record_function(PREFIX + name)
+
+
+def nvtx_range(name: str) -> AbstractContextManager[Any]:
+    """Return a range for Nsight Systems."""
+    return torch.cuda.nvtx.range(PREFIX + name)
+
+
+def add_ranges(engine: StepEngine, mark: MakeRange) -> Undo:
+    """Add ranges around reading, forward, backward and optimizer; the result removes them."""
+
+    def around(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+        def marked(*values: Any, **options: Any) -> Any:
+            with mark(name):
+                return part(*values, **options)
+
+        return marked
+
+    loader, leave_step = engine.loader, engine.step.observe(around)
+    loader.take = around("data", loader.take)  # type: ignore[method-assign]
+
+    def leave() -> None:
+        leave_step()
+        del loader.take
+
+    return leave

@@ -1,1 +1,1 @@
-"""Layers in stages, one after the other over the processes, that work on different micro-batches at the same time."""
+"""Pipeline parallelism: stages of consecutive layers in different processes that work on different micro-batches."""

@@ -1,4 +1,4 @@
-"""What a model's forward does, as a list of operations that can be run in pieces, each by another process."""
+"""The forward pass of a model as a list of operations that different processes can run."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ FIX = "model = nn.Sequential(*layers), with each layer a module"
 
 @dataclass(frozen=True)
 class ForwardGraph:
-    """The operations of a forward in their order: layers as a whole, and what is done between them.
+    """The operations of a forward pass in order: layers as a whole, and the operations between them.
 
-    `training` and `evaluating` differ in constants only, such as whether a function drops values out.
+    `training` and `evaluating` differ only in constants, such as whether dropout is applied.
     """
 
     training: Sequence[fx.Node]
     evaluating: Sequence[fx.Node]
     inputs: int
-    """How many inputs the forward takes; those with a default keep it."""
+    """The number of inputs of the forward pass; those with a default keep it."""
 
     def layer(self, place: int) -> str | None:
-        """The name of the layer that is called at `place`, if it is one."""
+        """Return the name of the layer that is called at `place`, or None."""
         node = self.training[place]
         return str(node.target) if node.op == "call_module" else None
 
 
 def trace_forward(model: nn.Module) -> ForwardGraph:
-    """The program of `model`; refused where it cannot be told without running it."""
+    """Return the graph of `model`. Raise InvalidTraining if it cannot be traced symbolically."""
     try:
         with preserved_modes(model):
             first, again = _trace(ensure_training_mode(model)), _trace(model)
             evaluating = _trace(model.eval())
     except InvalidTraining:
         raise
-    except Exception as failure:  # whatever the model's own code raises when it is given no values
+    except Exception as failure:  # any error of the model on symbolic values
         reason = str(failure).strip().split("\n")[0]
         raise cannot_partition(
             f"{type(model).__name__}, whose forward cannot be traced: {reason}"
@@ -57,7 +57,7 @@ def trace_forward(model: nn.Module) -> ForwardGraph:
 
 
 def tensors_used(model: nn.Module, node: fx.Node) -> Iterator[Tensor]:
-    """The parameters and buffers that an operation needs."""
+    """Yield the parameters and buffers that an operation uses."""
     if node.op == "call_module":
         layer = model.get_submodule(str(node.target))
         yield from (*layer.parameters(), *layer.buffers())
@@ -65,7 +65,7 @@ def tensors_used(model: nn.Module, node: fx.Node) -> Iterator[Tensor]:
 
 
 def attribute(model: nn.Module, node: fx.Node) -> Any:
-    """What a name inside the model stands for now."""
+    """Return the current value of an attribute of the model."""
     found: Any = model
     for part in str(node.target).split("."):
         found = getattr(found, part)
@@ -80,9 +80,9 @@ def cannot_partition(
 
 
 class _Layers(fx.Tracer):
-    """Follows the model's own forward and plain sequences; every other module is one operation."""
+    """Traces the model's own forward and plain sequences; every other module is one operation."""
 
-    proxy_buffer_attributes = True  # else what is done to a buffer would be done now, once, and never again
+    proxy_buffer_attributes = True  # otherwise operations on buffers would run once, at tracing time
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         plain = type(m).forward is nn.Sequential.forward
@@ -117,7 +117,7 @@ def _defaults(model: nn.Module) -> dict[str, Any]:
 
 
 def _is_check(node: fx.Node) -> bool:
-    """Whether this makes sure of a default, which is never given here."""
+    """Return whether this node asserts a default value, which is never passed here."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") in (
         "_assert",
         "_assert_is_none",

@@ -1,4 +1,4 @@
-"""Where a model is cut into stages: evenly by parameters, or as the user says."""
+"""Partition of a model into pipeline stages: balanced by parameters, or as the user specifies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from falaj.training.runtime.parallel.pipeline.forward_graph import (
 
 
 class Partition(NamedTuple):
-    """A program, and the places in it of each stage."""
+    """A forward graph, and the range of its nodes for each stage."""
 
     graph: ForwardGraph
     places: list[range]
 
 
 def partition_model(model: nn.Module, *, count: int, cuts: Sequence[str] | None) -> Partition:
-    """`model` in `count` stages; `cuts` are the first layers of the later ones, if the user says."""
+    """Partition `model` into `count` stages; `cuts` names the first layers of the later ones, if given."""
     graph = trace_forward(model)
     uses = tensor_uses(model, graph)
     ties = tied(model, uses)
@@ -43,7 +43,7 @@ def partition_model(model: nn.Module, *, count: int, cuts: Sequence[str] | None)
 
 
 TensorUses = list[tuple[str, int, int, int]]
-"""Each parameter or buffer that is used: its name, the first and the last place, and how many numbers it has."""
+"""Each used parameter or buffer: its name, the first and the last node, and its number of elements."""
 
 
 def tensor_uses(model: nn.Module, graph: ForwardGraph) -> TensorUses:
@@ -51,7 +51,7 @@ def tensor_uses(model: nn.Module, graph: ForwardGraph) -> TensorUses:
     found: dict[int, tuple[str, int, int, int]] = {}
     for place, node in enumerate(graph.training):
         for tensor in tensors_used(model, node):
-            if id(tensor) not in names:  # it belongs to nobody, and every process has it
+            if id(tensor) not in names:  # not registered: every process has it
                 continue
             name, first, _, size = found.get(id(tensor), (names[id(tensor)], place, place, tensor.numel()))
             found[id(tensor)] = name, first, place, size
@@ -59,12 +59,12 @@ def tensor_uses(model: nn.Module, graph: ForwardGraph) -> TensorUses:
 
 
 def tied(model: nn.Module, uses: TensorUses) -> dict[str, tuple[int, int]]:
-    """What is used at several places, which must therefore lie in one stage."""
+    """Return the tensors that are used at several nodes, which must be in one stage."""
     return {name: (first, last) for name, first, last, _ in uses if first != last}
 
 
 def weights(graph: ForwardGraph, uses: TensorUses) -> list[int]:
-    """How many numbers come to be held with each place."""
+    """Return the number of elements that each node adds."""
     found = [0] * len(graph.training)
     for _, first, _, size in uses:
         found[first] += size
@@ -72,7 +72,7 @@ def weights(graph: ForwardGraph, uses: TensorUses) -> list[int]:
 
 
 def allowed_starts(graph: ForwardGraph, uses: TensorUses, ties: dict[str, tuple[int, int]]) -> list[int]:
-    """Layers with parameters that a stage may begin with: none lies between two uses of the same tensor."""
+    """Return layers with parameters that a stage may begin with, not between two uses of the same tensor."""
     firsts = {first for _, first, _, _ in uses}
     return [
         place
@@ -82,20 +82,20 @@ def allowed_starts(graph: ForwardGraph, uses: TensorUses, ties: dict[str, tuple[
 
 
 def balanced_starts(sizes: Sequence[int], starts: Sequence[int], *, count: int) -> list[int] | None:
-    """Those of `starts` that make the largest of the `count` stages as small as can be; None if there are too few."""
+    """Return the `starts` that minimize the largest of `count` stages; None if there are too few."""
     sums = [0, *accumulate(sizes)]
     edges = [0, *starts, len(sizes)]
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for stage in range(count):
         reached: dict[int, tuple[int, list[int]]] = {}
         for end in edges[1:] if stage < count - 1 else edges[-1:]:
-            ways = [
+            options = [
                 (max(largest, sums[end] - sums[start]), [*cut, end])
                 for start, (largest, cut) in best.items()
                 if start < end and sums[end] > sums[start]
             ]
-            if ways:
-                reached[end] = min(ways)
+            if options:
+                reached[end] = min(options)
         best = reached
     return best[len(sizes)][1][:-1] if len(sizes) in best else None
 
@@ -111,7 +111,7 @@ def given_starts(graph: ForwardGraph, cuts: Sequence[str], *, count: int) -> lis
 
 
 def _first(names: Sequence[str | None], cut: str) -> int:
-    """The place of the layer called `cut`, or of the first one inside it; 0, where an input is, if there is none."""
+    """Return the node of layer `cut`, or of the first layer inside it; 0 if there is none."""
     inside = f"{cut}."
     found = (place for place, name in enumerate(names) if name and (name == cut or name.startswith(inside)))
     return next(found, 0)

@@ -1,4 +1,4 @@
-"""A model cut into stages over the processes: the part of this one, and the whole when it is asked for."""
+"""A model that is partitioned over processes: the stage of this one, and the whole model on request."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from falaj.training.runtime.parallel.process_group import ProcessGroup
 
 
 class PipelinedModel:
-    """`part` is a copy of the model that has memory for one stage only; the model itself has none meanwhile."""
+    """`part` is a copy of the model with memory for one stage only; the model itself holds meta tensors meanwhile."""
 
     def __init__(
         self, model: nn.Module, stages: Partition, world: ProcessGroup, group: dist.ProcessGroup
     ) -> None:
         self.group = group
-        """The processes that hold the stages of one copy of the model."""
+        """The processes that hold the stages of one replica of the model."""
         self._members = dist.get_process_group_ranks(group)
         self._model, self._device = model, world.device
         self._stage_of = stage_of_tensors(model, stages)
         number = self._members.index(world.rank)
         self.later_stages = len(self._members) - 1 - number
-        """How many stages come after this one."""
+        """The number of later stages."""
         self.channel = StageChannel(
             before=self._members[number - 1] if number else None,
             after=self._members[number + 1] if self.later_stages else None,
@@ -45,13 +45,13 @@ class PipelinedModel:
         self.part = extract_stage(model, stages, number, device=world.device)
 
     def from_last(self, value: Tensor) -> Tensor:
-        """What the last stage has, for all of them."""
+        """Broadcast the last stage's value to all stages."""
         dist.broadcast(value, self._members[-1], group=self.group)
         return value
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
-        """The model with all its tensors, on the device, as long as this lasts. All processes do this at once."""
+        """Provide the model with all its tensors on the device. Collective."""
         self.finish_model(self._device)
         try:
             yield self._model
@@ -59,7 +59,7 @@ class PipelinedModel:
             replace_tensors(self._model, on_meta_device)
 
     def finish_model(self, device: torch.device) -> None:
-        """Put the tensors of all stages into the model, on `device`. All processes do this at once."""
+        """Gather the tensors of all stages into the model, on `device`. Collective."""
         own = dict(named_tensors(self.part))
         gathered = {name: self._from_home(name, own[name]).to(device) for name in self._stage_of}
         names = {id(tensor): name for name, tensor in named_tensors(self._model)}

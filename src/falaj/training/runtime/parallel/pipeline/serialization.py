@@ -1,4 +1,4 @@
-"""Values that go from one stage to the next, taken apart into tensors and a description in JSON, and put together."""
+"""Serialization of values between stages: a JSON description, and a list of tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from falaj.training.runtime.parallel.pipeline.forward_graph import cannot_partit
 
 
 def describe(value: Any, tensors: list[Tensor]) -> Any:
-    """`value` in JSON; its tensors are added to `tensors`, in order."""
+    """Return `value` as JSON, and append its tensors to `tensors` in order."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"tensor": [name_of(value.dtype), list(value.shape), value.requires_grad]}
@@ -33,7 +33,7 @@ def describe(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def empty_tensors(described: Any, device: torch.device) -> list[Tensor]:
-    """Empty tensors on `device`, for those of the description."""
+    """Return empty tensors on `device` for those of the description."""
     return [
         torch.empty(shape, dtype=dtype_of(dtype), device=device, requires_grad=grad)
         for dtype, shape, grad in _tensors(described)
@@ -41,7 +41,7 @@ def empty_tensors(described: Any, device: torch.device) -> list[Tensor]:
 
 
 def assemble(described: Any, tensors: Iterator[Tensor], device: torch.device) -> Any:
-    """The value again, with these `tensors` in it."""
+    """Return the described value with these `tensors`."""
     ((kind, inner),) = described.items()
     if kind == "tensor":
         return next(tensors)

@@ -1,4 +1,4 @@
-"""The part of a model that one process holds: a copy of it whose other tensors take no memory, and runs its layers."""
+"""A pipeline stage: a copy of the model that holds the tensors of one stage and runs its layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def extract_stage(model: nn.Module, stages: Partition, number: int, *, device: torch.device) -> nn.Module:
-    """A copy of `model` with the tensors of stage `number` on `device`, which `model` itself no longer holds."""
+    """Return a copy of `model` with the tensors of stage `number` on `device`; `model` itself releases them."""
     stage_of = stage_of_tensors(model, stages)
     named = dict(named_tensors(model))
     mine = {id(tensor) for name, tensor in named.items() if stage_of[name] == number}
@@ -41,7 +41,7 @@ def extract_stage(model: nn.Module, stages: Partition, number: int, *, device: t
 
 
 def stage_of_tensors(model: nn.Module, stages: Partition) -> dict[str, int]:
-    """The stage that each parameter and buffer belongs to; what no operation uses belongs to the first."""
+    """Return the stage of each parameter and buffer; unused ones belong to the first."""
     found: dict[int, int] = {}
     for number, stage in enumerate(stages.places):
         for place in stage:
@@ -51,7 +51,7 @@ def stage_of_tensors(model: nn.Module, stages: Partition) -> dict[str, int]:
 
 
 class StageRunner:
-    """Runs the operations of one stage, in the place of the model's forward."""
+    """Runs the operations of one stage in place of the model's forward."""
 
     def __init__(self, part: nn.Module, stages: Partition, number: int) -> None:
         graph, self._stage = stages.graph, stages.places[number]
@@ -63,7 +63,7 @@ class StageRunner:
         }
 
     def __call__(self, inputs: Sequence[Any], carried: Sequence[Any]) -> Any:
-        """What leaves this stage, or the model's output, from its inputs and what left the stage before."""
+        """Return the activations for the next stage, or the model's output."""
         nodes = self._graph.training if self._part.training else self._graph.evaluating
         values = {nodes[place]: value for place, value in zip(self._entering, carried, strict=True)}
         values |= self._given(nodes, inputs)
@@ -102,7 +102,7 @@ class StageRunner:
 
 
 def boundary_values(graph: ForwardGraph, start: int) -> list[int]:
-    """The places whose values are made before `start` and used from there on; every process reads the inputs itself."""
+    """Return the nodes before `start` whose values are used after it; every process reads the inputs itself."""
     nodes = graph.training
     places = {node: place for place, node in enumerate(nodes)}
     needed = {places[each] for node in nodes[start:] for each in node.all_input_nodes}
@@ -110,12 +110,12 @@ def boundary_values(graph: ForwardGraph, start: int) -> list[int]:
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and buffers, each once, in an order that is the same in all processes."""
+    """Return parameters and buffers, each once, in the same order in all processes."""
     return [*model.named_parameters(), *model.named_buffers()]
 
 
 def replace_tensors(model: nn.Module, change: Change) -> None:
-    """Put what `change` makes of each parameter and buffer in its place; what is shared stays shared."""
+    """Replace each parameter and buffer by the result of `change`; shared tensors stay shared."""
     done: dict[int, tuple[Tensor, Tensor]] = {}  # the old one too, so that no other takes its number
     for module in model.modules():
         for store in (module._parameters, module._buffers):
@@ -131,14 +131,14 @@ def on_meta_device(tensor: Tensor) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`; a parameter stays one, the same one where it does not move."""
+    """Return `tensor` on `device`; a parameter stays a parameter, and the same one if it does not move."""
     if tensor.device == device:
         return tensor
     return like(tensor, tensor.detach().to(device))
 
 
 def like(model: Tensor, tensor: Tensor) -> Tensor:
-    """`tensor` as a parameter, if `model` is one."""
+    """Return `tensor` as a parameter if `model` is one."""
     return (
         nn.Parameter(tensor, requires_grad=model.requires_grad) if isinstance(model, nn.Parameter) else tensor
     )

@@ -1,11 +1,11 @@
-"""The training step of a pipeline: its micro-batches go through the stages one behind the other."""
+"""The training step of a pipeline, with the 1F1B schedule of micro-batches."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from falaj.training.runtime.step.step import Step, invalid_loss, require_scalar
 
 
 class InFlightMicroBatch(NamedTuple):
-    """A micro-batch between its forward and its backward pass: where it came from, and where it went."""
+    """A micro-batch between its forward and backward pass: what was received and sent for it."""
 
     received: ReceivedActivations | None
     sent: SentActivations | None
@@ -33,7 +33,7 @@ class InFlightMicroBatch(NamedTuple):
 
 
 class PipelinedStep(Step):
-    """`model` is the part of this process. What leaves it goes to the next stage; the last one has the loss."""
+    """`model` is the stage of this process. Activations go to the next stage; the last one computes the loss."""
 
     def __init__(self, pipeline: PipelinedModel, *args: Any, **options: Any) -> None:
         super().__init__(pipeline.part, *args, **options)
@@ -82,14 +82,15 @@ class PipelinedStep(Step):
         return self.strategy.finish()
 
     def _forward(self, batch: Batch, address: tuple[int, int] | None) -> InFlightMicroBatch:
-        """One micro-batch through this stage. At its `address` the dice stand as they would in one process."""
+        """Run one micro-batch through this stage. At its `address` the random generators are those of a single
+        process."""
         batch = self.to_memory_format(batch)
         inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
         received = self._channel.receive() if self._channel.before is not None else None
         if address is not None:
             self.rng.seed_step(*address)
             if received is not None:
-                self.rng.set_state(received.rng)
+                self.rng.set_state(received.rng_state)
         with self._autocast:
             left = self._measure((inputs, received.values if received else (), target))
         if self._channel.after is None:
@@ -99,13 +100,13 @@ class PipelinedStep(Step):
         )
 
     def _run_stage(self, given: tuple[Any, Any, Any]) -> Any:
-        """What leaves this stage; the loss, where it is the last."""
+        """Return the activations of this stage, or the loss in the last stage."""
         inputs, carried, target = given
         left = self.strategy.module(inputs, carried)
         return left if self._channel.after is not None else self.loss(left, target)
 
     def _back(self, passed: InFlightMicroBatch, *, share: float) -> tuple[Tensor, list[Sending]]:
-        """What the micro-batch adds to the loss, and the messages that are under way."""
+        """Return the contribution of the micro-batch to the loss, and the sends in progress."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if passed.loss is not None:
             if not passed.loss.requires_grad:
@@ -119,3 +120,20 @@ class PipelinedStep(Step):
             if gradients:
                 self._differentiate((passed.sent.tensors, gradients))
         return loss, self._channel.send_back(passed.received) if passed.received is not None else []
+
+
+ScheduledPass = tuple[Literal["forward", "backward"], int]
+
+
+def schedule_1f1b(parts: int, *, later_stages: int) -> Iterator[ScheduledPass]:
+    """Yield the passes of a stage with `later_stages` stages after it (one forward, one backward).
+
+    At most `later_stages + 1` micro-batches are in flight. Each stage processes the micro-batches in order, so
+    gradients accumulate as in one process.
+    """
+    ahead = min(parts, later_stages)
+    yield from (("forward", number) for number in range(ahead))
+    for number in range(parts - ahead):
+        yield "forward", ahead + number
+        yield "backward", number
+    yield from (("backward", number) for number in range(parts - ahead, parts))
