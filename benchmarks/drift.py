@@ -1,4 +1,4 @@
-"""Drift against Evidently's default preset: time per look, and columns called drifted where nothing drifts.
+"""Drift against Evidently's default preset: time per window, and columns called drifted where nothing drifts.
 
 Evidently's figure includes the summary statistics that its preset computes beside the verdict. It picks its
 method by the size of the reference: KS at 0.05 per column up to 1,000 rows, Wasserstein beyond.
@@ -80,7 +80,7 @@ def alarms(looks: Looks) -> str:
 
 
 def falaj(data: dict[str, Floats]) -> Looks:
-    """Sketch each window and judge it with the default budget; the time covers both."""
+    """Sketch each window and detect drift with the default budget; the time covers both."""
     looks: Looks = {}
     for size in REFERENCE_ROWS:
         pinned = sketch_reference("calm@1", [named(data[size])])

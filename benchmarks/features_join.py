@@ -35,7 +35,7 @@ SPINE_ROWS = 100_000
 VIEWS = {"trips": 1_000_000, "fares": 500_000}
 FEATURES = [f"f{number}" for number in range(5)]
 SHAPES = {"90 rows per entity": 11_111, "20 rows per entity": 50_000}
-"""Entities, by what their number means for the larger view."""
+"""Number of entities by the resulting rows per entity of the larger view."""
 TTL = timedelta(days=30)
 SPAN_US = 90 * 86_400_000_000
 START_US = 1_700_000_000_000_000
@@ -72,7 +72,7 @@ def measure(folder: Path, shape: str, entities: int) -> list[Result]:
 
 
 def write_rows(folder: Path, entities: int) -> None:
-    """The same rows for both: Parquet for Feast, and Delta tables for Falaj."""
+    """Write the same rows for both: Parquet for Feast, Delta tables for Falaj."""
     from falaj.drivers.deltalake.tables import DeltaTables
     from falaj.features.joins import ARRIVAL
     from falaj.ports.tables import TableKey
@@ -112,7 +112,7 @@ def run(command: list[str]) -> dict[str, float]:
 
 
 def join_with_falaj(folder: Path) -> None:
-    """Falaj's side, in a process of its own."""
+    """Run Falaj in its own process."""
     from falaj.drivers.deltalake.tables import DeltaTables
     from falaj.drivers.duckdb.queries import DuckDbQueryEngine
     from falaj.features.arrow_tables import in_memory_if_small
@@ -165,7 +165,7 @@ def cpu_seconds() -> float:
 
 
 def check(folder: Path) -> None:
-    """Both found the same, for every row of the spine."""
+    """Check that both found the same values for every row of the spine."""
     spine = pq.read_table(folder / "spine.parquet")
     ours = pq.read_table(folder / "falaj.result.parquet")
     theirs = pq.read_table(folder / "feast.result.parquet").sort_by("number")

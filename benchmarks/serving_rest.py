@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def claims(how: str, many: Seen, one: Seen, *, drop: int) -> list[Result]:
-    """What one of the two platforms did beside the peer; the other one is dropped."""
+    """Return the results of one of the two platforms next to the peer; the other one is dropped."""
     many, one = ([rounds for n, rounds in enumerate(seen) if n != drop] for seen in (many, one))
     rates = (4, 1) if not how else (2.5, 1)
     return [
@@ -93,7 +93,7 @@ def claims(how: str, many: Seen, one: Seen, *, drop: int) -> list[Result]:
 
 @contextmanager
 def falaj_serving(folder: Path, model: Path, *, predictions: str = "log") -> Iterator[tuple[int, int, str]]:
-    """Port, process id and token of a model server under `falaj up`, once it answers for the endpoint `a`."""
+    """Yield port, process id and token of a model server under `falaj up`, once the endpoint `a` is ready."""
     home = folder / "home"
     home.mkdir(mode=0o700, parents=True)
     (home / "falaj.toml").write_text(f'[serving]\npredictions = "{predictions}"\n')
@@ -113,7 +113,7 @@ def falaj_serving(folder: Path, model: Path, *, predictions: str = "log") -> Ite
 
 
 def deploy(platform: Platform, model: Path) -> str:
-    """Register and deploy the model; a token that may ask it."""
+    """Register and deploy the model, and return a token that may call it."""
     blob = platform.put("a.onnx", model)
     version = platform.models.register("a", files=(blob.id,), paths=("model.onnx",))
     platform.endpoints.deploy("a", model=version.reference)
@@ -137,7 +137,7 @@ def until(found: Callable[[], T | None], *, within_s: float = 60) -> T:
 
 
 def save_model_a(path: Path) -> Path:
-    """Model A of the anchors: 32→64→32→1, dense with ReLU, in float."""
+    """Write the model: 32→64→32→1, dense with ReLU, in float32."""
     random = np.random.default_rng(0)
     weights, nodes, value = [], [], "x"
     for number, (a, b) in enumerate(pairwise(WIDTHS)):
@@ -171,7 +171,7 @@ def serving(command: Sequence[str | Path], port: int) -> Iterator[int]:
 
 
 def alternate(connections: int, *servers: tuple[int, int, str]) -> Seen:
-    """What the load generator saw of each server; the servers take turns."""
+    """Return the measurements of the load generator for each server, in alternating rounds."""
     seen: Seen = [[] for _ in servers]
     for _ in range(ROUNDS):
         for rounds, (port, pid, token) in zip(seen, servers, strict=True):

@@ -1,4 +1,4 @@
-"""Files that models are made of, and files that only look like them, written by hand: no framework is needed."""
+"""Minimal model files and look-alikes, built by hand without any framework."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def xgboost_ubj() -> bytes:
 
 
 def torch_export(**members: bytes | str) -> bytes:
-    """What torch.export.save writes once the example inputs are taken off; `members` come on top, `/` spelled `__`."""
+    """Return a torch export without example inputs; `members` are added, with `__` for `/` in their names."""
     basic: dict[str, bytes | str] = {
         "data__weights__weight_0": struct.pack("<2f", 0.5, -1.0),
         "data__weights__model_weights_config.json": PLAIN_WEIGHTS,

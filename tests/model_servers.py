@@ -1,4 +1,4 @@
-"""ONNX models made on the spot, and a real model server in a thread, for the tests of serving."""
+"""Small ONNX models, and a real model server in a thread, for the tests of serving."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def save(
 def mlp(
     path: Path, *, widths: tuple[int, ...] = (32, 64, 32, 1), rows: int | str = "n", seed: int = 0
 ) -> Path:
-    """Model A of the anchors: dense layers with ReLU between them."""
+    """Write a multilayer perceptron: dense layers with ReLU."""
     random = np.random.default_rng(seed)
     weights, nodes, value = {}, [], "x"
     for number, (a, b) in enumerate(pairwise(widths)):
@@ -60,7 +60,7 @@ def mlp(
 
 
 def constant(path: Path, value: float) -> Path:
-    """Answers `value` for each row, so that a test sees which version answered."""
+    """Write a model that returns `value` for each row, so that a test can tell versions apart."""
     weights = {"w": np.zeros((2, 1), np.float32), "b": np.array([value], np.float32)}
     return save(
         path,
@@ -72,7 +72,7 @@ def constant(path: Path, value: float) -> Path:
 
 
 def tabular(path: Path) -> Path:
-    """score = amount * 2 + weight of the category, and whether it is above 10; two inputs, two outputs."""
+    """Write a model with two inputs and outputs: score = amount * 2 + weight of the category, and score > 10."""
     weights = {
         "two": np.array(2, np.float64),
         "ten": np.array(10, np.float64),
@@ -100,7 +100,7 @@ def tabular(path: Path) -> Path:
 
 
 def centred(path: Path) -> Path:
-    """x minus its mean over all rows: a first dimension that is dynamic, and rows that are not independent."""
+    """Write a model that subtracts the mean over rows: a dynamic first dimension, but dependent rows."""
     return save(
         path,
         [
@@ -114,7 +114,7 @@ def centred(path: Path) -> Path:
 
 
 def deployment(*files: tuple[str, str, Path], weights: dict[str, int] | None = None) -> Deployment:
-    """Endpoints named after their models; `weights` gives the share of each version."""
+    """Return a deployment with an endpoint per model; `weights` are those of the versions."""
     names = dict.fromkeys(name for name, _, _ in files)
     return Deployment(
         models=tuple(ServedFile(model=name, version=version, path=path) for name, version, path in files),
@@ -132,7 +132,7 @@ def deployment(*files: tuple[str, str, Path], weights: dict[str, int] | None = N
 
 
 class KnownTokens:
-    """Admits one token everywhere but to the endpoint `forbidden`; counts what it was asked."""
+    """Admits one token to all endpoints but `forbidden`, and counts the decisions."""
 
     def __init__(self) -> None:
         self.decisions = 0
@@ -151,7 +151,7 @@ class KnownTokens:
 
 
 class RunningServer:
-    """A model server in a thread of its own."""
+    """A model server in its own thread."""
 
     def __init__(self, server: ModelServer, loop: asyncio.AbstractEventLoop, port: int) -> None:
         self.server = server
@@ -162,7 +162,7 @@ class RunningServer:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` beside the server, until that ends."""
+        """Run `work` on the event loop of the server until it ends."""
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def apply(self, wanted: Deployment) -> None:
@@ -174,7 +174,7 @@ class RunningServer:
 
 @contextmanager
 def serving(wanted: Deployment, **options: Any) -> Iterator[RunningServer]:
-    """A server that serves `wanted`; stopped afterwards."""
+    """Run a server that serves `wanted`, and stop it afterwards."""
     started = threading.Event()
     found: list[RunningServer | BaseException] = []
     ended: list[Callable[[], object]] = []
@@ -216,7 +216,7 @@ def _run(main: Callable[[], Awaitable[None]], found: list[Any], started: threadi
 
 @contextmanager
 def serving_platform(parts: Assembled) -> Iterator[str]:
-    """The model server of a platform, as its own process would have it, in a thread; its address."""
+    """Run the model server of a platform in a thread, as its process would, and yield its URL."""
     started = threading.Event()
     found: list[Any] = []
     ended: list[Callable[[], object]] = []
@@ -265,7 +265,7 @@ def request(
 
 
 class RawClient:
-    """A socket that speaks HTTP as badly as a test wants."""
+    """A socket client that can send malformed HTTP."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -285,7 +285,7 @@ class RawClient:
         return self._reader.readline()
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next answer: status, headers, body. Status 0 if the server has closed the connection."""
+        """Read the next response: status, headers, body. Status 0 means that the server closed the connection."""
         first = self.line()
         if not first:
             return 0, {}, b""

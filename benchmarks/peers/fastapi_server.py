@@ -1,4 +1,4 @@
-"""The peer: the same ONNX session behind FastAPI, uvicorn (uvloop, httptools) and orjson, as people write it."""
+"""The peer: the same ONNX session behind FastAPI, uvicorn (uvloop, httptools) and orjson."""
 
 from __future__ import annotations
 

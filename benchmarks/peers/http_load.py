@@ -1,4 +1,4 @@
-"""A load generator in a process of its own: so many connections, each with one request under way at a time."""
+"""A load generator: a number of connections, each with one request in flight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uvloop
 
 
 class Client(asyncio.Protocol):
-    """Sends the next request as soon as an answer is complete; checks that each is a 200 of full length."""
+    """Sends the next request when a response is complete; checks its status and length."""
 
     def __init__(self, request: bytes, times: list[float]) -> None:
         self._request = request
@@ -47,7 +47,7 @@ class Client(asyncio.Protocol):
 
 
 def infer_request(path: str, token: str, *, width: int, seed: int) -> bytes:
-    """One JSON row of `width` floats with four decimals."""
+    """Return an inference request with one JSON row of `width` floats with four decimals."""
     draw = random.Random(seed)
     row = [round(draw.gauss(0, 1), 4) for _ in range(width)]
     body = json.dumps(
@@ -71,14 +71,14 @@ async def main(port: int, connections: int, seconds: float, warm_up_s: float, to
     await asyncio.sleep(seconds)
     taken, spent = time.perf_counter() - began, cpu_seconds() - spent
     found = sorted(times)
-    told = {
+    result = {
         "rate": len(found) / taken,
         "p50_ms": found[len(found) // 2] * 1e3,
         "p99_ms": found[len(found) * 99 // 100] * 1e3,
         "failures": sum(client.failures for client in clients),
         "generator_cpu": spent / taken,
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(result), flush=True)
 
 
 def cpu_seconds() -> float:

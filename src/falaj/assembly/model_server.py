@@ -103,9 +103,9 @@ def service_caller(gate: Gate, name: str, role: Role) -> Caller:
 
 def version_opener(services: Services) -> LoadVersion:
     """Return the function that opens registered versions inside a transaction of the caller."""
-    return services.models._opened
+    return services.models.open_version
 
 
 def read_online(services: Services, view: str, keys: Sequence[str]) -> OnlineRows:
     """Return the newest features of each key, for a caller that the gate has authorized."""
-    return services.features._online.read(view, keys, clock=services.features.gate.clock)
+    return services.features.online_features.read(view, keys, clock=services.features.gate.clock)

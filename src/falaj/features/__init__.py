@@ -1,1 +1,1 @@
-"""Features: views of raw rows, training sets as of a moment, and the newest values online."""
+"""Features: view definitions, point-in-time training sets and online reads."""

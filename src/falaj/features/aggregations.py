@@ -1,4 +1,4 @@
-"""Time-window aggregations as SQL: each row of a view with sums over the window that ends with it."""
+"""Time-window aggregations as SQL: for each row of a view, aggregates over the window that ends with it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def aggregated_rows(view: StoredView, rows: str) -> str:
-    """The keys, moments and features of every row of the input `rows`.
+    """Select the keys, times and features of every row of the input `rows`.
 
-    A window is (event - window, event]. What it says was known when the last of its rows was: the created time is
-    that of the latest of them, so nothing is seen before its time.
+    A window is (event - window, event]. Its created time is the latest created time of its rows, so that an
+    aggregate is never visible before all of its inputs were known.
     """
     definition = view.definition
     keys = ", ".join(quoted(key.name) for key in view.keys)
@@ -31,7 +31,7 @@ def aggregated_rows(view: StoredView, rows: str) -> str:
 
 
 def newest_windows(view: StoredView, rows: str) -> str:
-    """The rows of the input `rows` that the newest row of each key sums up: all that its features need."""
+    """Select the rows of the input `rows` that lie in the window of the newest row of each key."""
     keys = ", ".join(quoted(key.name) for key in view.keys)
     event = quoted(view.definition.event_time)
     longest = max(each.window for each in view.definition.aggregations) // _MICROSECOND

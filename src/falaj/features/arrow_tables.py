@@ -1,6 +1,6 @@
-"""Rows as Arrow: parsed, fitted to their types, numbered and streamed.
+"""Arrow tables: parse, cast to types, number and stream rows.
 
-The other modules of the room import this one where they use it: pyarrow is slow to load, and few commands need it.
+Other modules import this one inside functions, because pyarrow is slow to load and few commands need it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ TYPES = {
     ColumnType.MOMENT: pa.timestamp("us", "UTC"),
 }
 
-HELD_BYTES = 512 << 20
+IN_MEMORY_BYTES = 512 << 20
 TEXT_BYTES = 64
-"""What a text is assumed to take, because only reading it would tell."""
+"""Assumed size of a text value; only reading it would tell."""
 ZONE = r"(Z|[+-]\d\d:?\d\d)$"
-"""How a moment that is written ends, if it says where it was; else it is one in UTC."""
-FEW = 3
-"""How many bad rows an error names."""
+"""The time zone at the end of a timestamp; one without it is in UTC."""
+SHOWN_ROWS = 3
+"""Bad rows that an error names."""
 
 
 def parse(data: bytes, *, name: str, texts: frozenset[str] = frozenset()) -> ArrowTable:
-    """`data` as rows; anything that is neither Parquet nor Arrow is read as CSV, where `texts` stay text."""
+    """Parse `data` as Parquet, Arrow or else CSV, where the columns in `texts` are read as text."""
     buffer = pa.BufferReader(data)
     try:
         if data[:4] == b"PAR1":
@@ -59,7 +59,7 @@ def parse(data: bytes, *, name: str, texts: frozenset[str] = frozenset()) -> Arr
 def conform(
     rows: ArrowTable, columns: tuple[Feature, ...], *, required: frozenset[str], where: str
 ) -> ArrowTable:
-    """`rows` with `columns` only, in their types; all that does not fit at once. `required` ones have no nulls."""
+    """Return `columns` of `rows` cast to their types. Raise InvalidInput with all faults; `required` allow no nulls."""
     faults: list[Fault] = []
     found = {}
     for column in columns:
@@ -72,9 +72,7 @@ def conform(
         values = _cast(rows[column.name], column, where, faults)
         if values is not None and column.name in required and values.null_count:
             empty = pc.indices_nonzero(pc.is_null(values))
-            nulls = (
-                f"{values.null_count} without a value: {_row_numbers(empty[:FEW].to_pylist(), len(empty))}"
-            )
+            nulls = f"{values.null_count} without a value: {_row_numbers(empty[:SHOWN_ROWS].to_pylist(), len(empty))}"
             faults.append(Fault(where=f"{where}.{column.name}", given=nulls, allowed="a value in every row"))
         found[column.name] = values
     if faults:
@@ -85,18 +83,18 @@ def conform(
 
 
 def with_row_numbers(rows: ArrowTable, column: str, *, start: int = 0) -> ArrowTable:
-    """`rows` with their numbers, from `start` on."""
+    """Return `rows` with a column of row numbers that begins at `start`."""
     return rows.append_column(column, pa.arange(start, start + rows.num_rows))
 
 
 def in_memory_if_small(dataset: ArrowDataset) -> ArrowInput:
-    """`dataset` in memory if it is small enough: a join reads its rows three times, and decoding them costs most."""
+    """Load `dataset` into memory if it is small: a join reads it three times, and decoding dominates the cost."""
     widths = [TEXT_BYTES if pa.types.is_string(kind) else 8 for kind in dataset.schema.types]
-    return _whole(dataset) if dataset.count_rows() * sum(widths) <= HELD_BYTES else dataset
+    return _whole(dataset) if dataset.count_rows() * sum(widths) <= IN_MEMORY_BYTES else dataset
 
 
 def stream_batches(dataset: ArrowDataset) -> ArrowStream:
-    """A dataset as batches, in the order in which they lie."""
+    """Stream the batches of a dataset in storage order."""
     scanner = dataset.scanner(use_threads=False)
 
     def batches() -> Iterator[Any]:
@@ -107,7 +105,7 @@ def stream_batches(dataset: ArrowDataset) -> ArrowStream:
 
 
 def online_batch(keys: Sequence[bytes], events: Sequence[int], values: Sequence[bytes]) -> ArrowBatch:
-    """Rows for an online store."""
+    """Return a batch of rows for an online store."""
     return pa.record_batch(
         {
             "key": pa.array(keys, pa.binary()),
@@ -118,44 +116,44 @@ def online_batch(keys: Sequence[bytes], events: Sequence[int], values: Sequence[
 
 
 def _whole(dataset: ArrowDataset) -> ArrowTable:
-    """File by file, because the scanner of a dataset takes three times as long where memory is new."""
+    """Read file by file: the dataset's scanner takes three times as long with fresh memory (measured)."""
     files = [parquet.ParquetFile(fragment.open()).read() for fragment in dataset.get_fragments()]
     return pa.concat_tables(files).cast(dataset.schema) if files else dataset.to_table()
 
 
 def _cast(values: Any, column: Feature, where: str, faults: list[Fault]) -> Any:
-    """`values` in the type of `column`; none, and a fault that names the first bad rows, if they do not fit."""
+    """Cast `values` to the type of `column`; on failure return None and add a fault with the first bad rows."""
     try:
         return _converted(values, column.type)
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        given = f"{values.type}, which is never {_said(column.type)}"
+        given = f"{values.type}, which cannot be cast to {_type_name(column.type)}"
     except pa.ArrowInvalid:
-        bad = _bad_rows(values, column.type, 0, FEW + 1)
-        shown = ", ".join(shorten(values[number].as_py(), limit=30) for number in bad[:FEW])
-        given = f"{values.type}: {shown} in {_row_numbers(bad[:FEW], len(bad))}"
-    faults.append(Fault(where=f"{where}.{column.name}", given=given, allowed=_said(column.type)))
+        bad = _bad_rows(values, column.type, 0, SHOWN_ROWS + 1)
+        shown = ", ".join(shorten(values[number].as_py(), limit=30) for number in bad[:SHOWN_ROWS])
+        given = f"{values.type}: {shown} in {_row_numbers(bad[:SHOWN_ROWS], len(bad))}"
+    faults.append(Fault(where=f"{where}.{column.name}", given=given, allowed=_type_name(column.type)))
     return None
 
 
 def _converted(values: Any, kind: ColumnType) -> Any:
     if kind is ColumnType.MOMENT and pa.types.is_timestamp(values.type):
         values = values if values.type.tz else pc.assume_timezone(values, "UTC")
-        return values.cast(TYPES[kind], safe=False)  # finer than microseconds is cut off
+        return values.cast(TYPES[kind], safe=False)  # truncates to microseconds
     if kind is ColumnType.MOMENT and pa.types.is_string(values.type):
         zoned = pc.match_substring_regex(values, ZONE)
         values = pc.if_else(zoned, values, pc.binary_join_element_wise(values, "Z", ""))
     elif (
         kind is ColumnType.MOMENT and pa.types.is_primitive(values.type) and not pa.types.is_date(values.type)
     ):
-        raise pa.ArrowTypeError(f"{values.type} is not a moment")
+        raise pa.ArrowTypeError(f"{values.type} is not a timestamp")
     found = values.cast(TYPES[kind])
-    if kind is ColumnType.FLOAT:  # what is not a number is not there: pandas writes it so
+    if kind is ColumnType.FLOAT:  # pandas writes nulls as NaN
         found = pc.if_else(pc.is_nan(found), None, found)
     return found
 
 
 def _bad_rows(values: Any, kind: ColumnType, start: int, limit: int) -> list[int]:
-    """The numbers of the first `limit` rows that do not fit, found by halving."""
+    """Find the first `limit` rows that cannot be cast, by bisection."""
     try:
         _converted(values, kind)
     except pa.ArrowInvalid:
@@ -170,10 +168,10 @@ def _bad_rows(values: Any, kind: ColumnType, start: int, limit: int) -> list[int
 
 
 def _row_numbers(first: list[int], count: int) -> str:
-    """Rows as people count them: from 1, without the heading of a CSV."""
+    """Format row numbers counted from 1, not counting the header of a CSV."""
     numbers = ", ".join(str(number + 1) for number in first)
     return f"row{'s' if len(first) > 1 else ''} {numbers}" + (" and more" if count > len(first) else "")
 
 
-def _said(kind: ColumnType) -> str:
-    return "a moment, like 2024-06-01T08:00:00Z" if kind is ColumnType.MOMENT else str(kind)
+def _type_name(kind: ColumnType) -> str:
+    return "a timestamp like 2024-06-01T08:00:00Z" if kind is ColumnType.MOMENT else str(kind)

@@ -1,37 +1,42 @@
-"""Point-in-time joins as SQL: for every row of a spine, what was known of its entity at its time.
+"""Point-in-time joins as SQL: for every row of a spine, the features of its entity as known at its time.
 
-A row of a view is *known* from the later of its event time and its created time on. Of the known rows, the one with the
-newest event counts, ties going to the later created time and then to the later arrival. Two plans find it:
+A row of a view is *known* from the later of its event time and its created time. Of the known rows, the one with the
+newest event time is selected; ties go to the later created time, then to the later arrival. Two plans find it:
 
-- in order: a row that becomes known after a newer event did never counts; without those rows, the one that counts is
-  the last that became known, which ASOF JOIN finds in one pass over sorted rows, however many there are of a key;
-- in pairs: every row of the spine beside every row of its key. Nothing is sorted, so it takes half the time where keys
-  have few rows, and far too long where they have many: `pair_counts` tells.
+- in order: a row that becomes known after one with a newer event time is never selected. Without such rows, the
+  selected row is the last that became known, which ASOF JOIN finds in one pass over sorted rows.
+- in pairs: compare every spine row with every row of its key. Nothing is sorted, so this takes half the time where
+  keys have few rows, and far too long where they have many; `pair_counts` tells which case applies.
 
-Either way only keys and moments are read for that; the features of the rows found are fetched last.
+Both plans read only keys and times; the features of the selected rows are fetched last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
+
+from falaj.ports.queries import ArrowInput, ArrowTable, QueryEngine
 
 ROW = "__row"
 """The number of a spine row, by which the result is ordered."""
 ARRIVAL = "__arrival"
-"""The number of a view's row, its own, growing as rows arrive."""
+"""The sequence number of a view's row, in order of arrival."""
 EVENT = "__event"
-"""The event time of a row in microseconds, as `newest_rows` gives it."""
+"""The event time of a row in microseconds, in the result of `newest_rows`."""
+
+FEW_PAIRS = 4
+"""Pairs per row of a view up to which comparing them beats sorting; they break even at 7 or 8 (measured)."""
 
 _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
 class JoinedView:
-    """A view in a join: the input `rows`, which has the column `__arrival`.
+    """A view in a join: the input `rows` has the column `__arrival`.
 
-    `features` says what each feature is called in the result. Without `created_time` a row is known when it happened.
+    `features` maps each feature to its name in the result. Without `created_time` a row is known at its event time.
     """
 
     rows: str
@@ -43,8 +48,32 @@ class JoinedView:
     in_pairs: bool = False
 
 
+def join(
+    queries: QueryEngine,
+    inputs: Mapping[str, ArrowInput],
+    columns: Sequence[str],
+    *,
+    event_time: str,
+    views: Sequence[JoinedView],
+) -> ArrowTable:
+    """Join `columns` of the input `spine` with the features of `views`, each by the plan that suits its rows."""
+    planned = _planned(queries, inputs, views)
+    sql = point_in_time_join("spine", columns, event_time=event_time, views=planned)
+    return queries.select(sql, inputs)
+
+
+def _planned(
+    queries: QueryEngine, inputs: Mapping[str, ArrowInput], views: Sequence[JoinedView]
+) -> list[JoinedView]:
+    (counts,) = queries.select(pair_counts("spine", views), inputs).to_pylist()
+    return [
+        replace(view, in_pairs=counts[f"pairs{number}"] <= FEW_PAIRS * counts[f"rows{number}"])
+        for number, view in enumerate(views)
+    ]
+
+
 def pair_counts(spine: str, views: Sequence[JoinedView]) -> str:
-    """One row: for each of `views`, as `pairs0`, `rows0` and so on, what its plan in pairs would look at."""
+    """Select one row with `pairs0`, `rows0`, …: for each view, its rows and the pairs its plan in pairs compares."""
     counts = [f"({_counted(spine, view)}) AS counts{number}" for number, view in enumerate(views)]
     shown = [f"counts{n}.pairs AS pairs{n}, counts{n}.rows AS rows{n}" for n in range(len(views))]
     return f"SELECT {', '.join(shown)} FROM {', '.join(counts)}"  # noqa: S608 - names are quoted
@@ -53,7 +82,7 @@ def pair_counts(spine: str, views: Sequence[JoinedView]) -> str:
 def point_in_time_join(
     spine: str, columns: Sequence[str], *, event_time: str, views: Sequence[JoinedView]
 ) -> str:
-    """Every row of `spine` (an input with the column `__row`), in its order, with the features of `views`."""
+    """Select every row of `spine` (an input with the column `__row`) in order, with the features of `views`."""
     keys = _list(dict.fromkeys(key for view in views for key in view.keys))
     steps = [
         f"s AS MATERIALIZED (SELECT {keys}, {ROW}, epoch_us({quoted(event_time)}) AS __at FROM {quoted(spine)})"  # noqa: S608 - names are quoted
@@ -72,7 +101,7 @@ def point_in_time_join(
 
 
 def newest_rows(view: JoinedView) -> str:
-    """The row of every key of `view` that counts once everything is known; its event time is `__event`."""
+    """Select the newest row of every key of `view` once all rows are known; its event time is `__event`."""
     keys = _list(view.keys)
     order = ", ".join(f"{column} DESC" for column in (EVENT, "__created", ARRIVAL))
     known = " AND ".join(f"{quoted(key)} IS NOT NULL" for key in view.keys)
@@ -83,24 +112,24 @@ def newest_rows(view: JoinedView) -> str:
 
 
 def quoted(name: str) -> str:
-    """`name` as an SQL identifier."""
+    """Quote `name` as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _picked(view: JoinedView) -> str:
-    """For every spine row, the arrival of the row that counts, where there is one and it is not too old."""
+    """Select for every spine row the arrival of its view row, unless there is none or it exceeds the TTL."""
     return (
         f"SELECT s.{ROW}, r.{ARRIVAL} FROM s"  # noqa: S608 - names are quoted
-        f" ASOF JOIN ({_counting(view)}) r ON {_same(view)} AND s.__at >= r.__known WHERE {_young(view)}"
+        f" ASOF JOIN ({_newest_known(view)}) r ON {_same_key(view)} AND s.__at >= r.__known WHERE {_within_ttl(view)}"
     )
 
 
 def _best_of_pairs(view: JoinedView) -> str:
-    """The same, by comparing all the known rows of the key. If the newest is too old, so are the others."""
+    """Select the same by comparing all known rows of the key. If the newest exceeds the TTL, so do the others."""
     order = f"{{'event': r.{EVENT}, 'created': r.__created, 'arrival': r.{ARRIVAL}}}"
     return (
         f"SELECT s.{ROW}, max({order}).arrival AS {ARRIVAL} FROM s JOIN ({_timed(view, view.keys)}) r"  # noqa: S608
-        f" ON {_same(view)} AND s.__at >= r.__known AND {_young(view)} GROUP BY s.{ROW}"
+        f" ON {_same_key(view)} AND s.__at >= r.__known AND {_within_ttl(view)} GROUP BY s.{ROW}"
     )
 
 
@@ -112,18 +141,18 @@ def _counted(spine: str, view: JoinedView) -> str:
     )
 
 
-def _same(view: JoinedView) -> str:
+def _same_key(view: JoinedView) -> str:
     return " AND ".join(f"s.{quoted(key)} = r.{quoted(key)}" for key in view.keys)
 
 
-def _young(view: JoinedView) -> str:
+def _within_ttl(view: JoinedView) -> str:
     return "true" if view.ttl is None else f"s.__at - r.{EVENT} <= {view.ttl // _MICROSECOND}"
 
 
-def _counting(view: JoinedView) -> str:
-    """The rows of `view` that count for a while, each from `__known` on; one per key and moment.
+def _newest_known(view: JoinedView) -> str:
+    """Select the rows of `view` that are the newest known at some time, from `__known` on; one per key and time.
 
-    Rows of one event become known in the order of their created times, so the newest event is enough to compare.
+    Rows of one event become known in the order of their created times, so comparing event times is enough.
     """
     keys = _list(view.keys)
     return (
@@ -135,7 +164,7 @@ def _counting(view: JoinedView) -> str:
 
 
 def _timed(view: JoinedView, columns: Iterable[str]) -> str:
-    """The rows of `view` with their moments as numbers. A row without one never becomes known.
+    """Select the rows of `view` with their times as numbers. A row without a time never becomes known.
 
     The condition is an expression on purpose: on a bare column, the scan would filter and copy every batch.
     """
@@ -148,7 +177,7 @@ def _timed(view: JoinedView, columns: Iterable[str]) -> str:
 
 
 def _fetched(view: JoinedView, number: int) -> str:
-    """The features of the rows that were picked."""
+    """Select the features of the picked rows."""
     features = ", ".join(f"r.{quoted(name)}" for name in view.features)
     return (
         f"SELECT p.{ROW}, {features} FROM {quoted(view.rows)} AS r"  # noqa: S608 - names are quoted

@@ -1,4 +1,4 @@
-"""The newest features of every key, online: filled from a view's pinned rows, and read in microseconds."""
+"""Online features: materialize the newest row of every key from a view's pinned rows, and read it in microseconds."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from falaj.governance.encryption.values import SealedValues
 from falaj.governance.operations.call import Call
 from falaj.ports.online import ArrowBatch, EntityKey, OnlineStore, ViewName
 from falaj.records.features import MaterializeResult, OnlineRow, OnlineRows, StoredView, Value
+from falaj.records.governance.objects import StoredObject
 
 FRESH_S = 1.0
-"""How long a reader may go on with the version of a view that it knows."""
+"""Seconds for which a reader may use a cached version of a view."""
 BATCH_ROWS = 50_000
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """How the values of a view lie online."""
+class _ReadPlan:
+    """How the values of a view are stored online."""
 
     view: StoredView
     name: ViewName
@@ -36,7 +37,7 @@ class _Plan:
 
 
 class OnlineFeatures:
-    """Writes and reads online features; `stores` are by zone."""
+    """Write and read online features; `stores` are keyed by zone."""
 
     def __init__(
         self, backends: FeatureBackends, stores: Mapping[str, OnlineStore], sealed: SealedValues
@@ -44,12 +45,12 @@ class OnlineFeatures:
         self.backends = backends
         self._stores = stores
         self._sealed = sealed
-        self._plans: dict[str, _Plan] = {}
+        self._plans: dict[str, _ReadPlan] = {}
 
-    def fill(self, call: Call) -> MaterializeResult:
-        """Bring the newest row of every key of the call's view online."""
+    def materialize(self, call: Call, target: StoredObject) -> MaterializeResult:
+        """Write the newest row of every key of the view `target` to the online store."""
         with self.backends.gate.database.read() as tx:
-            view = store.load_view(tx, call.target)
+            view = store.load_view(tx, target)
         rows = self.backends.queries.select(_keyed(view), {"rows": newest_feature_rows(self.backends, view)})
         plan = _plan(view)
         written = sum(self._write(plan, batch) for batch in rows.to_batches(max_chunksize=BATCH_ROWS))
@@ -67,7 +68,7 @@ class OnlineFeatures:
         return self.backends.gate.commit(call, publish)
 
     def read(self, ident: str, keys: Sequence[str], *, clock: Callable[[], datetime]) -> OnlineRows:
-        """The newest features of every key, in their order."""
+        """Read the newest features of `keys`, in their order."""
         plan = self._plans.get(ident)
         if plan is None or plan.until < time.monotonic():
             plan = self._plans[ident] = self._find(ident)
@@ -76,17 +77,17 @@ class OnlineFeatures:
         rows = tuple(self._row(plan, key, value, oldest) for key, value in zip(keys, stored, strict=True))
         return OnlineRows(version=plan.view.version, features=plan.features, rows=rows)
 
-    def _find(self, ident: str) -> _Plan:
+    def _find(self, ident: str) -> _ReadPlan:
         with self.backends.gate.database.read() as tx:
             found = objects.by_id(tx, ident)
             view = None if found is None else store.find_online_view(tx, found)
         if found is None:
             raise objects.unknown(ident, "view")
         if view is None:
-            raise Conflict(f"view {found.name} is not online; features.materialize brings it there")
+            raise Conflict(f"view {found.name} is not online; run features.materialize first")
         return _plan(view)
 
-    def _write(self, plan: _Plan, batch: ArrowBatch) -> int:
+    def _write(self, plan: _ReadPlan, batch: ArrowBatch) -> int:
         from falaj.features import arrow_tables
 
         keys = [key.encode() for key in batch.column("__key").to_pylist()]
@@ -99,7 +100,7 @@ class OnlineFeatures:
         ]
         return self._stores[plan.view.zone].write(plan.name, arrow_tables.online_batch(keys, events, values))
 
-    def _row(self, plan: _Plan, key: str, stored: bytes | None, oldest: datetime | None) -> OnlineRow:
+    def _row(self, plan: _ReadPlan, key: str, stored: bytes | None, oldest: datetime | None) -> OnlineRow:
         if stored is None:
             return OnlineRow.model_construct(key=key, event_time=None, values=plan.missing)
         context = _context(plan, key.encode())
@@ -109,9 +110,9 @@ class OnlineFeatures:
         return OnlineRow.model_construct(key=key, event_time=event, values=values)
 
 
-def _plan(view: StoredView) -> _Plan:
+def _plan(view: StoredView) -> _ReadPlan:
     features = view.definition.features
-    return _Plan(
+    return _ReadPlan(
         view=view,
         name=ViewName(f"{view.id}/{view.version}"),
         layout=RowCodec(features),
@@ -122,12 +123,12 @@ def _plan(view: StoredView) -> _Plan:
 
 
 def _keyed(view: StoredView) -> str:
-    """The newest rows, with their key as text: several columns are joined by '|', escaped by a backslash."""
+    """Select the newest rows with their key as text; composite keys are joined by '|' and escaped by a backslash."""
     parts = [f"CAST({quoted(key.name)} AS VARCHAR)" for key in view.keys]
     if len(parts) > 1:
         parts = [f"replace(replace({part}, '\\', '\\\\'), '|', '\\|')" for part in parts]
     return f"SELECT concat_ws('|', {', '.join(parts)}) AS __key, * FROM ({newest_rows(join_input(view, 'rows'))})"  # noqa: S608
 
 
-def _context(plan: _Plan, key: bytes) -> bytes:
+def _context(plan: _ReadPlan, key: bytes) -> bytes:
     return plan.name.encode() + b"\0" + key

@@ -1,10 +1,10 @@
-"""The features of one key as bytes of a fixed layout, and back.
+"""Encode and decode the features of one key as bytes of a fixed layout.
 
     event time   8 bytes, microseconds since 1970
     nulls        a bit per feature
-    values       8 bytes per feature, in their order; of a text: where it begins behind the values, and its length
+    values       8 bytes per feature, in order; for text: its offset after the values, and its length
 
-Which features they are is not in the bytes: a version of a view has one layout, and is stored under its own name.
+The bytes do not name the features: each version of a view has one layout and is stored under its own name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CODES = {
 
 
 class RowCodec:
-    """How the values of some features lie."""
+    """Encodes and decodes rows with the values of the given features."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self._kinds = [feature.type for feature in features]
@@ -37,7 +37,7 @@ class RowCodec:
         self._struct = struct.Struct(f"<q{self._null_bytes}s{codes}")
 
     def encode(self, events: Iterable[int], columns: Sequence[Iterable[Any]]) -> Iterator[bytes]:
-        """Row by row; `columns` hold Python values."""
+        """Encode rows; `columns` hold Python values."""
         for event, *values in zip(events, *columns, strict=True):
             yield self._encode_row(event, values)
 
@@ -69,7 +69,7 @@ class RowCodec:
 
 
 def _is_finite(value: float | None) -> bool:
-    """JSON has no other numbers, and a reader far away must see what a near one does."""
+    """JSON cannot represent NaN and infinities, and local and remote readers must see the same values."""
     return value is not None and math.isfinite(value)
 
 

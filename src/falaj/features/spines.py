@@ -1,9 +1,9 @@
-"""The spine of a training set: the rows of an upload, or the stored rows of a view over a span of time."""
+"""The spine of a training set: the rows of an uploaded blob, or stored rows of a view within a time span."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from falaj.errors import Fault, InvalidInput
 from falaj.features.joins import ARRIVAL, quoted
@@ -14,15 +14,25 @@ from falaj.governance.operations.call import Call
 from falaj.ports.metadata import from_micros, to_micros
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import ColumnType, Feature, PinnedView, StoredView, pin_of
+from falaj.records.governance.objects import StoredObject
 
 DEFAULT_TIME = "event_time"
 
 
 @dataclass(frozen=True)
-class Spine:
-    """Rows to join features to, from `since` on and before `until`, their moment in the column `event_time`.
+class SpineSpan:
+    """The requested limits of a spine: from `since` and before `until`, or the `last` duration of it."""
 
-    `pin` says which rows they are, where they are a view's.
+    since: datetime | None = None
+    until: datetime | None = None
+    last: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class Spine:
+    """Rows to join features to, from `since` and before `until`; `event_time` is the column of their times.
+
+    `pin` identifies the rows if they come from a view.
     """
 
     rows: ArrowTable
@@ -32,34 +42,40 @@ class Spine:
     until: datetime | None = None
 
 
-def load_spine(backends: FeatureBackends, call: Call, views: list[StoredView]) -> Spine:
-    """The spine that the call asks for, with keys and time in their types."""
-    given, wanted = call.object("spine"), getattr(call.given, "event_time", None)
-    if given.kind == "blob":
-        event_time, pin = wanted or DEFAULT_TIME, None
+def load_spine(
+    backends: FeatureBackends,
+    call: Call,
+    source: StoredObject,
+    views: list[StoredView],
+    *,
+    span: SpineSpan,
+    event_time: str | None,
+) -> Spine:
+    """Load the rows of `source` within `span`, with keys and event time in their types."""
+    if source.kind == "blob":
+        time_column, pin = event_time or DEFAULT_TIME, None
         texts = frozenset(key.name for view in views for key in view.keys if key.type is ColumnType.TEXT)
-        rows = uploaded_rows(backends.gate, backends.blobs, call, given, texts=texts)
-    elif given.kind == "view":
-        (stored,) = require_scan(backends.gate, call, [given])
-        event_time, pin = wanted or stored.definition.event_time, pin_of(stored)
+        rows = uploaded_rows(backends.gate, backends.blobs, call, source, texts=texts)
+    elif source.kind == "view":
+        (stored,) = require_scan(backends.gate, call, [source])
+        time_column, pin = event_time or stored.definition.event_time, pin_of(stored)
         rows = _view_rows(backends, stored)
     else:
-        raise InvalidInput.at("spine", given=given.address, allowed="a blob with rows, or a view")
-    checked = _checked(rows, views, event_time)
-    since, until = _span(backends, call, checked, event_time)
-    return Spine(_within(backends, checked, event_time, since, until), event_time, pin, since, until)
+        raise InvalidInput.at("spine", given=source.address, allowed="a blob with rows, or a view")
+    checked = _checked(rows, views, time_column)
+    since, until = _bounds(backends, span, checked, time_column)
+    return Spine(_within(backends, checked, time_column, since, until), time_column, pin, since, until)
 
 
-def keep_spine(backends: FeatureBackends, call: Call) -> None:
-    """An upload that a training set was made of stays, although nobody named it."""
-    given = call.object("spine")
-    if given.kind == "blob":
+def keep_spine(backends: FeatureBackends, call: Call, source: StoredObject) -> None:
+    """Keep an uploaded spine beyond its staging period."""
+    if source.kind == "blob":
         blobs = BlobContents(backends.gate.database, backends.blobs)
-        blobs.keep(call.tx, blobs.facts(call.tx, given.id), now=call.now)
+        blobs.keep(call.tx, blobs.facts(call.tx, source.id), now=call.now)
 
 
 def _view_rows(backends: FeatureBackends, view: StoredView) -> ArrowTable:
-    """The columns of a view, labels among them, by event and then by arrival."""
+    """Return all columns of a view, ordered by event time and then by arrival."""
     moments = [view.definition.event_time, view.definition.created_time]
     names = [key.name for key in view.keys] + [name for name in moments if name]
     shown = ", ".join(quoted(name) for name in [*names, *(each.name for each in view.definition.columns)])
@@ -68,11 +84,11 @@ def _view_rows(backends: FeatureBackends, view: StoredView) -> ArrowTable:
     return backends.queries.select(sql, {"rows": stored_rows(backends, view)})
 
 
-def _span(
-    backends: FeatureBackends, call: Call, rows: ArrowTable, event_time: str
+def _bounds(
+    backends: FeatureBackends, span: SpineSpan, rows: ArrowTable, event_time: str
 ) -> tuple[datetime | None, datetime | None]:
-    """From when on, and before when: as the call says, or the last while before the newest row."""
-    since, until, last = (getattr(call.given, name, None) for name in ("since", "until", "last"))
+    """Return the inclusive start and the exclusive end of `span`; `last` counts back from the newest row."""
+    since, until, last = span.since, span.until, span.last
     if last is not None:
         if since is not None or until is not None:
             raise InvalidInput.at("last", given=last, allowed="last alone, or since and until")
@@ -103,17 +119,17 @@ def _within(
 
 
 def _checked(spine: ArrowTable, views: list[StoredView], event_time: str) -> ArrowTable:
-    """The spine with keys and time in their types. Rows without them are kept: they find nothing."""
+    """Return the spine with keys and event time in their types. Rows with null keys stay and match nothing."""
     from falaj.features import arrow_tables
 
-    made = {
+    feature_columns = {
         f"{view.definition.name}__{feature.name}" for view in views for feature in view.definition.features
     }
-    taken = [name for name in spine.column_names if name in made or name.startswith("__")]
+    taken = [name for name in spine.column_names if name in feature_columns or name.startswith("__")]
     if taken or len(set(spine.column_names)) < len(spine.column_names):
-        allowed = "columns named once, none like a feature's, none beginning with '__'"
+        allowed = "unique names that differ from those of features and do not begin with '__'"
         raise InvalidInput(
-            "the columns of the spine do not fit",
+            "the columns of the spine are invalid",
             faults=[Fault(where="spine", given=", ".join(taken or spine.column_names), allowed=allowed)],
         )
     typed = {key.name: key for view in views for key in view.keys}

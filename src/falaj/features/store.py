@@ -1,4 +1,4 @@
-"""What the room keeps in the metadata database."""
+"""SQL of the feature store: entities, view versions and training sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_entity(call: Call, new: StoredObject, definition: Entity) -> None:
 
 
 def find_view(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView | None:
-    """A version of a view, or the newest."""
+    """Return a version of a view, by default the newest; None if there is none."""
     query = select(views).where(views.c.id == found.id).order_by(views.c.version.desc())
     if version is not None:
         query = query.where(views.c.version == version)
@@ -34,7 +34,7 @@ def find_view(tx: Transaction, found: StoredObject, *, version: int | None = Non
 
 
 def load_view(tx: Transaction, found: StoredObject, *, version: int | None = None) -> StoredView:
-    """A version of a view, or the newest; NotFound if there is none."""
+    """Return a version of a view, by default the newest. Raise NotFound if there is none."""
     stored = find_view(tx, found, version=version)
     if stored is None:
         raise NotFound(f"view {found.name} has no version {version}")
@@ -42,7 +42,7 @@ def load_view(tx: Transaction, found: StoredObject, *, version: int | None = Non
 
 
 def find_online_view(tx: Transaction, found: StoredObject) -> StoredView | None:
-    """The newest version of a view that is online."""
+    """Return the newest version of a view that is online, if any."""
     query = select(views).where(views.c.id == found.id, views.c.online_version.is_not(None))
     row = tx.execute(query.order_by(views.c.version.desc()).limit(1)).mappings().first()
     return None if row is None else _stored_view(found, row)
@@ -63,7 +63,7 @@ def add_view(
 
 
 def publish_rows(call: Call, before: StoredView, *, table_version: int, rows: int) -> None:
-    """Pin the rows of a view, unless another ingestion has come between. It is for the caller to try again then."""
+    """Pin the rows of a view. Raise Conflict if another ingestion was published first; the caller retries."""
     same = views.c.table_version.is_not_distinct_from(before.table_version)
     changed = call.tx.execute(
         update(views)
@@ -71,7 +71,7 @@ def publish_rows(call: Call, before: StoredView, *, table_version: int, rows: in
         .values(table_version=table_version, rows=rows)
     )
     if changed.rowcount != 1:
-        raise Conflict(f"view {before.definition.name} took in other rows meanwhile; try again")
+        raise Conflict(f"view {before.definition.name} was changed by another ingestion; try again")
 
 
 def publish_online(call: Call, found: StoredView) -> None:

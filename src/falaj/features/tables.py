@@ -1,4 +1,4 @@
-"""The tables of the room: entities, versions of views, training sets."""
+"""Tables of the feature store: entities, view versions and training sets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The rows of views: ingested, stored and read."""
+"""Ingest, store and read the rows of feature views."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,13 +22,13 @@ from falaj.ports.tables import TableStore
 from falaj.records.features import ColumnType, Feature, IngestResult, StoredView
 from falaj.records.governance.objects import StoredObject
 
-TRIES = 5
-"""How often an ingestion is tried when others come between."""
+MAX_ATTEMPTS = 5
+"""Attempts to publish an ingestion when others commit concurrently."""
 
 
 @dataclass(frozen=True)
 class FeatureBackends:
-    """What the room stands on; stores are by zone."""
+    """The gate and the stores that the feature store works with; stores are keyed by zone."""
 
     gate: Gate
     blobs: Mapping[str, EncryptedBlobs]
@@ -36,44 +36,44 @@ class FeatureBackends:
     queries: QueryEngine
 
 
-def ingest(backends: FeatureBackends, call: Call, blob: StoredObject) -> IngestResult:
-    """Transform the rows of `blob` and add them to the view that is the call's target."""
+def ingest(backends: FeatureBackends, call: Call, target: StoredObject, blob: StoredObject) -> IngestResult:
+    """Transform the rows of `blob` and add them to the newest version of the view `target`."""
     gate = backends.gate
     with gate.database.read() as tx:
-        _require_zone(gate, tx, call, blob)
-        view = store.load_view(tx, call.target)
+        _require_zone(gate, tx, call, target, blob)
+        view = store.load_view(tx, target)
     texts = frozenset(
         each.name for each in (*view.keys, *view.definition.columns) if each.type is ColumnType.TEXT
     )
     rows = _transformed(backends, view, uploaded_rows(gate, backends.blobs, call, blob, texts=texts))
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(MAX_ATTEMPTS)):
         try:
             return _publish(backends, call, view, rows)
         except Conflict:
             if not left:
                 raise
         with gate.database.read() as tx:
-            view = store.load_view(tx, call.target, version=view.version)
-    raise AssertionError("the last try raises")
+            view = store.load_view(tx, target, version=view.version)
+    raise AssertionError("the last attempt raises")
 
 
 def stored_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
-    """The rows of a view as they are pinned. Conflict if there are none yet."""
+    """Return the pinned rows of a view. Raise Conflict if it has none."""
     if view.table_version is None:
         name = view.definition.name
-        raise Conflict(f"view {name} version {view.version} has no rows; features.ingest adds some")
+        raise Conflict(f"view {name} version {view.version} has no rows; add some with features.ingest")
     return backends.tables[view.zone].read(store.view_table(view), version=view.table_version)
 
 
 def stream(backends: FeatureBackends, view: StoredView) -> ArrowStream:
-    """The stored rows of a view, batch by batch."""
+    """Stream the stored rows of a view in batches."""
     from falaj.features import arrow_tables
 
     return arrow_tables.stream_batches(stored_rows(backends, view))
 
 
 def feature_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
-    """The rows of a view with its features: as stored, or aggregated."""
+    """Return the rows of a view with its features, aggregated where the view defines aggregations."""
     from falaj.features import arrow_tables
 
     rows = stored_rows(backends, view)
@@ -83,7 +83,7 @@ def feature_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
 
 
 def newest_feature_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
-    """The same, of the newest row of each key at least: of aggregated views no others, because that is quicker."""
+    """Return feature rows that include the newest row of each key; aggregated views omit the older ones."""
     if not view.definition.aggregations:
         return stored_rows(backends, view)
     recent = backends.queries.select(newest_windows(view, "source"), {"source": stored_rows(backends, view)})
@@ -91,7 +91,7 @@ def newest_feature_rows(backends: FeatureBackends, view: StoredView) -> ArrowInp
 
 
 def join_input(view: StoredView, rows: str, *, prefix: str = "") -> JoinedView:
-    """A view for a join, its features named with `prefix`."""
+    """Describe a view for a join; `prefix` is put before the names of its features."""
     definition = view.definition
     return JoinedView(
         rows=rows,
@@ -103,17 +103,17 @@ def join_input(view: StoredView, rows: str, *, prefix: str = "") -> JoinedView:
     )
 
 
-def require_scan(gate: Gate, call: Call, found: list[StoredObject]) -> list[StoredView]:
-    """The newest versions of views whose rows the caller may read."""
+def require_scan(gate: Gate, call: Call, found: Sequence[StoredObject]) -> list[StoredView]:
+    """Return the newest versions of views. Raise Denied unless the caller may read their rows."""
     with gate.database.read() as tx:
         for each in found:
             require_permission(gate, tx, call, "features.scan", each)
         return [store.load_view(tx, each) for each in found]
 
 
-def _require_zone(gate: Gate, tx: Transaction, call: Call, blob: StoredObject) -> None:
+def _require_zone(gate: Gate, tx: Transaction, call: Call, target: StoredObject, blob: StoredObject) -> None:
     seen = partial(gate.authorizer.sees, tx, call.caller)
-    gate.zones.require(tx, [blob], gate.zones.named(call.target.zone), seen=seen)
+    gate.zones.require(tx, [blob], gate.zones.named(target.zone), seen=seen)
 
 
 def _transformed(backends: FeatureBackends, view: StoredView, source: ArrowTable) -> ArrowTable:
@@ -128,7 +128,7 @@ def _transformed(backends: FeatureBackends, view: StoredView, source: ArrowTable
 
 
 def _required(view: StoredView) -> tuple[Feature, ...]:
-    """The columns that every row of a view has a value in: its keys and moments."""
+    """Return the columns that must not be null: keys, event time and created time."""
     moments = [view.definition.event_time, view.definition.created_time]
     return view.keys + tuple(Feature(name=name, type=ColumnType.MOMENT) for name in moments if name)
 
@@ -145,10 +145,10 @@ def _publish(backends: FeatureBackends, call: Call, view: StoredView, rows: Arro
     total = view.rows + rows.num_rows
 
     def publish() -> IngestResult:
-        blob = call.object("data")
-        _require_zone(backends.gate, call.tx, call, blob)
+        target, blob = call.object("view"), call.object("data")
+        _require_zone(backends.gate, call.tx, call, target, blob)
         store.publish_rows(call, view, table_version=written, rows=total)
-        graph.flow(call, [blob], call.target)
+        graph.flow(call, [blob], target)
         return IngestResult(
             view=view.id, version=view.version, table_version=written, added=rows.num_rows, rows=total
         )

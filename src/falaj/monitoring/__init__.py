@@ -1,1 +1,1 @@
-"""Monitoring: sketches of what models see and answer, and whether it still looks like the training set."""
+"""Monitoring: drift of endpoints from their training sets, and alerts."""

@@ -1,4 +1,4 @@
-"""Alerts: raised once for a drift that goes on, ended when a window is clean, acknowledged by someone."""
+"""Alerts: raised once for a continuing drift, ended by a window without drift, acknowledged by a user."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from falaj.records.names import ObjectId
 
 
 def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dict[str, Any]) -> ObjectId:
-    """A new open alert of `monitor`, under its restrictions, and the event that tells of it."""
-    home = objects.by_id(call.tx, monitor.workspace)
-    if home is None:
-        raise Damaged(f"monitor {monitor.name} has lost its workspace")
-    new = call.create("alert", workspace=home, zone=monitor.zone)
+    """Create an open alert of `monitor` with its restrictions, and announce it as an event."""
+    workspace = objects.by_id(call.tx, monitor.workspace)
+    if workspace is None:
+        raise Damaged(f"the workspace of monitor {monitor.name} is missing")
+    new = call.create("alert", workspace=workspace, zone=monitor.zone)
     graph.flow(call, [monitor], new)
     columns = [report.name for report in drift.drifted]
     row = {
@@ -44,19 +44,19 @@ def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dic
     }
     call.tx.execute(insert(alerts), row)
     store.set_open_alert(call.tx, monitor.id, new.id)
-    told = {"monitor": monitor.id, "endpoint": facts["endpoint"], "version": drift.model, "columns": columns}
-    outbox.announce(call, "monitoring.alert", subject=new.id, data=told | {"words": drift.words})
+    data = {"monitor": monitor.id, "endpoint": facts["endpoint"], "version": drift.model, "columns": columns}
+    outbox.announce(call, "monitoring.alert", subject=new.id, data=data | {"words": drift.words})
     return new.id
 
 
 def extend_alert(tx: Transaction, ident: str, drift: ModelDrift) -> None:
-    """The drift of an open alert goes on in another window of its version."""
+    """Extend an open alert by another window with drift of its version."""
     mine = alerts.c.id == ident, alerts.c.version == drift.model
     tx.execute(update(alerts).where(*mine).values(windows=alerts.c.windows + 1, last_until=drift.until))
 
 
 def end_if_resolved(tx: Transaction, ident: str, drift: ModelDrift) -> bool:
-    """End an open alert if its version was clean in this window, or answers nothing any more while another is clean."""
+    """End an open alert if its version has no drift in this window, or serves nothing while another has no drift."""
     row = _row(tx, ident)
     if drift.verdict is not DriftVerdict.NONE:
         return False
@@ -68,20 +68,20 @@ def end_if_resolved(tx: Transaction, ident: str, drift: ModelDrift) -> bool:
     return True
 
 
-def acknowledge(call: Call) -> Alert:
-    """Somebody knows: if the drift goes on, its next window raises a new alert."""
-    row = _row(call.tx, call.target.id)
+def acknowledge(call: Call, alert: StoredObject) -> Alert:
+    """Acknowledge an alert; if the drift continues, its next window raises a new alert."""
+    row = _row(call.tx, alert.id)
     if row["acknowledged_at"] is not None:
-        raise Conflict(f"alert {call.target.name} was acknowledged by {row['acknowledged_by']} already")
+        raise Conflict(f"alert {alert.name} was already acknowledged by {row['acknowledged_by']}")
     known = {"acknowledged_by": call.caller.name, "acknowledged_at": call.now}
-    call.tx.execute(update(alerts).where(alerts.c.id == call.target.id).values(**known))
-    if store.open_alert(call.tx, row["monitor"]) == call.target.id:
+    call.tx.execute(update(alerts).where(alerts.c.id == alert.id).values(**known))
+    if store.open_alert(call.tx, row["monitor"]) == alert.id:
         store.set_open_alert(call.tx, row["monitor"], None)
-    return alert_record(call.tx, call.target)
+    return alert_record(call.tx, alert)
 
 
 def end_open_alert(call: Call, monitor: str) -> None:
-    """End the open alert of a monitor, if it has one: there is nothing more to compare."""
+    """End the open alert of a monitor, if it has one."""
     ident = store.open_alert(call.tx, monitor)
     if ident is not None:
         call.tx.execute(update(alerts).where(alerts.c.id == ident).values(ended_at=call.now))
@@ -91,7 +91,7 @@ def end_open_alert(call: Call, monitor: str) -> None:
 def alert_objects(
     tx: Transaction, *, workspace: str, monitor: str | None, after: str, limit: int
 ) -> list[StoredObject]:
-    """Alerts by id, which is by time, from `after` on."""
+    """Return alerts after `after`, ordered by id and so by time."""
     if monitor is None:
         return objects.listed(tx, kinds=["alert"], workspace=workspace, after=after, limit=limit)
     query = select(alerts.c.id).where(alerts.c.monitor == monitor, alerts.c.id > after)

@@ -1,4 +1,4 @@
-"""What the room works with, handed to it by assembly."""
+"""Dependencies of monitoring, provided by assembly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from falaj.governance.operations.operation import ArrowStream
 from falaj.records.governance.objects import StoredObject
 
 ReadTrainingSet = Callable[[StoredObject], ArrowStream]
-"""The rows of a training set that the caller was admitted to."""
+"""Streams the rows of a training set that the caller may read."""
 
 
 @dataclass(frozen=True)
 class MonitoringContext:
+    """The gate, the reader of training sets, and the encryption of sketches."""
+
     gate: Gate
     training_set: ReadTrainingSet
     sealed: SealedValues

@@ -1,4 +1,4 @@
-"""Judge the windows that are complete: sketches are merged and compared outside any transaction, then published."""
+"""Evaluate complete windows: merge and compare sketches outside any transaction, then publish the results."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from falaj.records.names import ObjectId
 
 log = logging.getLogger("falaj.monitoring")
 
-UNREADABLE = timedelta(hours=1)
-"""So long a position rests whose sketches cannot be read, for their key was destroyed or they are damaged."""
+UNREADABLE_RETRY = timedelta(hours=1)
+"""Delay before a position with unreadable sketches is evaluated again: their key is destroyed, or they are damaged."""
 
 
 @dataclass(frozen=True)
-class JudgedWindow:
-    """A complete window: its last slot, its rows, and what was found."""
+class WindowResult:
+    """The result of a complete window, with its last slot and its rows."""
 
     last_seq: int
     rows: int
@@ -44,30 +44,30 @@ class JudgedWindow:
 
 @dataclass(frozen=True)
 class PositionProgress:
-    """What a due position came to; `own` is the version's own reference from now on."""
+    """The results of a due position; `own` is the new own reference of the version."""
 
     row: dict[str, Any]
-    judged: tuple[JudgedWindow, ...]
+    results: tuple[WindowResult, ...]
     own: ReferenceSketch | None
     sealed_own: bytes | None
 
 
 def evaluate(gate: Gate, call: Call, sealed: SealedValues, due: list[dict[str, Any]]) -> EvaluationSummary:
-    """Judge the due positions, and publish all that came of it in one commit."""
-    progress = [_judge(gate, call, sealed, row) for row in due]
+    """Evaluate the due positions, and publish all results in one commit."""
+    progress = [_evaluate_position(gate, call, sealed, row) for row in due]
 
     def publish() -> EvaluationSummary:
         windows = 0
         raised: list[ObjectId] = []
         ended: list[ObjectId] = []
         for each in sorted(progress, key=lambda p: (p.row["endpoint"], p.row["monitor"], p.row["version"])):
-            if _still_holds(call.tx, each):
-                for judged in each.judged:
-                    news = _follow(call, each, judged)
-                    raised += news.raised
-                    ended += news.ended
-                windows += len(each.judged)
-                _write_down(call, each)
+            if _is_current(call.tx, each):
+                for result in each.results:
+                    changes = _update_alert(call, each, result)
+                    raised += changes.raised
+                    ended += changes.ended
+                windows += len(each.results)
+                _store_progress(call, each)
         return EvaluationSummary(windows=windows, raised=tuple(raised), ended=tuple(ended))
 
     return gate.commit(call, publish)
@@ -76,7 +76,7 @@ def evaluate(gate: Gate, call: Call, sealed: SealedValues, due: list[dict[str, A
 def load_baseline(
     sketches: SketchStore, monitor: dict[str, Any], *, ident: str, version: str, own: bytes | None
 ) -> DriftBaseline:
-    """What windows of `version` are compared with."""
+    """Load the baseline of the windows of `version`."""
     pinned = sketches.open_reference(monitor["reference"], monitor=ident)
     return DriftBaseline(
         pinned=pinned,
@@ -91,7 +91,7 @@ def load_baseline(
 def load_window(
     sketches: SketchStore, slots: list[WindowSlot], *, endpoint: str, version: str
 ) -> WindowSketch:
-    """The sketches of `slots` as one window."""
+    """Load and merge the sketches of `slots` as one window."""
     return merge_compatible(
         [
             sketches.open_window(slot.sealed, endpoint=endpoint, version=version, seq=slot.seq)
@@ -100,7 +100,7 @@ def load_window(
     )
 
 
-def _judge(gate: Gate, call: Call, sealed: SealedValues, row: dict[str, Any]) -> PositionProgress:
+def _evaluate_position(gate: Gate, call: Call, sealed: SealedValues, row: dict[str, Any]) -> PositionProgress:
     monitor, version, endpoint = row["monitor"], row["version"], row["endpoint"]
     with gate.database.read() as tx:
         found = objects.ever(tx, endpoint)
@@ -108,35 +108,35 @@ def _judge(gate: Gate, call: Call, sealed: SealedValues, row: dict[str, Any]) ->
     sketches = SketchStore(sealed, found.workspace if found else "")
     try:
         baseline = load_baseline(sketches, row, ident=monitor, version=version, own=row["own_reference"])
-        judged = []
+        results = []
         for part in complete_windows(slots, MonitorWindow.model_validate(row["window"]), now=call.now):
             window = load_window(sketches, part, endpoint=endpoint, version=version)
             rows = sum(slot.rows for slot in part)
-            judged.append(JudgedWindow(part[-1].seq, rows, compare_with_baseline(window, baseline)))
+            results.append(WindowResult(part[-1].seq, rows, compare_with_baseline(window, baseline)))
             baseline = DriftBaseline(
                 baseline.pinned, extend_own_reference(window, baseline), baseline.chosen, baseline.budget
             )
         own = baseline.own if baseline.own.features else None
         kept = None if own is None else sketches.seal_reference(own, monitor=monitor, version=version)
-        return PositionProgress(row, tuple(judged), own, kept)
+        return PositionProgress(row, tuple(results), own, kept)
     except (KeyUnavailable, Damaged) as problem:
-        log.warning("windows cannot be judged", extra={"monitor": monitor, "reason": problem.message})
+        log.warning("window evaluation failed", extra={"monitor": monitor, "reason": problem.message})
         return PositionProgress(row, (), None, None)
 
 
-def _still_holds(tx: Transaction, each: PositionProgress) -> bool:
-    """Whether nobody else judged these windows meanwhile, nor merged them with later ones, nor removed the monitor."""
+def _is_current(tx: Transaction, each: PositionProgress) -> bool:
+    """Return whether the evaluated slots are unchanged: not evaluated, merged or removed concurrently."""
     row, version = each.row, each.row["version"]
     store.lock_endpoint(tx, row["endpoint"])
     if store.judged_seq_of(tx, row["monitor"], version) != row["judged_seq"]:
         return False
-    return store.has_slots(tx, row["endpoint"], version, [judged.last_seq for judged in each.judged])
+    return store.has_slots(tx, row["endpoint"], version, [result.last_seq for result in each.results])
 
 
-def _follow(call: Call, each: PositionProgress, judged: JudgedWindow) -> EvaluationSummary:
-    """Raise, continue or end the alert of the monitor."""
+def _update_alert(call: Call, each: PositionProgress, result: WindowResult) -> EvaluationSummary:
+    """Raise, extend or end the alert of the monitor."""
     monitor = _monitor(call.tx, each.row["monitor"])
-    is_open, drift = store.open_alert(call.tx, monitor.id), judged.drift
+    is_open, drift = store.open_alert(call.tx, monitor.id), result.drift
     if is_open is not None:
         if alerts.end_if_resolved(call.tx, is_open, drift):
             return EvaluationSummary(ended=(ObjectId(is_open),))
@@ -145,41 +145,41 @@ def _follow(call: Call, each: PositionProgress, judged: JudgedWindow) -> Evaluat
         return EvaluationSummary()
     if not drift.drifted:
         return EvaluationSummary()
-    earlier = sum(other.rows for other in each.judged if other.last_seq <= judged.last_seq)
+    earlier = sum(other.rows for other in each.results if other.last_seq <= result.last_seq)
     facts = {
         "endpoint": each.row["endpoint"],
-        "rows": judged.rows,
+        "rows": result.rows,
         "rows_seen": each.row["rows"] + earlier,
     }
     return EvaluationSummary(raised=(alerts.raise_alert(call, monitor, drift, facts),))
 
 
-def _write_down(call: Call, each: PositionProgress) -> None:
+def _store_progress(call: Call, each: PositionProgress) -> None:
     row = each.row
-    place = row["monitor"], row["version"]
-    if not each.judged:
-        store.set_position(call.tx, *place, due_at=call.now + UNREADABLE)
+    position = row["monitor"], row["version"]
+    if not each.results:
+        store.set_position(call.tx, *position, due_at=call.now + UNREADABLE_RETRY)
         return
-    last = each.judged[-1]
+    last = each.results[-1]
     own = [] if each.own is None else [sketch.name for sketch in each.own.features]
     store.set_position(
         call.tx,
-        *place,
+        *position,
         judged_seq=last.last_seq,
         judged_until=last.drift.until,
         verdict=last.drift.verdict,
-        windows=row["windows"] + len(each.judged),
-        rows=row["rows"] + sum(judged.rows for judged in each.judged),
+        windows=row["windows"] + len(each.results),
+        rows=row["rows"] + sum(result.rows for result in each.results),
         own_columns=own,
         own_reference=each.sealed_own,
         report=last.drift.model_dump(mode="json"),
     )
     window = MonitorWindow.model_validate(row["window"])
-    store.refresh_waiting(call.tx, *place, endpoint=row["endpoint"], window=window)
+    store.refresh_waiting(call.tx, *position, endpoint=row["endpoint"], window=window)
 
 
 def _monitor(tx: Transaction, ident: str) -> StoredObject:
     found = objects.ever(tx, ident)
     if found is None:
-        raise Damaged(f"monitor {ident} has lost its object")
+        raise Damaged(f"the object of monitor {ident} is missing")
     return found

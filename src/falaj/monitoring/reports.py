@@ -1,4 +1,4 @@
-"""A look on request: what came since the last complete window, or between two moments."""
+"""Drift reports on request: since the last complete window, or between two times."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from falaj.governance import objects
 from falaj.governance.encryption.values import SealedValues
 from falaj.monitoring import store
 from falaj.monitoring.drift.baselines import compare_with_baseline
+from falaj.monitoring.drift.verdicts import VERDICT_ORDER
 from falaj.monitoring.evaluation import load_baseline, load_window
 from falaj.monitoring.sketches.sketch_store import SketchStore
 from falaj.monitoring.windows.slots import WindowSlot
@@ -16,8 +17,6 @@ from falaj.ports.metadata import Database
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import MonitorReport
 from falaj.records.monitoring.sketches import DriftVerdict, ModelDrift
-
-_ORDER = {DriftVerdict.DRIFT: 0, DriftVerdict.NONE: 1, DriftVerdict.TOO_FEW: 2}
 
 
 def check(
@@ -28,26 +27,26 @@ def check(
     since: datetime | None,
     until: datetime | None,
 ) -> MonitorReport:
-    """How the versions of the monitor's endpoint stand; nothing is written down."""
+    """Report the drift of each version of the monitor's endpoint; nothing is stored."""
     with database.read() as tx:
         row = store.monitor_row(tx, found.id)
         endpoint = objects.ever(tx, row["endpoint"])
         positions = {each["version"]: each for each in store.positions_of(tx, found.id)}
         slots = store.slots_between(tx, row["endpoint"], since=since, until=until)
     sketches = SketchStore(sealed, endpoint.workspace if endpoint else "")
-    looks = []
+    drifts = []
     for version, position in positions.items():
         chosen = slots.get(version, [])
         if since is None and until is None:
             chosen = [slot for slot in chosen if slot.seq > position["judged_seq"]]
-        look = _look(sketches, row, position, chosen)
+        drift = _drift_of(sketches, row, position, chosen)
         if since is None and until is None:
-            look = _or_last(look, position)
-        looks += [] if look is None else [look]
-    return _report(found, row, looks)
+            drift = _or_last(drift, position)
+        drifts += [] if drift is None else [drift]
+    return _report(found, row, drifts)
 
 
-def _look(
+def _drift_of(
     sketches: SketchStore, row: dict[str, Any], position: dict[str, Any], slots: list[WindowSlot]
 ) -> ModelDrift | None:
     if not slots:
@@ -59,21 +58,21 @@ def _look(
     )
 
 
-def _or_last(look: ModelDrift | None, position: dict[str, Any]) -> ModelDrift | None:
-    """The last complete window where too little came since it."""
-    if position["report"] is None or (look is not None and look.verdict is not DriftVerdict.TOO_FEW):
-        return look
+def _or_last(drift: ModelDrift | None, position: dict[str, Any]) -> ModelDrift | None:
+    """Return the report of the last complete window if `drift` has too few rows."""
+    if position["report"] is None or (drift is not None and drift.verdict is not DriftVerdict.TOO_FEW):
+        return drift
     return ModelDrift.model_validate(position["report"])
 
 
-def _report(found: StoredObject, row: dict[str, Any], looks: list[ModelDrift]) -> MonitorReport:
-    looks.sort(key=lambda look: (_ORDER[look.verdict], look.model))
-    words = "; ".join(look.words for look in looks) or "nothing was handed in for this time"
+def _report(found: StoredObject, row: dict[str, Any], drifts: list[ModelDrift]) -> MonitorReport:
+    drifts.sort(key=lambda drift: (VERDICT_ORDER[drift.verdict], drift.model))
+    words = "; ".join(drift.words for drift in drifts) or "no windows were received for this time"
     return MonitorReport(
         monitor=found.id,
         name=found.name,
         endpoint=row["endpoint"],
-        verdict=looks[0].verdict if looks else DriftVerdict.TOO_FEW,
-        looks=tuple(looks),
+        verdict=drifts[0].verdict if drifts else DriftVerdict.TOO_FEW,
+        looks=tuple(drifts),
         words=words,
     )

@@ -1,4 +1,4 @@
-"""The room: watch endpoints, take in what they see, and say whether it still looks like the training set."""
+"""The operations of monitoring: watch endpoints for drift from their training sets, and handle alerts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from falaj.governance.encryption.values import SealedValues
 from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
-from falaj.governance.operations.pagination import list_workspace_page
+from falaj.governance.operations.pagination import list_page
 from falaj.monitoring import alerts as alert_store
 from falaj.monitoring import store
 from falaj.monitoring.dependencies import MonitoringContext, ReadTrainingSet
@@ -36,8 +36,8 @@ from falaj.records.monitoring.monitors import (
 from falaj.records.monitoring.sketches import Column, FalseAlarmBudget
 from falaj.records.names import Name, WorkspaceRef
 
-DUE_AT_ONCE = 20
-"""Positions that one evaluation takes on; the next one takes the rest."""
+EVALUATION_LIMIT = 20
+"""Positions that one evaluation handles; the next one handles the rest."""
 
 Columns = Annotated[tuple[Column, ...], Field(min_length=1, max_length=1000)]
 Windows = Annotated[tuple[WindowRecord, ...], Field(min_length=1, max_length=100)]
@@ -63,52 +63,63 @@ class Monitoring:
         name: Name | None = None,
         workspace: WorkspaceRef | None = None,
     ) -> Monitor:
-        """Compare what an endpoint sees and answers with a training set, whose sketches are pinned now.
+        """Compare the inputs and outputs of an endpoint with a training set, whose sketches are pinned now.
 
-        `columns` of the training set: all that the endpoint sees, unless given. A window is 1000 rows, unless given.
-        A prediction is compared with the column of its name, or else with the version's own first rows. Unless it has a
-        name, the monitor is called as its endpoint is.
+        `columns` of the training set default to all that the endpoint sees, a window to 1000 rows, and the name to
+        that of the endpoint. A prediction is compared with the column of its name, or else with the first rows that
+        the version served.
         """
         from falaj.monitoring import monitors
 
-        window, budget = window or MonitorWindow(rows=DEFAULT_ROWS), budget or FalseAlarmBudget()
-        return monitors.watch(self._context, current_call(), columns, window, budget, name=name)
+        call = current_call()
+        return monitors.watch(
+            self._context,
+            call,
+            monitors.MonitoredEndpoint(call.object("endpoint"), reference=call.object("reference")),
+            columns=columns,
+            window=window or MonitorWindow(rows=DEFAULT_ROWS),
+            budget=budget or FalseAlarmBudget(),
+            name=name,
+            workspace=call.object("workspace"),
+        )
 
     @operation("monitoring.set_reference", resource="monitor", mode=Mode.LATE)
     def set_reference(self, monitor: MonitorRef, *, reference: DatasetRef) -> Monitor:
-        """Compare with another training set from now on, as after a retraining; an open alert ends."""
+        """Set another training set as the reference, as after a retraining; an open alert ends."""
         from falaj.monitoring import monitors
 
-        return monitors.rebase(self._context, current_call())
+        call = current_call()
+        return monitors.set_reference(self._context, call, call.object("monitor"), call.object("reference"))
 
     @operation("monitoring.record", resource="endpoint", allow=Role.OPERATOR, internal=True)
     def record(self, endpoint: WatchedEndpoint, *, windows: Windows) -> WindowReceipt:
-        """Take in windows that a server of the endpoint has sketched; they are kept only if a monitor watches it."""
+        """Ingest windows of sketches of an endpoint; they are stored only if a monitor watches it."""
         from falaj.monitoring.windows.ingestion import ingest_windows
 
-        return ingest_windows(self.gate, current_call(), self._sealed, windows)
+        call = current_call()
+        return ingest_windows(self.gate, call, call.object("endpoint"), self._sealed, windows)
 
     @operation("monitoring.check", resource="monitor", mode=Mode.FREE)
     def check(
         self, monitor: MonitorRef, *, since: AwareDatetime | None = None, until: AwareDatetime | None = None
     ) -> MonitorReport:
-        """Look at what came since the last complete window, or that one if too little came, or between two moments."""
+        """Report drift since the last complete window, or of that window if too few rows came, or between two times."""
         from falaj.monitoring.reports import check
 
         if since is not None and until is not None and until <= since:
             raise InvalidInput.at("until", given=until, allowed=f"later than {since.isoformat()}")
-        target = current_call().target
+        target = current_call().object("monitor")
         return check(self.gate.database, self._sealed, target, since=since, until=until)
 
     @operation("monitoring.evaluate", resource="platform", mode=Mode.LATE, allow=Role.OPERATOR, internal=True)
     def evaluate(self) -> EvaluationSummary:
-        """Judge every window that is complete, and raise or end alerts; the controller does it on its tick.
+        """Evaluate every complete window, and raise or end alerts; the controller calls this on its tick.
 
-        Where nothing is due it is one query, and leaves no trace.
+        If nothing is due, this is a single query and is not audited.
         """
         call = current_call()
         with self.gate.database.read() as tx:
-            due = store.due_positions(tx, now=call.now, limit=DUE_AT_ONCE)
+            due = store.due_positions(tx, now=call.now, limit=EVALUATION_LIMIT)
         if not due:
             return EvaluationSummary()
         from falaj.monitoring.evaluation import evaluate
@@ -119,21 +130,31 @@ class Monitoring:
     def list(
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Monitor]:
-        """The monitors of a workspace, and how far they are."""
-        return list_workspace_page(self.gate, "monitor", store.monitor_record, after=after, limit=limit)
+        """List the monitors of a workspace and their progress."""
+        call = current_call()
+        return list_page(
+            self.gate,
+            ["monitor"],
+            lambda found: store.monitor_record(call.tx, found),
+            after=after,
+            limit=limit,
+            workspace=call.object("workspace").id,
+        )
 
     @operation("monitoring.show", resource="monitor", mode=Mode.READ)
     def show(self, monitor: MonitorRef) -> Monitor:
-        """One monitor, and how far it is with each version."""
-        return store.monitor_record(current_call().tx, current_call().target)
+        """Show a monitor and its progress with each version."""
+        call = current_call()
+        return store.monitor_record(call.tx, call.object("monitor"))
 
     @operation("monitoring.remove", resource="monitor", confirm=True)
     def remove(self, monitor: MonitorRef) -> MonitorRemoval:
-        """Stop watching; what was pinned and handed in is deleted, alerts stay."""
+        """Remove a monitor with its reference and windows; alerts stay."""
         call = current_call()
-        alert_store.end_open_alert(call, call.target.id)
-        store.remove_monitor(call.tx, call.target.id, at=call.now)
-        return MonitorRemoval(monitor=call.target.id)
+        target = call.object("monitor")
+        alert_store.end_open_alert(call, target.id)
+        store.remove_monitor(call.tx, target.id, at=call.now)
+        return MonitorRemoval(monitor=target.id)
 
     @operation("monitoring.alerts", resource="workspace", mode=Mode.READ)
     def alerts(
@@ -144,14 +165,14 @@ class Monitoring:
         after: Cursor = "",
         limit: PageSize = 100,
     ) -> Page[Alert]:
-        """The alerts of a workspace, or of one monitor, oldest first; monitoring.alert has their reports."""
+        """List the alerts of a workspace or of one monitor, oldest first; monitoring.alert shows their reports."""
         call = current_call()
         only = call.object("monitor").id if monitor is not None else None
-        home = call.target.id
+        workspace_id = call.object("workspace").id
         seen: builtins.list[StoredObject] = []
         while len(seen) <= limit:
             batch = alert_store.alert_objects(
-                call.tx, workspace=home, monitor=only, after=after, limit=limit + 1
+                call.tx, workspace=workspace_id, monitor=only, after=after, limit=limit + 1
             )
             seen += self.gate.visible(batch)
             if len(batch) <= limit:
@@ -162,10 +183,12 @@ class Monitoring:
 
     @operation("monitoring.alert", resource="alert", mode=Mode.READ)
     def alert(self, alert: AlertRef) -> Alert:
-        """One alert, with the report of the window that raised it."""
-        return alert_store.alert_record(current_call().tx, current_call().target)
+        """Show an alert with the report of the window that raised it."""
+        call = current_call()
+        return alert_store.alert_record(call.tx, call.object("alert"))
 
     @operation("monitoring.acknowledge", resource="alert")
     def acknowledge(self, alert: AlertRef) -> Alert:
-        """Say that somebody knows; if the drift goes on, its next window raises a new alert."""
-        return alert_store.acknowledge(current_call())
+        """Acknowledge an alert; if the drift continues, its next window raises a new alert."""
+        call = current_call()
+        return alert_store.acknowledge(call, call.object("alert"))

@@ -1,4 +1,4 @@
-"""What the room keeps in the metadata database of monitors, windows and positions."""
+"""SQL of monitoring: monitors, window slots and positions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def begin_endpoint(tx: Transaction, endpoint: str) -> None:
 
 
 def lock_endpoint(tx: Transaction, endpoint: str, *, take: int = 0) -> int | None:
-    """Let nobody else change the slots of an endpoint; the last number given, after taking `take` more."""
+    """Lock the slots of an endpoint, take `take` numbers and return the last number taken."""
     rows = tx.execute_sql(_HOLD, (take, endpoint))
     return int(rows[0][0]) if rows else None
 
@@ -56,7 +56,7 @@ def monitor_row(tx: Transaction, ident: str) -> dict[str, Any]:
 
 
 def monitors_of(tx: Transaction, endpoint: str) -> list[tuple[str, MonitorWindow]]:
-    """The monitors of an endpoint, and their windows."""
+    """Return the monitors of an endpoint with their windows."""
     query = select(monitors.c.id, monitors.c.window).where(monitors.c.endpoint == endpoint)
     return [
         (ident, MonitorWindow.model_validate(window))
@@ -85,7 +85,7 @@ def monitor_record(tx: Transaction, found: StoredObject) -> Monitor:
 
 
 def remove_monitor(tx: Transaction, ident: ObjectId, *, at: datetime) -> None:
-    """Forget a monitor and, with the last one of an endpoint, its windows. Alerts stay."""
+    """Delete a monitor and, with the last one of an endpoint, its slots. Alerts stay."""
     endpoint = monitor_row(tx, ident)["endpoint"]
     lock_endpoint(tx, endpoint)
     tx.execute(delete(positions).where(positions.c.monitor == ident))
@@ -96,7 +96,7 @@ def remove_monitor(tx: Transaction, ident: ObjectId, *, at: datetime) -> None:
 
 
 def replace_reference(tx: Transaction, ident: ObjectId, row: dict[str, Any]) -> None:
-    """Give a monitor another reference; it begins anew with every version."""
+    """Replace the reference of a monitor and reset its positions."""
     lock_endpoint(tx, row["endpoint"])
     tx.execute(delete(positions).where(positions.c.monitor == ident))
     tx.execute(update(monitors).where(monitors.c.id == ident).values(**row))
@@ -112,7 +112,7 @@ def open_alert(tx: Transaction, monitor: str) -> str | None:
 
 
 def open_alert_times(tx: Transaction, endpoint: str) -> list[datetime]:
-    """When the open alerts of an endpoint were raised."""
+    """Return the times when the open alerts of an endpoint were raised."""
     query = select(alerts.c.raised_at).join(monitors, monitors.c.alert == alerts.c.id)
     return list(tx.execute(query.where(monitors.c.endpoint == endpoint)).scalars())
 
@@ -132,7 +132,7 @@ def add_slot(tx: Transaction, endpoint: str, version: str, slot: WindowSlot) -> 
 
 
 def slots_after(tx: Transaction, endpoint: str, version: str, *, seq: int = 0) -> list[WindowSlot]:
-    """The slots of a version with their sketches, in the order of arrival."""
+    """Return the slots of a version with their sketches, in order of arrival."""
     query = select(slots).where(*_of(endpoint, version), slots.c.seq > seq).order_by(slots.c.seq)
     return [_slot(row) for row in tx.execute(query).mappings()]
 
@@ -140,7 +140,7 @@ def slots_after(tx: Transaction, endpoint: str, version: str, *, seq: int = 0) -
 def slots_between(
     tx: Transaction, endpoint: str, *, since: datetime | None, until: datetime | None
 ) -> dict[str, list[WindowSlot]]:
-    """The slots of every version that have a part between two moments."""
+    """Return the slots of every version that overlap a time range."""
     query = select(slots).where(slots.c.endpoint == endpoint).order_by(slots.c.seq)
     query = query if since is None else query.where(slots.c.until > since)
     query = query if until is None else query.where(slots.c.since < until)
@@ -151,7 +151,7 @@ def slots_between(
 
 
 def slot_facts(tx: Transaction, endpoint: str, version: str) -> list[WindowSlot]:
-    """The slots of a version without their sketches."""
+    """Return the slots of a version without their sketches."""
     columns = slots.c.seq, slots.c.since, slots.c.until, slots.c.rows
     query = select(*columns).where(*_of(endpoint, version)).order_by(slots.c.seq)
     return [WindowSlot(*row) for row in tx.execute(query)]
@@ -163,13 +163,13 @@ def sealed_slot(tx: Transaction, endpoint: str, version: str, seq: int) -> bytes
 
 
 def has_slots(tx: Transaction, endpoint: str, version: str, seqs: Sequence[int]) -> bool:
-    """Whether all these slots are still there: compaction may have merged one with a later one."""
+    """Return whether all these slots still exist: compaction may have merged one with a later one."""
     query = select(func.count()).select_from(slots).where(*_of(endpoint, version), slots.c.seq.in_(seqs))
     return bool(tx.execute(query).scalar_one() == len(set(seqs)))
 
 
 def is_silent(tx: Transaction, endpoint: str, version: str, *, since: datetime) -> bool:
-    """Whether a version has answered nothing from `since` on."""
+    """Return whether a version has served nothing since `since`."""
     query = select(slots.c.seq).where(*_of(endpoint, version), slots.c.until > since).limit(1)
     return tx.execute(query).first() is None
 
@@ -177,7 +177,7 @@ def is_silent(tx: Transaction, endpoint: str, version: str, *, since: datetime) 
 def replace_pair(
     tx: Transaction, endpoint: str, version: str, pair: tuple[WindowSlot, WindowSlot], new: WindowSlot
 ) -> None:
-    """Put one slot in the place of two neighbours."""
+    """Replace two adjacent slots by one."""
     numbers = [slot.seq for slot in pair]
     tx.execute(delete(slots).where(*_of(endpoint, version), slots.c.seq.in_(numbers)))
     add_slot(tx, endpoint, version, new)
@@ -187,7 +187,7 @@ def replace_pair(
 
 
 def due_positions(tx: Transaction, *, now: datetime, limit: int) -> list[dict[str, Any]]:
-    """Positions with a complete window, with what is needed of their monitors."""
+    """Return positions with a complete window, joined with their monitors."""
     return [dict(row) for row in tx.execute(_due.where(positions.c.due_at <= now).limit(limit)).mappings()]
 
 
@@ -197,7 +197,7 @@ def positions_of(tx: Transaction, monitor: str) -> list[dict[str, Any]]:
 
 
 def judged_seqs(tx: Transaction, monitor_ids: Iterable[str], version: str) -> list[int]:
-    """How far monitors are with a version."""
+    """Return the last evaluated slot of each monitor for a version."""
     query = select(positions.c.judged_seq).where(
         positions.c.monitor.in_(list(monitor_ids)), positions.c.version == version
     )
@@ -209,7 +209,7 @@ def judged_seq_of(tx: Transaction, monitor: str, version: str) -> int | None:
 
 
 def begin_position(tx: Transaction, monitor: str, version: str, *, before: int) -> None:
-    """Let a monitor begin with a version behind slot `before`, unless it has begun."""
+    """Create the position of a monitor for a version after slot `before`, unless it exists."""
     if judged_seq_of(tx, monitor, version) is not None:
         return
     row = {"monitor": monitor, "version": version, "judged_seq": before, "windows": 0, "rows": 0}
@@ -227,7 +227,7 @@ def set_position(tx: Transaction, monitor: str, version: str, **values: Any) -> 
 def refresh_waiting(
     tx: Transaction, monitor: str, version: str, *, endpoint: str, window: MonitorWindow
 ) -> None:
-    """Write down what waits for a monitor's next window of a version, and when that is due."""
+    """Update the rows that wait for a monitor's next window of a version, and when it is due."""
     judged = judged_seq_of(tx, monitor, version) or 0
     query = select(func.sum(slots.c.rows), func.min(slots.c.since)).where(
         *_of(endpoint, version), slots.c.seq > judged

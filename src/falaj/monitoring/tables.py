@@ -1,4 +1,4 @@
-"""The tables of the room: monitors, the windows of endpoints, how far each monitor is, and alerts."""
+"""Tables of monitoring: monitors, window slots of endpoints, positions of monitors, and alerts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ endpoints = Table(
     _object("endpoint", primary_key=True),
     Column("seq", BigInteger, nullable=False),
 )
-"""The last number that was given to a slot; whoever changes the slots of an endpoint holds this row."""
+"""The last slot number; this row is locked to change the slots of an endpoint."""
 
 slots = Table(
     "monitoring_slots",
@@ -47,7 +47,7 @@ slots = Table(
     Column("rows", BigInteger, nullable=False),
     Column("sealed", LargeBinary, nullable=False),
 )
-"""Windows as they arrived, in the order of arrival; old ones are merged."""
+"""Windows in order of arrival; old ones are merged."""
 
 positions = Table(
     "monitoring_positions",
@@ -67,7 +67,7 @@ positions = Table(
     Column("report", JsonText),
     Index("monitoring_positions_due", "due_at"),
 )
-"""How far a monitor is with a version. `due_at` is set when a window is complete, or will be by then."""
+"""Progress of a monitor with a version. `due_at` is when the next window is complete, if known."""
 
 alerts = Table(
     "monitoring_alerts",

@@ -1,1 +1,1 @@
-"""Variants of a model: made by recipe, measured on the host they are for, accepted or refused with the reason."""
+"""Optimization: make variants of a model by recipe, measure them on the host, and accept or reject them."""

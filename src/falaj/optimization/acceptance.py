@@ -1,4 +1,4 @@
-"""Accept a variant or refuse it, and say why. No I/O: the numbers come in, the verdict goes out."""
+"""Accept or reject a variant, with the reason. No I/O."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ METRICS = {"log_loss": "log loss", "rmse": "RMSE"}
 def decide_acceptance(
     speedup: Mapping[str, Interval], worse: Interval, *, budget: AcceptanceBudget, metric: str
 ) -> tuple[OptimizationVerdict, str]:
-    """Accepted only if it is surely not worse than the budget, surely faster somewhere, and nowhere surely slower.
+    """Accept a variant if its loss is within the budget, and it is faster at some batch size and slower at none.
 
-    Surely: the whole interval says so. Slower counts from the factor that was asked for as a gain.
+    Each condition must hold for the whole confidence interval. Slower means by the speedup that the budget asks for.
     """
     loss = METRICS[metric]
     if worse.high > budget.worse:
@@ -29,7 +29,7 @@ def decide_acceptance(
     if not faster:
         name, best = max(speedup.items(), key=lambda item: item[1].low)
         return OptimizationVerdict.REFUSED, (
-            f"it is not {budget.speedup:g} times as fast as the original beyond doubt; at best {_shown(name, best)}"
+            f"it is not {budget.speedup:g} times as fast as the original with confidence; at best {_shown(name, best)}"
         )
     loses = f"{loss} {_share(worse.middle)}, at most {_share(worse.high)}"
     return OptimizationVerdict.ACCEPTED, f"faster: {', '.join(faster)}; {loses}"

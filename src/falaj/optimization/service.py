@@ -1,4 +1,4 @@
-"""The room: have variants of a model version made and measured, and look at what came of it."""
+"""The operations of optimization: make and measure variants of a model version, and show the results."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from falaj.errors import Denied, Fault, InvalidInput
+from falaj.errors import Fault, InvalidInput
 from falaj.governance import objects
 from falaj.governance.blobs.service import WorkflowRequests
-from falaj.governance.operations.call import Call, current_call
+from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
-from falaj.governance.operations.pagination import list_workspace_page
+from falaj.governance.operations.pagination import list_page
+from falaj.governance.secrets.service import require_action
 from falaj.optimization import store
 from falaj.ports.metadata import Transaction
 from falaj.records.control.workflows import WorkflowRun
@@ -37,9 +38,9 @@ FORMATS = (FileFormat.ONNX, FileFormat.XGBOOST, FileFormat.TORCH_EXPORT)
 
 Recipes = Annotated[tuple[Recipe, ...], Field(min_length=1, max_length=10)]
 ReadVersion = Callable[[Transaction, StoredObject], ModelVersion]
-"""A model version, verified."""
+"""Loads and verifies a model version."""
 ReadColumns = Callable[[Transaction, StoredObject], tuple[str, ...]]
-"""The columns of a training set."""
+"""Returns the columns of a training set."""
 
 
 class Optimizations:
@@ -64,22 +65,23 @@ class Optimizations:
         recipes: Recipes = ("onnx", "int8"),
         budget: AcceptanceBudget | None = None,
     ) -> WorkflowRun:
-        """Make variants of a version, and measure each against it on the host; those accepted become new versions.
+        """Make variants of a model version and measure each on the host; accepted ones become new versions.
 
-        They are judged on `data`, by how `target` is predicted from `features`: the columns that the model takes, in
-        order; unless given, those that its signature names. One is accepted if it is faster and within the budget.
+        Quality is measured on `data`: `target` predicted from `features`, the columns that the model takes in order,
+        by default those of its signature. A variant is accepted if it is faster and within the budget.
         """
         call = current_call()
-        version, judged_on = self._version(call.tx, call.target), call.object("data")
-        for action, found in (("models.read", call.target), ("features.load", judged_on)):
-            self._require(call, action, found)
+        original, dataset = call.object("model"), call.object("data")
+        version = self._version(call.tx, original)
+        for action, found in (("models.read", original), ("features.load", dataset)):
+            require_action(self.gate, call, action, found)
         columns = features or tuple(name for tensor in version.inputs[:1] for name in tensor.features)
         _require_optimizable(version)
-        _require_columns(self._columns(call.tx, judged_on), columns, target)
+        _require_columns(self._columns(call.tx, dataset), columns, target)
         given = {
             "model": version.id,
             "workspace": version.workspace,
-            "data": judged_on.id,
+            "data": dataset.id,
             "target": target,
             "features": columns,
             "recipes": recipes,
@@ -89,16 +91,23 @@ class Optimizations:
 
     @operation("optimization.show", resource="optimization", mode=Mode.READ)
     def show(self, optimization: OptimizationRef) -> Optimization:
-        """The variants of an optimization: latency, throughput, size, quality, and the verdict with its reason."""
-        return store.optimization_record(current_call().tx, current_call().target)
+        """Show the variants of an optimization: latency, throughput, size, quality, and the verdict with its reason."""
+        call = current_call()
+        return store.optimization_record(call.tx, call.object("optimization"))
 
     @operation("optimization.list", resource="workspace", mode=Mode.READ)
     def list(
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Optimization]:
-        """The optimizations of a workspace that ended, oldest first."""
-        return list_workspace_page(
-            self.gate, "optimization", store.optimization_record, after=after, limit=limit
+        """List the finished optimizations of a workspace, oldest first."""
+        call = current_call()
+        return list_page(
+            self.gate,
+            ["optimization"],
+            lambda found: store.optimization_record(call.tx, found),
+            after=after,
+            limit=limit,
+            workspace=call.object("workspace").id,
         )
 
     @operation("optimization.record", resource="model_version", allow=Role.OPERATOR, internal=True)
@@ -113,25 +122,21 @@ class Optimizations:
         budget: AcceptanceBudget,
         report: OptimizationReport,
     ) -> Optimization:
-        """Keep what the job of an optimization found; the controller does this for whoever started it."""
+        """Store the report of an optimization job; the controller does this for the user who started it."""
         call = current_call()
-        home = objects.resolve(call.tx, call.target.workspace, kind="workspace", workspace=ROOT)
-        new = call.create("optimization", workspace=home, owner=call.object("job").owner)
+        original, made_by = call.object("model"), call.object("job")
+        workspace = objects.resolve(call.tx, original.workspace, kind="workspace", workspace=ROOT)
+        new = call.create("optimization", workspace=workspace, owner=made_by.owner)
         facts = {
-            "model": call.target.id,
+            "model": original.id,
             "data": call.object("data").id,
-            "job": call.object("job").id,
+            "job": made_by.id,
             "target": target,
             "features": features,
             "budget": budget.model_dump(mode="json"),
             "report": report.model_dump(mode="json"),
         }
         return store.add(call, new, facts)
-
-    def _require(self, call: Call, action: str, found: StoredObject) -> None:
-        decision = self.gate.authorizer.decide(call.tx, call.caller, action, found)
-        if not decision.allowed:
-            raise Denied(f"{call.caller.name} may not {action} on {found.address}: {decision.reason}")
 
 
 def _require_optimizable(version: ModelVersion) -> None:
@@ -145,7 +150,7 @@ def _require_optimizable(version: ModelVersion) -> None:
 
 
 def _require_columns(known: tuple[str, ...], features: tuple[str, ...], target: str) -> None:
-    """Every fault of the columns at once."""
+    """Raise InvalidInput with all faults of the columns."""
     shown = ", ".join(known[:50])
     faults = [
         Fault(where=where, given=name, allowed=f"a column of the data: {shown}")
@@ -153,11 +158,18 @@ def _require_columns(known: tuple[str, ...], features: tuple[str, ...], target: 
         if name not in known
     ]
     if not features:
-        fix = "name the columns that the model takes, in its order"
-        faults.append(Fault(where="features", given="none, and the model names none", allowed=shown, fix=fix))
+        fix = "name the columns that the model takes, in order"
+        faults.append(
+            Fault(
+                where="features",
+                given="none, and the signature of the model has none",
+                allowed=shown,
+                fix=fix,
+            )
+        )
     if target in features:
         faults.append(Fault(where="target", given=target, allowed="a column that is not one of the features"))
     if len(set(features)) < len(features):
         faults.append(Fault(where="features", given=", ".join(features), allowed="each column once"))
     if faults:
-        raise InvalidInput("the columns do not fit the data", faults=faults)
+        raise InvalidInput("the columns do not match the data", faults=faults)

@@ -1,4 +1,4 @@
-"""What an optimization job is asked for: its arguments, written by the workflow and read by the job."""
+"""Settings of an optimization job, passed by the workflow as command line arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from falaj.records.record import Record
 
 
 class OptimizationSettings(Record):
-    """The first argument is all but the features, as JSON; each further argument is a feature."""
+    """The first argument is JSON with all settings but the features; each further argument is a feature."""
 
     target: Column
     features: FeatureColumns = ()
@@ -27,7 +27,7 @@ class OptimizationSettings(Record):
 
 
 def parse_settings(arguments: Sequence[str]) -> OptimizationSettings:
-    """The settings that `OptimizationSettings.arguments` wrote."""
+    """Parse the output of `OptimizationSettings.arguments`."""
     try:
         first = OptimizationSettings.model_validate_json(arguments[0] if arguments else "{}")
         return OptimizationSettings.model_validate({**first.model_dump(), "features": tuple(arguments[1:])})

@@ -1,4 +1,4 @@
-"""The SQL of optimization."""
+"""SQL of optimization."""
 
 from __future__ import annotations
 

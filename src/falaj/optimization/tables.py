@@ -1,4 +1,4 @@
-"""The tables of optimization."""
+"""Tables of optimization."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The registry: signed model versions that never change, and aliases with a history."""
+"""The model registry: immutable signed model versions, and aliases with a history."""

@@ -1,9 +1,9 @@
-"""How aliases move: promotion, approval of protected ones, and the way back.
+"""Moves of aliases: promotion, approval of protected aliases, and rollback.
 
-The rule for a protected alias: it moves to a version only if a person with the role approver, who is neither the
-version's author nor the owner of the run that made it, has approved that version for that alias. Whoever promotes
-may be the author or the approver: two people have looked at it either way. A rollback needs no approval, because it
-returns to what stood there before, and it withdraws the approvals of what it leaves.
+A protected alias moves to a version only if a person with the role approver, who is neither the author of the version
+nor the owner of the run that produced it, has approved that version for that alias. The author or the approver may
+promote: two people have reviewed the version either way. A rollback needs no approval, because it returns to the
+previous version; it withdraws the approvals of the version that it leaves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def promote(call: Call, version: ModelVersion, alias: str) -> Promotion:
     """Point `alias` at `version`."""
     protected = store.lock_alias(call.tx, version.model, alias)
     if store.version_at(call.tx, version.model, alias, at=None) == version.id:
-        raise Conflict(f"{version.reference} is {alias} already")
+        raise Conflict(f"{version.reference} is already {alias}")
     approved = store.approvals_of(call.tx, version.id, alias)
     if protected and not approved:
         raise _unapproved(call.tx, version, alias)
@@ -30,17 +30,17 @@ def promote(call: Call, version: ModelVersion, alias: str) -> Promotion:
 
 
 def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> Approval:
-    """The caller's approval of `version` for `alias`."""
+    """Record the caller's approval of `version` for `alias`."""
     if call.caller.kind != "user":
-        raise Denied(f"{call.caller.name} is a service account: a person approves")
+        raise Denied(f"{call.caller.name} is a service account; only a person can approve")
     if call.caller.id in _authors(call.tx, version):
         raise Denied(
-            f"{call.caller.name} made {version.reference}: someone else approves it",
+            f"{call.caller.name} made {version.reference}; someone else must approve it",
             details={"rule": "registry.four_eyes", "needs": "an approver who is not its author"},
         )
     store.lock_alias(call.tx, version.model, alias)
     if store.has_approved(call.tx, version.id, alias, by=call.caller.id):
-        raise Conflict(f"you have approved {version.reference} for {alias} already")
+        raise Conflict(f"you have already approved {version.reference} for {alias}")
     return store.add_approval(
         call.tx,
         new_id("approval"),
@@ -53,30 +53,30 @@ def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> A
 
 
 def rollback_target(tx: Transaction, model: StoredObject, alias: str) -> ObjectId:
-    """Where a rollback of `alias`, which is held from now on, leads."""
+    """Lock `alias` and return the version that a rollback of it leads to."""
     store.lock_alias(tx, model.id, alias)
-    standing = targets(store.moves(tx, model.id, alias))
-    if len(standing) < 2:
-        raise Conflict(f"{alias} of {model.name} has no earlier target to go back to")
-    return standing[-2]
+    history = targets(store.moves(tx, model.id, alias))
+    if len(history) < 2:
+        raise Conflict(f"{alias} of {model.name} has no previous version to roll back to")
+    return history[-2]
 
 
 def targets(moves: list[tuple[AliasMove, ObjectId]]) -> list[ObjectId]:
-    """The versions behind an alias, the present one last: a promotion adds one, a rollback takes the last away."""
-    standing: list[ObjectId] = []
+    """Return the versions of an alias, the current one last: a promotion adds one, a rollback removes the last."""
+    history: list[ObjectId] = []
     for move, version in moves:
         if move is AliasMove.ROLLBACK:
-            standing.pop()
+            history.pop()
         else:
-            standing.append(version)
-    return standing
+            history.append(version)
+    return history
 
 
 def roll_back(call: Call, model: StoredObject, alias: str, *, to: ObjectId) -> Promotion:
-    """Point `alias` at its earlier target, and withdraw the approvals of the present one."""
-    present = store.version_at(call.tx, model.id, alias, at=None)
-    if present is not None:
-        store.withdraw_approvals(call.tx, present, alias, at=call.now)
+    """Point `alias` at version `to`, and withdraw the approvals of the current version."""
+    current = store.version_at(call.tx, model.id, alias, at=None)
+    if current is not None:
+        store.withdraw_approvals(call.tx, current, alias, at=call.now)
     return _move(call, model.id, model.name, alias, to, AliasMove.ROLLBACK, [])
 
 
@@ -87,7 +87,7 @@ def protect(call: Call, model: ObjectId, alias: str) -> Alias:
 
 
 def aliases_of(tx: Transaction, model: ObjectId) -> tuple[Alias, ...]:
-    """Every alias of a model, and where it points."""
+    """Return every alias of a model, and where it points."""
     found = []
     for row in store.alias_rows(tx, model):
         last = store.changes(tx, model, row["alias"], before=None, limit=1)

@@ -1,4 +1,4 @@
-"""Look into zip archives: torch exports and NumPy archives pass, pickles and everything else do not."""
+"""Inspect zip archives: accept torch exports and NumPy archives, reject pickles and everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from falaj.registry.range_reader import RangeReader
 MEMBERS_LIMIT = 10_000
 MEMBER_HEAD_BYTES = 4096
 CONFIG_LIMIT = 8 << 20
-"""The largest list of weights that is read."""
+"""Largest list of weights that is read."""
 
 ENCRYPTED = 0x1
 MAGIC = b"PK\x03\x04"
@@ -27,15 +27,15 @@ WITHOUT_EXAMPLES = "set exported._example_inputs = None before torch.export.save
 
 
 def archive_format(reader: RangeReader) -> FileFormat:
-    """What a zip archive is; InvalidInput, with the member, if it may hold code."""
+    """Return the format of a zip archive. Raise InvalidInput with the member's name if it may contain code."""
     if not reader.at(reader.size_bytes - END_BYTES, END_BYTES).startswith(END):
-        raise reader.rejection("a zip archive that is cut off, or has something behind its end")
+        raise reader.rejection("a zip archive that is truncated or has data after its end")
     try:
         with zipfile.ZipFile(reader) as archive:
             members = _checked_members(reader, archive)
             heads = dict(_heads(reader, archive, members))
     except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, EOFError, ValueError) as error:
-        raise reader.rejection(f"a zip archive that is damaged: {shorten(error)}") from None
+        raise reader.rejection(f"a damaged zip archive: {shorten(error)}") from None
     for name, head in heads.items():
         _refuse_code(reader, name, head, complete=archive.getinfo(name).file_size <= len(head))
     if any(name.endswith("/archive_format") and head == b"pt2" for name, head in heads.items()):
@@ -47,14 +47,14 @@ def archive_format(reader: RangeReader) -> FileFormat:
 
 
 def _checked_members(reader: RangeReader, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """The members, if every reader would find the same ones."""
+    """Return the members, if every zip reader would find the same ones."""
     members = sorted(archive.infolist(), key=lambda member: member.header_offset)
     if not members or len(members) > MEMBERS_LIMIT:
         raise reader.rejection(f"a zip archive of {len(members)} members", fix=f"1 to {MEMBERS_LIMIT}")
     if members[0].header_offset != 0 or archive.comment:
-        raise reader.rejection("a zip archive with something before, between or behind its members")
+        raise reader.rejection("a zip archive with data outside its members")
     if len({member.filename for member in members}) != len(members):
-        raise reader.rejection("a zip archive with two members of one name")
+        raise reader.rejection("a zip archive with duplicate member names")
     for member in members:
         if member.flag_bits & ENCRYPTED:
             raise reader.rejection(f"a zip archive with an encrypted member, {shorten(member.filename)}")
@@ -66,7 +66,7 @@ def _checked_members(reader: RangeReader, archive: zipfile.ZipFile) -> list[zipf
 def _heads(
     reader: RangeReader, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]
 ) -> Iterator[tuple[str, bytes]]:
-    """The beginning of each member: enough to tell a pickle, never the whole of a bomb. Lists of weights are whole."""
+    """Yield the first bytes of each member, which limits decompression bombs; lists of weights are read whole."""
     for member in members:
         with archive.open(member) as content:
             whole = member.filename.endswith("_config.json")
@@ -76,7 +76,7 @@ def _heads(
 def _refuse_code(reader: RangeReader, name: str, head: bytes, *, complete: bool) -> None:
     examples = "/sample_inputs/" in name
     if head.startswith(MAGIC):
-        why = f"a zip archive that holds another one, {shorten(name)}; inside could be a pickle"
+        why = f"a zip archive that holds another one, {shorten(name)}; it could contain a pickle"
         raise reader.rejection(why, fix=WITHOUT_EXAMPLES if examples else USE_INSTEAD)
     if name.endswith((".pkl", ".pickle")) or is_pickle(head, complete=complete):
         raise reader.rejection(
@@ -92,7 +92,7 @@ def _refuse_code(reader: RangeReader, name: str, head: bytes, *, complete: bool)
 
 
 def _refuse_pickled_weights(reader: RangeReader, heads: dict[str, bytes]) -> None:
-    """Weights that a torch export lists as pickled are loaded as such, whatever their bytes look like."""
+    """Reject a torch export that lists pickled weights: they are unpickled whatever their bytes look like."""
     for name, text in heads.items():
         if not name.endswith("_config.json"):
             continue

@@ -1,4 +1,4 @@
-"""The bytes of a version: looked into when it is registered, hashed whenever they are read."""
+"""The files of a version: inspect them on registration, verify their hashes on every read."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from datetime import datetime
 from functools import partial
 from typing import Protocol
 
-from falaj.errors import Damaged
-from falaj.ports.metadata import Transaction
+from falaj.errors import Damaged, FalajError
+from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.blobs import Blob
 from falaj.records.names import ObjectId
-from falaj.records.registry import ModelFile
+from falaj.records.registry import ModelFile, ModelVersion, VersionCheck
 from falaj.registry.formats import recognize
 from falaj.registry.range_reader import RangeReader
 
+REPORT_BYTES = 64 << 20
+"""Bytes between two progress reports of a check."""
+
 
 class ModelBlobSource(Protocol):
-    """Where the bytes of blobs come from. `facts` raises NotFound for a blob that was deleted.
+    """Access to blobs. `facts` raises NotFound for a deleted blob.
 
-    `read` opens a transaction of its own, and gives the bytes from `offset`, at most `length` of them; `keep` makes a
-    staged blob stay.
+    `read` opens its own transaction and yields at most `length` bytes from `offset`; `keep` makes a staged blob
+    permanent.
     """
 
     def facts(self, tx: Transaction, blob: ObjectId) -> Blob: ...
@@ -32,7 +35,7 @@ class ModelBlobSource(Protocol):
 
 
 def inspect(path: str, blob: Blob, source: ModelBlobSource) -> ModelFile:
-    """The file that a blob is under `path`; InvalidInput if it is not one that a version may have."""
+    """Return the blob as the file `path` of a version. Raise InvalidInput if its format is not allowed."""
     reader = RangeReader(path, blob.size_bytes, partial(_range, source, blob))
     return ModelFile(
         path=path, format=recognize(reader), blob=blob.id, size_bytes=blob.size_bytes, sha256=blob.sha256
@@ -40,13 +43,13 @@ def inspect(path: str, blob: Blob, source: ModelBlobSource) -> ModelFile:
 
 
 def require_same(file: ModelFile, blob: Blob) -> None:
-    """Damaged if the blob is no longer the one that was registered, as far as its row tells."""
+    """Raise Damaged if the size or hash in the blob's row differs from the manifest."""
     if (blob.size_bytes, blob.sha256) != (file.size_bytes, file.sha256):
         raise Damaged(f"{file.path}: the record of its blob {blob.id} was changed after it was signed")
 
 
 def verified(file: ModelFile, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes; Damaged in place of the last chunk if they are not those of the manifest."""
+    """Yield the chunks; raise Damaged instead of the last one if the hash differs from the manifest."""
     digest, size_bytes, held = hashlib.sha256(), 0, b""
     for chunk in chunks:
         digest.update(chunk)
@@ -62,3 +65,37 @@ def verified(file: ModelFile, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def _range(source: ModelBlobSource, blob: Blob, offset: int, length: int) -> bytes:
     return b"".join(source.read(blob, offset=offset, length=length))
+
+
+def check_files(version: ModelVersion, source: ModelBlobSource, database: Database) -> Iterator[VersionCheck]:
+    """Hash every file and yield the progress; the last item is the result."""
+    checked, reported = 0, 0
+    problems: list[str] = []
+    for file in version.files:
+        try:
+            for size_bytes in _sizes(file, source, database):
+                checked += size_bytes
+                if checked - reported >= REPORT_BYTES:
+                    reported = checked
+                    yield _state(version, checked, problems, finished=False)
+        except FalajError as error:
+            problems.append(error.message if file.path in error.message else f"{file.path}: {error.message}")
+    yield _state(version, checked, problems, finished=True)
+
+
+def _sizes(file: ModelFile, source: ModelBlobSource, database: Database) -> Iterator[int]:
+    with database.read() as tx:
+        blob = source.facts(tx, file.blob)
+    require_same(file, blob)
+    yield from (len(chunk) for chunk in verified(file, source.read(blob)))
+
+
+def _state(version: ModelVersion, checked: int, problems: list[str], *, finished: bool) -> VersionCheck:
+    return VersionCheck(
+        version=version.reference,
+        finished=finished,
+        ok=finished and not problems,
+        checked_bytes=checked,
+        size_bytes=version.size_bytes,
+        problems=tuple(problems),
+    )

@@ -1,4 +1,4 @@
-"""Recognize what a file is by its content; what could run code when it is loaded is refused."""
+"""Recognize file formats by content; reject files that could run code when they are loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from falaj.registry.archives import USE_INSTEAD, archive_format
 from falaj.registry.pickles import HEAD_BYTES, has_pickle_header, is_pickle
 from falaj.registry.range_reader import RangeReader
 
-LOOK_BYTES = 512
+SCANNED_BYTES = 512
 SAFETENSORS_HEADER_LIMIT = 100_000_000
 """The limit of the safetensors library itself."""
 
@@ -41,8 +41,8 @@ COMPRESSED = {
 
 
 def recognize(reader: RangeReader) -> FileFormat:
-    """The format of a file; InvalidInput that says what it is instead, and what to use."""
-    head = reader.at(0, LOOK_BYTES)
+    """Return the format of a file. Raise InvalidInput, with a fix, if it is not allowed."""
+    head = reader.at(0, SCANNED_BYTES)
     if has_pickle_header(head):
         raise reader.rejection("a pickle; loading it runs code", fix=USE_INSTEAD)
     if head.startswith(archives.MAGIC):
@@ -64,7 +64,7 @@ def recognize(reader: RangeReader) -> FileFormat:
 
 
 def model_format(found: Sequence[FileFormat]) -> FileFormat:
-    """The one format of a version whose files have these."""
+    """Return the format of a version from the formats of its files. Raise InvalidInput unless there is exactly one."""
     models = sorted({each for each in found if each.is_model})
     if len(models) == 1:
         return models[0]
@@ -88,9 +88,9 @@ def _is_safetensors(reader: RangeReader, head: bytes) -> bool:
         raise reader.rejection(f"safetensors with a header of {length} bytes")
     if 8 + length > reader.size_bytes:
         raise reader.rejection(
-            f"safetensors that is cut off: its header has {length} bytes, the file {reader.size_bytes}"
+            f"truncated safetensors: the header has {length} bytes, the file {reader.size_bytes}"
         )
-    end = reader.at(max(8, 8 + length - LOOK_BYTES), min(length, LOOK_BYTES))
+    end = reader.at(max(8, 8 + length - SCANNED_BYTES), min(length, SCANNED_BYTES))
     return end.rstrip(b" ").endswith(b"}")
 
 
@@ -98,7 +98,7 @@ IR_VERSION, GRAPH, OPSET_IMPORT = 1, 7, 8
 
 
 def _is_onnx(reader: RangeReader) -> bool:
-    """Whether the file is one protobuf message from end to end, with the fields of an ONNX model."""
+    """Return whether the file is one protobuf message with the fields of an ONNX model."""
     if reader.at(0, 1) not in (b"\x08", b"\x12", b"\x3a", b"\x42"):
         return False
     try:
@@ -109,7 +109,7 @@ def _is_onnx(reader: RangeReader) -> bool:
 
 
 def _protobuf_fields(reader: RangeReader) -> Iterator[int]:
-    """The numbers of the top-level fields; their content is skipped. EOFError if they do not end with the file."""
+    """Yield the numbers of the top-level fields. Raise EOFError if they do not end with the file."""
     offset = 0
     for _ in range(PROTOBUF_FIELDS_LIMIT):
         if offset == reader.size_bytes:
@@ -141,7 +141,7 @@ def _varint(reader: RangeReader, offset: int) -> tuple[int, int]:
 
 
 def _text(reader: RangeReader, head: bytes) -> FileFormat:
-    """JSON or text; the last chance of a file."""
+    """Recognize JSON or text; reject everything else."""
     walked = reader.at(0, HEAD_BYTES)
     if is_pickle(walked, complete=len(walked) == reader.size_bytes):
         raise reader.rejection("a pickle; loading it runs code", fix=USE_INSTEAD)
@@ -149,8 +149,8 @@ def _text(reader: RangeReader, head: bytes) -> FileFormat:
         return FileFormat.JSON if head.lstrip()[:1] in (b"{", b"[") else FileFormat.TEXT
     packed = next((name for magic, name in COMPRESSED.items() if head.startswith(magic)), None)
     if packed is None:
-        raise reader.rejection("of a kind that is not known")
-    why = f"compressed ({packed}), so that nobody can tell what is inside; joblib writes pickles so"
+        raise reader.rejection("of an unknown format")
+    why = f"compressed ({packed}), so its content cannot be inspected; joblib stores pickles this way"
     raise reader.rejection(why, fix=USE_INSTEAD)
 
 

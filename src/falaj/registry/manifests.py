@@ -12,11 +12,11 @@ from falaj.records.record import Record
 from falaj.records.registry import ModelManifest
 
 DOMAIN = b"falaj model manifest v1\n"
-"""No other message that the key service signs begins like this."""
+"""Prefix that separates these signatures from all others of the key service."""
 
 
 class SignedManifest(Record):
-    """A manifest as it is stored: its canonical text, and the signature over it."""
+    """A stored manifest: its canonical text and its signature."""
 
     text: str
     key: str
@@ -30,15 +30,15 @@ def sign(manifest: ModelManifest, keys: KeyService) -> SignedManifest:
 
 
 def verify_manifest(signed: SignedManifest, keys: KeyService, *, reference: str) -> ModelManifest:
-    """The manifest, if the signature holds; Damaged if it does not."""
+    """Return the manifest. Raise Damaged if the signature is invalid."""
     public_key = keys.public_key()
     if signed.key != key_id(public_key):
-        raise Damaged(f"{reference} was signed by the key {signed.key}, which is not this platform's")
+        raise Damaged(
+            f"{reference} was signed by the key {signed.key}, which is not the key of this platform"
+        )
     try:
         signature = bytes.fromhex(signed.signature)
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, DOMAIN + signed.text.encode())
     except (InvalidSignature, ValueError):
-        raise Damaged(
-            f"the manifest of {reference} is not the one that was signed: it was changed behind the platform's back"
-        ) from None
+        raise Damaged(f"the manifest of {reference} was changed after it was signed") from None
     return ModelManifest.model_validate_json(signed.text)

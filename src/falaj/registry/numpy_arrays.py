@@ -1,4 +1,4 @@
-"""The header of a NumPy array file: whether its numbers are numbers."""
+"""Inspect the header of NumPy array files for Python objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 MAGIC = b"\x93NUMPY"
 HEADER_LIMIT = 3000
-"""Longer than the header of any array of numbers; what does not fit counts as objects."""
+"""Longer than the header of any plain array; a longer one counts as an array of objects."""
 
 _DESCR = re.compile(rb"'descr':\s*'[<>|=]?[?bBiufcSUmM]\d*(\[\w+\])?'")
 
@@ -16,7 +16,7 @@ def is_array(head: bytes) -> bool:
 
 
 def holds_objects(head: bytes) -> bool:
-    """Whether loading the array could load pickles: its type is anything but one plain type of numbers or text."""
+    """Return whether loading the array could load pickles: its dtype is not a plain number or text type."""
     wide = len(head) > 6 and head[6] >= 2
     start = 12 if wide else 10
     length = int.from_bytes(head[8:start], "little")

@@ -1,4 +1,4 @@
-"""Tell whether bytes are a pickle, without ever loading one."""
+"""Detect pickles without loading them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import pickletools
 
 HEAD_BYTES = 64 << 10
-"""How much of a file is walked; ordinary text stops being a pickle after a few bytes."""
+"""Bytes of a file that are scanned; ordinary text stops being a valid pickle after a few bytes."""
 
 RUNS_CODE = frozenset(
     {
@@ -26,15 +26,15 @@ RUNS_CODE = frozenset(
 
 
 def has_pickle_header(head: bytes) -> bool:
-    """Whether the first bytes are those of a binary pickle, protocol 2 or later."""
+    """Return whether the first bytes are those of a binary pickle, protocol 2 or later."""
     return len(head) >= 2 and head[0] == 0x80 and 2 <= head[1] <= 15
 
 
 def is_pickle(head: bytes, *, complete: bool) -> bool:
-    """Whether `head`, or what it is the beginning of, is a pickle of any protocol.
+    """Return whether `head`, or the file that it begins, is a pickle of any protocol.
 
-    Walks the opcodes with their effect on the stack, as an unpickler would, but runs none. So an unpickler that reads
-    to the end is always recognized, and raw numbers that begin like a pickle by chance are not.
+    Follows the opcodes and their effect on the stack as an unpickler would, without running any. So every stream that
+    an unpickler can read is recognized, and raw numbers that begin like a pickle by chance are not.
     """
     stream, stack = io.BytesIO(head), list[bool]()
     walked, runs_code = 0, False
@@ -54,7 +54,7 @@ def is_pickle(head: bytes, *, complete: bool) -> bool:
 
 
 def _apply(opcode: pickletools.OpcodeInfo, stack: list[bool]) -> bool:
-    """The effect of an opcode on `stack` (true: a mark); false if an unpickler would stop here."""
+    """Apply an opcode to `stack`, where True is a mark; return False if an unpickler would fail."""
     wanted = list(opcode.stack_before)
     if pickletools.markobject in wanted:
         if True not in stack:

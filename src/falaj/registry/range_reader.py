@@ -1,4 +1,4 @@
-"""Small reads anywhere in a file that may be huge and hostile."""
+"""Bounded random reads in a file that may be huge or malicious."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from falaj.errors import Fault, InvalidInput
 
 BLOCK_BYTES = 64 << 10
 READ_LIMIT = 16 << 20
-"""The most that one look may read: a directory of an archive that is larger is not honest."""
+"""Largest single read; no genuine archive has a larger directory."""
 
 TOTAL_LIMIT = 256 << 20
 
 
 class RangeReader(io.RawIOBase):
-    """A file by its size and a way to read a range of it; the last block is kept, because looks are close together."""
+    """A file given by its size and a function that reads a range of it. The last block is cached."""
 
     def __init__(self, name: str, size_bytes: int, read_range: Callable[[int, int], bytes]) -> None:
         super().__init__()
@@ -27,10 +27,10 @@ class RangeReader(io.RawIOBase):
         self._read_bytes = 0
 
     def at(self, offset: int, length: int) -> bytes:
-        """The bytes from `offset`; fewer than `length` at the end of the file."""
+        """Return `length` bytes from `offset`; fewer at the end of the file."""
         length = max(0, min(length, self.size_bytes - offset))
         if length > READ_LIMIT:
-            raise self.rejection("a part of it that has to be read at once is too large")
+            raise self.rejection("a file with a part that is too large to inspect")
         start, block = self._block
         if not (start <= offset and offset + length <= start + len(block)):
             wanted = min(max(length, BLOCK_BYTES), self.size_bytes - offset)
@@ -50,7 +50,7 @@ class RangeReader(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
         if origin + offset < 0:
-            raise OSError("a position before the beginning")
+            raise OSError("negative seek position")
         self._position = origin + offset
         return self._position
 
@@ -66,11 +66,11 @@ class RangeReader(io.RawIOBase):
     def _fetch(self, offset: int, length: int) -> bytes:
         self._read_bytes += length
         if self._read_bytes > TOTAL_LIMIT:
-            raise self.rejection("too much of it has to be read to tell what it is")
+            raise self.rejection("a file whose format cannot be determined within the read limit")
         return self._read_range(offset, length)
 
 
 ALLOWED = (
-    "ONNX, torch export (.pt2), safetensors, LiteRT, XGBoost JSON or UBJ, LightGBM text, CatBoost; beside them Arrow, "
+    "ONNX, torch export (.pt2), safetensors, LiteRT, XGBoost JSON or UBJ, LightGBM text, CatBoost; in addition Arrow, "
     "Parquet, NumPy arrays, JSON and text"
 )

@@ -1,4 +1,4 @@
-"""What must hold before blobs become a version."""
+"""Checks before blobs are registered as a model version."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from falaj.records.registry import ModelFile
 from falaj.registry.files import ModelBlobSource, inspect
 
 
-def require_placed(gate: Gate, call: Call, tx: Transaction, source: ModelBlobSource) -> list[Blob]:
-    """The blobs that are to become a version, if they may: readable, at home here, all in one legal zone."""
-    found = call.referred["files"]
+def require_placed(
+    gate: Gate, call: Call, tx: Transaction, source: ModelBlobSource, found: Sequence[StoredObject]
+) -> list[Blob]:
+    """Return the blobs `found`, if the caller may read them and they lie in this workspace and one permitted zone."""
     for each in found:
-        # Whoever may read the version reads its files, so registering them takes the right to read them.
+        # A reader of the version can read its files, so registering them requires the right to read them.
         if not gate.authorizer.decide(tx, call.caller, "blobs.read", each).allowed:
             raise Denied(f"{call.caller.name} may not blobs.read on {each.address}")
-    strangers = [each.name for each in found if each.workspace != call.target.id]
-    if strangers:
+    foreign = [each.name for each in found if each.workspace != call.target.id]
+    if foreign:
         raise InvalidInput.at(
             "files",
-            given=strangers[0],
+            given=foreign[0],
             allowed=f"blobs of workspace {call.target.name}",
-            fix="upload it there, with the original among its sources",
+            fix="upload it there, and name the original in its sources",
         )
     blobs = [source.facts(tx, each.id) for each in found]
     zones = sorted({blob.zone for blob in blobs})
@@ -41,29 +42,29 @@ def require_placed(gate: Gate, call: Call, tx: Transaction, source: ModelBlobSou
 
 
 def inspect_files(blobs: Sequence[Blob], paths: Sequence[str], source: ModelBlobSource) -> list[ModelFile]:
-    """The blobs as files of a version, by path; all that are refused at once."""
-    called = _paths(blobs, paths)
+    """Inspect the blobs as files of a version, sorted by path. Raise InvalidInput with all faults."""
+    names = _paths(blobs, paths)
     files: list[ModelFile] = []
     faults: list[Fault] = []
-    for path, blob in sorted(zip(called, blobs, strict=True), key=lambda pair: pair[0]):
+    for path, blob in sorted(zip(names, blobs, strict=True), key=lambda pair: pair[0]):
         try:
             files.append(inspect(path, blob, source))
         except InvalidInput as error:
             faults += error.faults
     if faults:
-        raise _refused(faults)
+        raise _rejection(faults)
     return files
 
 
-def model_object(call: Call, name: str) -> StoredObject:
-    """The object of a model that has no version yet. What flows into a version does not restrict its model's name."""
+def model_object(call: Call, name: str, *, workspace: StoredObject) -> StoredObject:
+    """Return the object of a model without versions. The origins of a version do not restrict its model's name."""
     return StoredObject(
         id=new_id("model"),
-        workspace=call.target.id,
+        workspace=workspace.id,
         kind="model",
         name=name,
         owner=PrincipalId(call.caller.id),
-        label=call.target.label,
+        label=workspace.label,
         created_at=call.now,
     )
 
@@ -73,14 +74,14 @@ def _paths(blobs: Sequence[Blob], paths: Sequence[str]) -> list[str]:
         raise InvalidInput.at(
             "paths", given=f"{len(paths)} for {len(blobs)} files", allowed="one for each file, or none"
         )
-    called = list(paths or [blob.name for blob in blobs])
-    twice = sorted({path for path in called if called.count(path) > 1})
-    if twice:
-        raise InvalidInput.at("paths", given=twice[0], allowed="each path once")
-    return called
+    names = list(paths or [blob.name for blob in blobs])
+    duplicates = sorted({path for path in names if names.count(path) > 1})
+    if duplicates:
+        raise InvalidInput.at("paths", given=duplicates[0], allowed="each path once")
+    return names
 
 
-def _refused(faults: list[Fault]) -> FalajError:
+def _rejection(faults: list[Fault]) -> FalajError:
     return InvalidInput(
         f"{len(faults)} file{'s' * (len(faults) != 1)} cannot be part of a model version", faults=faults
     )

@@ -1,4 +1,4 @@
-"""The registry's operations: register, promote, approve, roll back, verify, read."""
+"""The operations of the model registry: register, promote, approve, roll back, verify, read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from falaj.governance import objects
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
-from falaj.governance.operations.pagination import list_workspace_page
+from falaj.governance.operations.pagination import list_page
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.identity import Role
@@ -50,7 +50,7 @@ Tensors = Annotated[tuple[TensorSpec, ...], Field(max_length=1000)]
 
 
 class Models:
-    """Register model versions, and decide which of them is in use."""
+    """Register model versions, and choose which of them is in use."""
 
     def __init__(self, gate: Gate, blobs: ModelBlobSource, keys: KeyService) -> None:
         self.gate = gate
@@ -74,14 +74,14 @@ class Models:
         environment: Environment | None = None,
         card: CardText = "",
     ) -> ModelVersion:
-        """Make uploaded blobs the next version of a model, signed and for good; the model is made on first use.
+        """Register uploaded blobs as the next version of a model, signed and immutable; create the model on first use.
 
-        `paths` are what the files are called in the version, in the order of `files`; unless given, as their blobs are.
-        Training set, run and sources are what the version came from: their restrictions flow into it.
+        `paths` name the files in the version, in the order of `files`; by default they keep the names of their blobs.
+        Training set, run and sources are the origins of the version: it inherits their restrictions.
         """
         call = current_call()
         with self.gate.database.read() as tx:
-            blobs = require_placed(self.gate, call, tx, self._blobs)
+            blobs = require_placed(self.gate, call, tx, self._blobs, call.referred["files"])
         inspected = inspect_files(blobs, paths, self._blobs)
         facts: dict[str, object] = {
             "format": model_format([file.format for file in inspected]),
@@ -95,13 +95,20 @@ class Models:
 
         def publish() -> ModelVersion:
             if [found.id for found in call.referred["files"]] != [blob.id for blob in blobs]:
-                raise Conflict("a blob's name passed to another blob meanwhile; try again")
-            for blob in require_placed(self.gate, call, call.tx, self._blobs):
+                raise Conflict("a blob's name was given to another blob; try again")
+            for blob in require_placed(self.gate, call, call.tx, self._blobs, call.referred["files"]):
                 self._blobs.keep(call.tx, blob, now=call.now)
-            model = store.find_or_create_model(
-                call.tx, name, workspace=call.target, new=model_object(call, name)
+            target = call.object("workspace")
+            new = model_object(call, name, workspace=target)
+            model = store.find_or_create_model(call.tx, name, workspace=target, new=new)
+            origins = {
+                "training_set": None if training_set is None else call.object("training_set").id,
+                "run": None if run is None else call.object("run").id,
+                "sources": tuple(found.id for found in call.referred["sources"]),
+            }
+            return self._sign_and_add(
+                call, name, model, workspace=target, zone=blobs[0].zone, facts=facts | origins
             )
-            return self._sign_and_add(call, name, model, zone=blobs[0].zone, facts=facts)
 
         return self.gate.commit(call, publish)
 
@@ -109,28 +116,39 @@ class Models:
     def list(
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Model]:
-        """The models of a workspace, and where their aliases point."""
-        return list_workspace_page(self.gate, "model", _model_record, after=after, limit=limit)
+        """List the models of a workspace, and where their aliases point."""
+        call = current_call()
+        return list_page(
+            self.gate,
+            ["model"],
+            lambda found: _model_record(call.tx, found),
+            after=after,
+            limit=limit,
+            workspace=call.object("workspace").id,
+        )
 
     @operation("models.show", resource="model", mode=Mode.READ)
     def show(self, model: ModelRef) -> Model:
-        """One model, and where its aliases point."""
-        return _model_record(current_call().tx, current_call().target)
+        """Show a model, and where its aliases point."""
+        call = current_call()
+        return _model_record(call.tx, call.object("model"))
 
     @operation("models.version", resource="model_version", mode=Mode.READ)
     def version(self, model: ModelVersionRef) -> ModelVersion:
-        """All that is known of one version, such as churn@14."""
-        return self.open_version(current_call().tx, current_call().target)
+        """Show one model version, such as churn@14."""
+        call = current_call()
+        return self.open_version(call.tx, call.object("model"))
 
     @operation("models.versions", resource="model", mode=Mode.READ)
     def versions(
         self, model: ModelRef, *, before: Position | None = None, limit: PageSize = 100
     ) -> Page[ModelVersion]:
-        """The versions of a model, newest first."""
+        """List the versions of a model, newest first."""
         call = current_call()
+        target = call.object("model")
         seen: dict[int, StoredObject] = {}
         while len(seen) <= limit:
-            batch = store.version_objects(call.tx, call.target.id, before=before, limit=limit + 1)
+            batch = store.version_objects(call.tx, target.id, before=before, limit=limit + 1)
             visible = {found.id for found in self.gate.visible([found for _, found in batch])}
             seen |= {number: found for number, found in batch if found.id in visible}
             if len(batch) <= limit:
@@ -147,61 +165,61 @@ class Models:
         A protected alias moves only to a version that an approver other than its author has approved for it.
         """
         call = current_call()
-        return aliases.promote(call, self.open_version(call.tx, call.target), to)
+        return aliases.promote(call, self.open_version(call.tx, call.object("model")), to)
 
     @operation("models.approve", resource="model_version", allow=Role.APPROVER)
     def approve(self, model: ModelVersionRef, *, alias: AliasName, comment: Text = "") -> Approval:
-        """Say that a version which you did not make is fit for an alias; it holds for this version and alias only."""
+        """Approve a version that you did not make for an alias; the approval holds for this version and alias only."""
         call = current_call()
-        return aliases.approve(call, self.open_version(call.tx, call.target), alias, comment=comment)
+        return aliases.approve(call, self.open_version(call.tx, call.object("model")), alias, comment=comment)
 
     @operation("models.approvals", resource="model_version", mode=Mode.READ)
     def approvals(self, model: ModelVersionRef, *, alias: AliasName) -> Page[Approval]:
-        """The approvals of a version for an alias that hold."""
+        """List the valid approvals of a version for an alias."""
         call = current_call()
-        return Page(items=tuple(store.approvals_of(call.tx, call.target.id, alias)))
+        return Page(items=tuple(store.approvals_of(call.tx, call.object("model").id, alias)))
 
     @operation("models.protect", resource="model", allow=Role.ADMIN)
     def protect(self, model: ModelRef, *, alias: AliasName) -> Alias:
-        """Let an alias move only to versions that someone other than their author has approved."""
+        """Protect an alias: it may move only to versions that someone other than their author has approved."""
         call = current_call()
-        return aliases.protect(call, call.target.id, alias)
+        return aliases.protect(call, call.object("model").id, alias)
 
     @operation("models.rollback", resource="model")
     def rollback(self, model: ModelRef, *, alias: AliasName) -> Promotion:
-        """Point an alias back at its earlier target; what it leaves needs a new approval to return."""
+        """Point an alias back at its previous version; the version that it leaves needs a new approval to return."""
         call = current_call()
-        to = aliases.rollback_target(call.tx, call.target, alias)
+        target = call.object("model")
+        to = aliases.rollback_target(call.tx, target, alias)
         self.open_version(call.tx, self._version_object(call.tx, to))
-        return aliases.roll_back(call, call.target, alias, to=to)
+        return aliases.roll_back(call, target, alias, to=to)
 
     @operation("models.alias_history", resource="model", mode=Mode.READ)
     def alias_history(
         self, model: ModelRef, *, alias: AliasName, before: Position | None = None, limit: PageSize = 100
     ) -> Page[AliasChange]:
-        """Every move of an alias, newest first: from where to where, who, when."""
+        """List every move of an alias, newest first: from which version to which, by whom and when."""
         call = current_call()
-        found = store.changes(call.tx, call.target.id, alias, before=before, limit=limit + 1)
+        found = store.changes(call.tx, call.object("model").id, alias, before=before, limit=limit + 1)
         items = tuple(found[:limit])
         return Page(items=items, next=str(items[-1].seq) if len(found) > limit else None)
 
     @operation("models.resolve", resource="model", mode=Mode.READ)
     def resolve(self, model: ModelRef, *, alias: AliasName, at: AwareDatetime | None = None) -> ModelVersion:
-        """The version that an alias points at, or pointed at then."""
+        """Return the version that an alias points at now, or pointed at at a given time."""
         call = current_call()
+        target = call.object("model")
         when = "now" if at is None else f"at {at.isoformat()}"
-        pointed = store.version_at(call.tx, call.target.id, alias, at=at)
-        found = self._version_object(
-            call.tx, aliases.require_known(pointed, call.target.name, alias, when=when)
-        )
+        pointed = store.version_at(call.tx, target.id, alias, at=at)
+        found = self._version_object(call.tx, aliases.require_known(pointed, target.name, alias, when=when))
         if not self.gate.visible([found]):
-            raise objects.unknown(f"{call.target.name}@{alias}", "model_version")
+            raise objects.unknown(f"{target.name}@{alias}", "model_version")
         return self.open_version(call.tx, found)
 
     @operation("models.verify", resource="model_version", mode=Mode.FREE)
     def verify(self, model: ModelVersionRef) -> Iterator[VersionCheck]:
-        """Check the signature of a version and the hashes of all its bytes: how far it is, and at last the verdict."""
-        target = current_call().target
+        """Check the signature of a version and the hashes of its files; stream the progress and then the result."""
+        target = current_call().object("model")
         try:
             with self.gate.database.read() as tx:
                 version = self.open_version(tx, target)
@@ -211,24 +229,30 @@ class Models:
 
     @operation("models.read", resource="model_version", mode=Mode.FREE)
     def read(self, model: ModelVersionRef, file: FilePath) -> ByteStream:
-        """The bytes of one file of a version, if its signature holds; use none of them if the stream breaks.
+        """Stream the bytes of one file of a version, after verifying its signature. Discard them if the stream breaks.
 
-        The last piece is handed out once the hash of all of them is that of the manifest.
+        The last chunk is sent only after the hash of the whole file matches the manifest.
         """
-        call = current_call()
         with self.gate.database.read() as tx:
-            version = self.open_version(tx, call.target)
+            version = self.open_version(tx, current_call().object("model"))
             found = _file(version, file)
             blob = self._blobs.facts(tx, found.blob)
         require_same(found, blob)
         return verified(found, self._blobs.read(blob))
 
     def _sign_and_add(
-        self, call: Call, name: str, model: ObjectId, *, zone: str, facts: dict[str, object]
+        self,
+        call: Call,
+        name: str,
+        model: ObjectId,
+        *,
+        workspace: StoredObject,
+        zone: str,
+        facts: dict[str, object],
     ) -> ModelVersion:
         number = store.next_number(call.tx, model)
         ident = new_id("version")
-        new = call.create("model_version", f"{name}@{number}", workspace=call.target, zone=zone, ident=ident)
+        new = call.create("model_version", f"{name}@{number}", workspace=workspace, zone=zone, ident=ident)
         manifest = ModelManifest.model_validate(
             {
                 "platform": self.gate.audit.log_id,
@@ -239,9 +263,6 @@ class Models:
                 "number": number,
                 "author": call.caller.id,
                 "created_at": call.now,
-                "training_set": _referred(call, "training_set"),
-                "run": _referred(call, "run"),
-                "sources": tuple(found.id for found in call.referred["sources"]),
                 **facts,
             }
         )
@@ -258,10 +279,10 @@ class Models:
         return self.open_version(call.tx, new)
 
     def open_version(self, tx: Transaction, found: StoredObject) -> ModelVersion:
-        """The version, if its manifest is what was signed, and was signed for this very object."""
+        """Return the version. Raise Damaged unless its manifest is signed, and signed for this object."""
         row = store.version_row(tx, found.id)
         if row is None:
-            raise Damaged(f"{found.name} has lost its manifest")
+            raise Damaged(f"the manifest of {found.name} is missing")
         signed = manifests.SignedManifest(text=row["manifest"], key=row["key"], signature=row["signature"])
         manifest = manifests.verify_manifest(signed, self._keys, reference=found.name)
         stored = (self.gate.audit.log_id, found.workspace, found.id, row["model"], row["number"], found.name)
@@ -270,7 +291,7 @@ class Models:
             *(manifest.model, manifest.number, manifest.reference),
         )
         if stored != meant:
-            raise Damaged(f"{found.name} carries the manifest of another version, {manifest.reference}")
+            raise Damaged(f"{found.name} has the manifest of another version, {manifest.reference}")
         return ModelVersion(
             **{name: getattr(manifest, name) for name in ModelManifest.model_fields},
             key=signed.key,
@@ -281,7 +302,7 @@ class Models:
     def _version_object(self, tx: Transaction, ident: ObjectId) -> StoredObject:
         found = objects.by_id(tx, ident)
         if found is None:
-            raise NotFound(f"the version {ident} is gone")
+            raise NotFound(f"the version {ident} was deleted")
         return found
 
 
@@ -303,8 +324,3 @@ def _file(version: ModelVersion, path: str) -> ModelFile:
     raise NotFound(
         f"{version.reference} has no file {path!r}; it has {', '.join(f.path for f in version.files[:20])}"
     )
-
-
-def _referred(call: Call, parameter: str) -> ObjectId | None:
-    found = call.referred[parameter]
-    return found[0].id if found else None

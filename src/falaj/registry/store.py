@@ -1,4 +1,4 @@
-"""Rows of the registry: models, versions, aliases and approvals."""
+"""SQL of the registry: models, versions, aliases and approvals."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ _ENSURE_ALIAS = (
 def find_or_create_model(
     tx: Transaction, name: str, *, workspace: StoredObject, new: StoredObject
 ) -> ObjectId:
-    """The model `name` of a workspace; `new` becomes it if there is none."""
+    """Return the model `name` of a workspace; create it as `new` if there is none."""
     found = objects.by_name(tx, workspace=workspace.id, kind="model", name=name)
     if found is None:
-        # Two who register the first version at once wait for each other here; whoever only refers to the
-        # workspace does not wait.
-        home = select(objects_table.c.id).where(objects_table.c.id == workspace.id)
-        tx.execute(home.with_for_update(key_share=True))
+        # Concurrent registrations of a first version are serialised here; references to the workspace do not wait.
+        locked = select(objects_table.c.id).where(objects_table.c.id == workspace.id)
+        tx.execute(locked.with_for_update(key_share=True))
         found = objects.by_name(tx, workspace=workspace.id, kind="model", name=name)
     if found is None:
         objects.create(tx, new)
@@ -40,7 +39,7 @@ def find_or_create_model(
 
 
 def next_number(tx: Transaction, model: ObjectId) -> int:
-    """The number of the next version; whoever asks at the same time waits until this transaction ends."""
+    """Return the number of the next version; concurrent callers wait until this transaction ends."""
     counted = update(models).where(models.c.id == model).values(versions=models.c.versions + 1)
     return int(tx.execute(counted.returning(models.c.versions)).scalar_one())
 
@@ -59,7 +58,7 @@ def version_row(tx: Transaction, ident: ObjectId) -> RowMapping | None:
 def version_objects(
     tx: Transaction, model: ObjectId, *, before: int | None, limit: int
 ) -> list[tuple[int, StoredObject]]:
-    """The versions of a model with their numbers, newest first."""
+    """Return the versions of a model with their numbers, newest first."""
     query = (
         select(versions.c.number, objects_table)
         .join(objects_table, objects_table.c.id == versions.c.id)
@@ -77,7 +76,7 @@ def version_count(tx: Transaction, model: ObjectId) -> int:
 
 
 def lock_alias(tx: Transaction, model: ObjectId, alias: str) -> bool:
-    """Lock an alias, made on first use, until the transaction ends; whether it is protected."""
+    """Lock an alias until the transaction ends, creating it on first use; return whether it is protected."""
     tx.execute_sql(_ENSURE_ALIAS, (model, alias))
     query = select(aliases.c.protected).where(aliases.c.model == model, aliases.c.alias == alias)
     return bool(tx.execute(query.with_for_update()).scalar_one())
@@ -96,13 +95,13 @@ def alias_rows(tx: Transaction, model: ObjectId) -> Sequence[RowMapping]:
 
 
 def moves(tx: Transaction, model: ObjectId, alias: str) -> list[tuple[AliasMove, ObjectId]]:
-    """Every move of an alias and the version it went to, oldest first."""
+    """Return every move of an alias with the version it moved to, oldest first."""
     query = select(alias_changes.c.move, alias_changes.c.version).where(*_of(model, alias))
     return [(AliasMove(move), version) for move, version in tx.execute(query.order_by(alias_changes.c.seq))]
 
 
 def version_at(tx: Transaction, model: ObjectId, alias: str, *, at: datetime | None) -> ObjectId | None:
-    """The version that an alias pointed at then (none: now)."""
+    """Return the version that an alias pointed at at a time; None means now."""
     query = select(alias_changes.c.version).where(*_of(model, alias))
     if at is not None:
         query = query.where(alias_changes.c.at <= at)
@@ -120,7 +119,7 @@ def add_change(
     by: str,
     at: datetime,
 ) -> AliasChange:
-    """The next move of an alias, which the caller holds."""
+    """Add a move of an alias that the caller has locked."""
     last = tx.execute(_changes(model, alias).limit(1)).mappings().first()
     row = {
         "model": model,
@@ -139,7 +138,7 @@ def add_change(
 def changes(
     tx: Transaction, model: ObjectId, alias: str, *, before: int | None, limit: int
 ) -> list[AliasChange]:
-    """The moves of an alias, newest first."""
+    """Return the moves of an alias, newest first."""
     query = _changes(model, alias).limit(limit)
     if before is not None:
         query = query.where(alias_changes.c.seq < before)
@@ -167,7 +166,7 @@ def add_approval(
 
 
 def approvals_of(tx: Transaction, version: ObjectId, alias: str) -> list[Approval]:
-    """The approvals of a version for an alias that hold, oldest first."""
+    """Return the valid approvals of a version for an alias, oldest first."""
     query = select(approvals).where(*_holding(version, alias)).order_by(approvals.c.at, approvals.c.id)
     return [_approval(tx, dict(row)) for row in tx.execute(query).mappings()]
 

@@ -1,4 +1,4 @@
-"""The tables of the registry."""
+"""Tables of the registry."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Serving: endpoints that route requests to versions of a model."""
+"""Serving: endpoints that route requests to model versions, the prediction log and feedback."""

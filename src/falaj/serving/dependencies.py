@@ -1,4 +1,4 @@
-"""What serving needs of others: who may call, versions, features by key, and where predictions go."""
+"""Interfaces that serving needs: admission, model versions, feature reads and the prediction sink."""
 
 from __future__ import annotations
 
@@ -14,55 +14,75 @@ from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.registry import ModelVersion
 from falaj.records.serving import ServedModel
 
-if TYPE_CHECKING:  # the room is in every process; numpy is for the model server alone
+if TYPE_CHECKING:  # the service is in every process; only the model server loads numpy
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
 
 METRICS = "/metrics"
-"""Stands for the server's metrics where an endpoint is asked for: no endpoint is called so."""
+"""Stands for the server's metrics in place of an endpoint; no endpoint has this name."""
 
 
 class LoadVersion(Protocol):
-    """A registered version, if its signature holds."""
+    """Loads a registered version and verifies its signature."""
 
     def __call__(self, tx: Transaction, found: StoredObject, /) -> ModelVersion: ...
 
 
 class LoadView(Protocol):
-    """A feature view in its newest version; none if it has none."""
+    """Loads the newest version of a feature view; None if there is none."""
 
     def __call__(self, tx: Transaction, found: StoredObject, /) -> StoredView | None: ...
 
 
+class ModelServerClient(Protocol):
+    """The model server, seen from another process of the same home."""
+
+    def url(self) -> str | None:
+        """Return its URL, if known."""
+        ...
+
+    def wake(self) -> None:
+        """Request that a model server be started."""
+        ...
+
+    def require_engine(self) -> None:
+        """Raise Unavailable if this installation cannot run models."""
+        ...
+
+    def infer(self, path: str, caller: str, body: bytes) -> bytes:
+        """Return the response to an inference request of an admitted caller. Raise the error that it carries."""
+        ...
+
+
 class Admission(Protocol):
-    """Who may call which endpoint. None stands for what anyone may ask of the server, METRICS for its metrics."""
+    """Decides who may call which endpoint. None stands for the server itself, METRICS for its metrics."""
 
     def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
-        """The caller's name, if a decision that still holds is in memory; none if it must be made.
+        """Return the caller's name if a valid decision is cached; None if `decide` must be called.
 
-        Called on the event loop for each request, so it takes microseconds and does no I/O. `data` is what
-        the request brings, for the digest of the audit window.
+        Called on the event loop for each request, so it takes microseconds and does no I/O. `data` is the body
+        of the request, for the digest of the audit window.
         """
         ...
 
     def decide(self, credential: str, endpoint: str | None) -> None:
-        """Make the decision, so that `admit` knows it; Unauthenticated or Denied if it is no. Runs in a thread."""
+        """Make and cache the decision. Raise Unauthenticated or Denied. Runs in a thread."""
         ...
 
 
 class FeatureReader(Protocol):
-    """Newest feature values by entity key."""
+    """Reads the newest feature values by entity key."""
 
     def read(self, view: str, keys: Sequence[str]) -> OnlineRows:
-        """One row per key. Called on the event loop, so it takes microseconds. Conflict if the view is not online."""
+        """Return one row per key. Runs on the event loop, so it takes microseconds. Raise Conflict if not online."""
         ...
 
 
 class PredictedRequest(NamedTuple):
-    """One request of a batch: what it was called, who sent it, and which rows of the batch are its own.
+    """One request of a batch: its id, its caller, and its rows in the batch.
 
-    `prediction` is its id in the log; empty where none is kept.
+    `prediction` is its id in the log; empty if predictions are not logged.
     """
 
     endpoint: str
@@ -73,7 +93,7 @@ class PredictedRequest(NamedTuple):
 
 
 class PredictedBatch(NamedTuple):
-    """A batch that one version answered at once, with its arrays in the order of the model's tensors."""
+    """A batch that one version answered; arrays are in the order of the model's tensors."""
 
     model: ServedModel
     at: datetime
@@ -83,19 +103,19 @@ class PredictedBatch(NamedTuple):
 
 
 class PredictionSink(Protocol):
-    """Gives each prediction an id, and takes every answered batch, for the prediction log and for drift."""
+    """Assigns ids to predictions and receives every answered batch, for the prediction log and drift monitoring."""
 
-    def name(self, endpoint: str, version: str) -> str:
-        """The id of the next prediction of a version; called from several threads. Empty if none is kept."""
+    def next_id(self, endpoint: str, version: str) -> str:
+        """Return the id of the next prediction of a version; empty if not logged. Called from several threads."""
         ...
 
     def add(self, batch: PredictedBatch) -> None:
-        """Called on the event loop after the answers are written; keeps or queues the batch, and never waits."""
+        """Store or queue the batch without blocking. Called on the event loop after the responses are written."""
         ...
 
 
 class ColumnCollector(Protocol):
-    """Sums up what goes in and comes out, for drift; called from one background thread."""
+    """Sketches inputs and outputs for drift monitoring; called from one background thread."""
 
     def add(
         self,
@@ -108,16 +128,16 @@ class ColumnCollector(Protocol):
 
 
 class NoFeatureReader:
-    """For a server that looks nothing up."""
+    """For a server without feature lookup."""
 
     def read(self, view: str, keys: Sequence[str]) -> OnlineRows:
         raise Unavailable(f"this server has no feature store to read {view} from")
 
 
 class NoPredictionSink:
-    """For a server whose predictions nobody keeps."""
+    """For a server without a prediction log."""
 
-    def name(self, endpoint: str, version: str) -> str:
+    def next_id(self, endpoint: str, version: str) -> str:
         return ""
 
     def add(self, batch: PredictedBatch) -> None:

@@ -1,4 +1,4 @@
-"""What is served now: endpoints, their versions, and how both change without a failed request."""
+"""The endpoints and versions that are served, replaced atomically without failing requests."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from falaj.serving.runtime.engine import load as load_file
 
 @dataclass(frozen=True, slots=True)
 class ServedEndpoint:
-    """An endpoint with the lanes of its versions."""
+    """An endpoint with the batch queues of its versions."""
 
     endpoint: Endpoint
     queues: Mapping[str, BatchQueue]
     router: WeightedRouter
     joins: Mapping[str, FeatureJoin]
-    """How the input of each version is put together, if the endpoint looks features up."""
+    """How the input of each version is assembled, if the endpoint looks up features."""
 
     def queue(self, version: str | None, request: str) -> BatchQueue:
-        """The lane for a request: of the version that it names, or of the one that its turn falls to."""
+        """Return the queue for a request: of the given version, or of the one chosen by weight."""
         return self.queues[self.router.choose(request) if version is None else version]
 
     def representative(self, version: str | None) -> BatchQueue:
-        """The lane whose model describes the endpoint: of `version`, or of the heaviest route."""
+        """Return the queue whose model describes the endpoint: of `version`, or of the heaviest route."""
         heaviest = max(self.endpoint.routes, key=lambda route: route.weight).version
         return self.queues[version or heaviest]
 
 
 @dataclass(slots=True)
 class DeploymentState:
-    """Holds one immutable picture of what is served, and swaps it for another once that is loaded.
+    """Holds an immutable snapshot of the served endpoints, and replaces it once the next one is loaded.
 
-    A request that began on the old picture ends there: its lane lives as long as something waits in it.
+    A request that started on the old snapshot finishes there: its queue lives as long as requests wait in it.
     """
 
     make_queue: Callable[[ModelEngine], BatchQueue]
@@ -48,18 +48,18 @@ class DeploymentState:
     served: Mapping[str, ServedEndpoint] = field(default_factory=lambda: MappingProxyType({}))
     _queues: dict[ServedFile, BatchQueue] = field(default_factory=dict)
     _prepared: dict[ServedFile, BatchQueue] = field(default_factory=dict)
-    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _apply_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
-        """Load a model ahead of the deployment that serves it for `endpoint`; the error says why it cannot be."""
+        """Load a model before the deployment that serves it for `endpoint`. Raise if it cannot be served."""
         queue = self._queues.get(file) or self._prepared.get(file)
         if queue is None:
             queue = self._prepared[file] = await self._load(file)
         _join(endpoint, file, queue)
 
     async def apply(self, deployment: Deployment) -> None:
-        """Serve `deployment` from now on. If a model of it does not load, nothing changes."""
-        async with self._one_at_a_time:
+        """Serve `deployment`. If one of its models fails to load, nothing changes."""
+        async with self._apply_lock:
             known = self._queues | self._prepared
             queues = {file: known.get(file) or await self._load(file) for file in deployment.models}
             files = {(file.model, file.version): file for file in deployment.models}
@@ -95,7 +95,7 @@ class DeploymentState:
 
 
 def _join(endpoint: Endpoint, file: ServedFile, queue: BatchQueue) -> FeatureJoin | None:
-    """How the one input of a version is put together; InvalidInput if its columns are not those of the lookup."""
+    """Return the feature join of a version. Raise InvalidInput if its input does not match the lookup."""
     if endpoint.lookup is None:
         return None
     join = build_join(endpoint.lookup, file.features)

@@ -1,4 +1,4 @@
-"""Which column of a model's input comes from where: from a view by key, or from the request."""
+"""Feature lookup: which columns of a model's input come from views, and which from the request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from falaj.records.serving import Lookup
 
 @dataclass(frozen=True, slots=True)
 class ViewColumns:
-    """Columns that are read from one view; `keys` are the request's inputs that its key is made of."""
+    """Columns that are read from one view; `keys` are the request inputs that form its key."""
 
     view: str
     name: str
@@ -23,7 +23,7 @@ class ViewColumns:
 
 @dataclass(frozen=True, slots=True)
 class FeatureJoin:
-    """How a row of the model's input is put together; `passed` are the request's inputs and their columns."""
+    """How a row of the model's input is assembled; `passed` maps request inputs to columns."""
 
     width: int
     views: tuple[ViewColumns, ...]
@@ -32,13 +32,13 @@ class FeatureJoin:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs that a request must have."""
+        """Return the inputs that a request must have."""
         keys = [key for part in self.views for key in part.keys]
         return tuple(dict.fromkeys([*keys, *(name for name, _ in self.passed)]))
 
 
 def build_join(lookup: Lookup, features: Sequence[str]) -> FeatureJoin:
-    """The join for a model whose columns are `features`, unless `lookup` says otherwise. Its views are resolved."""
+    """Build the join for a model with columns `features`, unless `lookup` names others. Its views must be resolved."""
     names = lookup.features or tuple(features)
     taken: dict[int, dict[int, str]] = {number: {} for number in range(len(lookup.views))}
     passed = []
@@ -64,7 +64,7 @@ def build_join(lookup: Lookup, features: Sequence[str]) -> FeatureJoin:
 
 
 def _source(lookup: Lookup, name: str) -> tuple[int, str] | None:
-    """The view that has a feature, and what it is called there: `view__feature`, or plainly if one view has it."""
+    """Return the number of the view with a feature and its name there; a bare name must be unique among views."""
     plain = []
     for number, view in enumerate(lookup.views):
         feature = name.removeprefix(f"{view.name}__")
@@ -76,7 +76,7 @@ def _source(lookup: Lookup, name: str) -> tuple[int, str] | None:
 
 
 def feature_names(version: ModelVersion) -> tuple[str, ...]:
-    """What the columns of a version's input are called, as far as its author said."""
+    """Return the column names of a version's input, if its signature has them."""
     for spec in version.inputs:
         if spec.features:
             return spec.features
@@ -84,7 +84,7 @@ def feature_names(version: ModelVersion) -> tuple[str, ...]:
 
 
 def require_lookup_fits_version(lookup: Lookup, version: ModelVersion) -> None:
-    """InvalidInput if the input of `version` cannot be put together by `lookup`; all faults at once."""
+    """Raise InvalidInput with all faults if `lookup` cannot build the input of `version`."""
     features = lookup.features or feature_names(version)
     where = f"lookup for {version.reference}"
     if not features:
@@ -104,15 +104,17 @@ def require_lookup_fits_version(lookup: Lookup, version: ModelVersion) -> None:
         faults.append(
             Fault(where=f"{where}: features", given=f"{len(features)} columns", allowed=f"{width} columns")
         )
-    twice = sorted({name for name in features if features.count(name) > 1})
-    if twice:
-        faults.append(Fault(where=f"{where}: features", given=", ".join(twice), allowed="each name once"))
+    duplicates = sorted({name for name in features if features.count(name) > 1})
+    if duplicates:
+        faults.append(
+            Fault(where=f"{where}: features", given=", ".join(duplicates), allowed="each name once")
+        )
     if faults:
         raise InvalidInput(f"{where} does not fit the model", faults=faults)
 
 
 def _width(version: ModelVersion) -> int | None:
-    """How many columns the model's one input has, if that is known."""
+    """Return the number of columns of the model's only input, if known."""
     if len(version.inputs) != 1 or len(version.inputs[0].shape) != 2:
         return None
     return version.inputs[0].shape[1] if version.inputs[0].shape[1] > 0 else None

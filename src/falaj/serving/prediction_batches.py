@@ -1,7 +1,7 @@
-"""Batches of predictions as Arrow: encoded by the model server, decoded when one of them is asked for.
+"""Batches of predictions as Arrow: encoded by the model server, decoded to read one of them.
 
-A prediction's id is the batch's id and its number in the batch (`ID-12`), so that it leads to its batch at once; a row
-of a request with several rows has its number behind that (`ID-12.3`).
+The id of a prediction is the id of its batch and its number in the batch (`ID-12`); a row of a request with several
+rows has its row number appended (`ID-12.3`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})(?:\.(0|[1-9][0-9]{0,9}))?")
 
 
 def split_id(prediction: str) -> tuple[str, int, int | None]:
-    """Batch, number and row (if it has one) of a prediction's id."""
+    """Split the id of a prediction into batch, number and row, if it has one."""
     found = _ID.fullmatch(prediction)
     if found is None:
-        raise NotFound(f"{prediction!r} is not the id of a prediction; one ends in its number, like ID-12")
+        raise NotFound(f"{prediction!r} is not a prediction id; an id ends in a number, like ID-12")
     batch, number, row = found.groups()
     return batch, int(number), None if row is None else int(row)
 
@@ -36,7 +36,7 @@ def split_id(prediction: str) -> tuple[str, int, int | None]:
 
 
 class BatchRows:
-    """Answers of one version, gathered: flat lists and arrays, so that keeping many of them costs little."""
+    """Collected responses of one version, as flat lists and arrays to keep the cost per request low."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -51,26 +51,26 @@ class BatchRows:
         self._tensors: list[list[Any]] = [[] for _ in (*model.inputs, *model.outputs)]
         self._has_rows = True
 
-    def add(self, answer: PredictedBatch, numbers: Sequence[int]) -> None:
-        """Take an answer whose requests have these numbers in the batch."""
-        moment = int(answer.at.timestamp() * 1e6)
-        for requests, number in zip(answer.requests, numbers, strict=True):
+    def add(self, answered: PredictedBatch, numbers: Sequence[int]) -> None:
+        """Add an answered batch whose requests have these numbers."""
+        moment = int(answered.at.timestamp() * 1e6)
+        for request, number in zip(answered.requests, numbers, strict=True):
             self._numbers.append(number)
-            self._counts.append(requests.rows.stop - requests.rows.start)
+            self._counts.append(request.rows.stop - request.rows.start)
             self._moments.append(moment)
-            self._callers.append(requests.caller)
-            self._requests.append(requests.request)
-        rows = answer.requests[-1].rows.stop
+            self._callers.append(request.caller)
+            self._requests.append(request.request)
+        rows = answered.requests[-1].rows.stop
         self.rows += rows
         self._spans.append(rows)
-        for kept, array in zip(self._tensors, (*answer.inputs, *answer.outputs), strict=True):
+        for kept, array in zip(self._tensors, (*answered.inputs, *answered.outputs), strict=True):
             kept.append(array)
             self.size_bytes += array.nbytes
             if array.shape[:1] != (rows,):
                 self._has_rows = False
 
     def blocks(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Inputs and outputs by name, each one array with all the rows; without those that cannot be joined."""
+        """Return inputs and outputs by name as one array each; tensors that cannot be concatenated are left out."""
         joined = {name: block for name, block in self._joined().items() if block is not None}
         inputs = {name for name, _ in self._places()[: len(self.model.inputs)]}
         return (
@@ -105,7 +105,7 @@ class BatchRows:
         return [(name, place) for place, name in enumerate(names)]
 
     def _joined(self) -> dict[str, Any]:
-        """Each tensor as one array; none where it has no rows of its own, or not the same shape each time."""
+        """Return each tensor as one array; None if it has no row dimension or its shape varies."""
         import numpy as np
 
         found: dict[str, Any] = {}
@@ -118,7 +118,7 @@ class BatchRows:
 
 
 def encode_batch(rows: BatchRows, *, features: Sequence[str]) -> bytes:
-    """A batch as the log stores it."""
+    """Encode a batch for the prediction log."""
     import pyarrow as pa
 
     table = rows.table(features)
@@ -131,7 +131,7 @@ def encode_batch(rows: BatchRows, *, features: Sequence[str]) -> bytes:
 
 
 def _lists(block: Any, arrays: Sequence[Any], spans: Sequence[int]) -> Any:
-    """A tensor as one list a row; one that has no rows of its own is all in the first."""
+    """Return a tensor as one list per row; a tensor without a row dimension is put in the first row."""
     import numpy as np
     import pyarrow as pa
 
@@ -163,7 +163,7 @@ def decode_batch(content: bytes) -> DecodedBatch:
 
 
 class DecodedBatch:
-    """A batch in memory, with the place of every prediction in it."""
+    """A decoded batch with an index of its predictions."""
 
     def __init__(self, table: ArrowTable) -> None:
         self._table = table
@@ -177,13 +177,13 @@ class DecodedBatch:
         return self._facts
 
     def place(self, number: int, row: int | None) -> int | None:
-        """Where a prediction stands; none if it is not here, or has several rows and none was named."""
+        """Return the row index of a prediction; None if it is missing, or has several rows and none was named."""
         if row is None and (number, 1) in self._places:
             return None
         return self._places.get((number, row or 0))
 
     def named(self, prediction: str) -> str:
-        """The one id of a prediction: the only row of a request could also be called `ID-12.0`."""
+        """Return the canonical id of a prediction: `ID-12.0` of a request with one row becomes `ID-12`."""
         batch, number, _ = split_id(prediction)
         return prediction if (number, 1) in self._places else f"{batch}-{number}"
 
@@ -191,12 +191,12 @@ class DecodedBatch:
         return self._table["at"][place].as_py()
 
     def predicted(self, place: int) -> list[float]:
-        """The numbers that a score is made of: those of the first output that has floating-point numbers."""
+        """Return the numbers to score: those of the first output with floating-point numbers."""
         values = [] if self._output is None else self._table[self._output][place].as_py()
         return [float(value) for value in values]
 
     def fields(self, place: int) -> dict[str, Any]:
-        """All that was written down of one row."""
+        """Return all logged fields of one row."""
         row = {name: self._table[name][place].as_py() for name in self._table.column_names}
         inputs = {n[3:]: v for n, v in row.items() if n.startswith("in.")}
         outputs = {n[4:]: v for n, v in row.items() if n.startswith("out.")}
@@ -204,8 +204,8 @@ class DecodedBatch:
         if names and len(inputs) == 1:
             (values,) = inputs.values()
             inputs = dict(zip(names, values, strict=True)) if len(values) == len(names) else inputs
-        told = {name: row[name] for name in ("at", "caller", "request")}
-        return told | {"inputs": inputs, "outputs": outputs}
+        logged = {name: row[name] for name in ("at", "caller", "request")}
+        return logged | {"inputs": inputs, "outputs": outputs}
 
 
 def _scored_output(schema: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""The prediction log: batches of answered requests, encrypted, each an object with its lineage."""
+"""The prediction log: encrypted batches of predictions, each an object with lineage."""
 
 from __future__ import annotations
 
@@ -23,45 +23,59 @@ from falaj.records.serving import PredictionBatch, PredictionRecord
 from falaj.serving import store
 from falaj.serving.prediction_batches import DecodedBatch, decode_batch, split_id
 
-KEPT = 32
-"""Batches that stay decoded, because labels come for them in groups."""
+CACHED_BATCHES = 32
+"""Decoded batches that stay in memory, because labels arrive in groups."""
 
 
 class PredictionLog:
-    """Writes batches and finds predictions in them. `stores` are by zone."""
+    """Stores batches and finds predictions in them. `stores` are keyed by zone."""
 
     def __init__(self, gate: Gate, stores: Mapping[str, EncryptedBlobs]) -> None:
         self._gate = gate
         self._stores = stores
         self._decoded: OrderedDict[str, DecodedBatch] = OrderedDict()
 
-    def add(self, call: Call, data: Iterator[bytes], *, ident: ObjectId, rows: int) -> PredictionBatch:
+    def add(
+        self,
+        call: Call,
+        data: Iterator[bytes],
+        endpoint: StoredObject,
+        version: StoredObject,
+        *,
+        ident: ObjectId,
+        rows: int,
+    ) -> PredictionBatch:
         """Store the bytes of a batch, then publish it with edges from its endpoint, version and views."""
-        zone = self._gate.zones.named(call.target.zone)
-        home = call.target.workspace
-        key = BlobKey(f"{self._gate.audit.log_id}/{home}/{ident}")
+        zone = self._gate.zones.named(endpoint.zone)
+        workspace_id = endpoint.workspace
+        key = BlobKey(f"{self._gate.audit.log_id}/{workspace_id}/{ident}")
         digest = RunningDigest()
-        self._stores[zone.name].write(home, key, digest.follow(data))
+        self._stores[zone.name].write(workspace_id, key, digest.follow(data))
         call.content = digest.hexdigest()
 
         def publish() -> PredictionBatch:
-            require_living_key(call.tx, home)
+            require_living_key(call.tx, workspace_id)
             seen = partial(self._gate.authorizer.sees, call.tx, call.caller)
             self._gate.zones.require(call.tx, call.sources(), zone, seen=seen)
-            workspace = objects.by_id(call.tx, home)
+            workspace = objects.by_id(call.tx, workspace_id)
             if workspace is None:
-                raise objects.unknown(home, "workspace")
+                raise objects.unknown(workspace_id, "workspace")
             new = call.create("predictions", workspace=workspace, zone=zone.name, ident=ident)
-            version = call.object("version").name.rpartition("@")[2]
-            size = digest.size_bytes
             return store.add_batch(
-                call, new, version=version, rows=rows, key=key, size_bytes=size, sha256=digest.hexdigest()
+                call.tx,
+                new,
+                endpoint=endpoint.id,
+                version=version.name.rpartition("@")[2],
+                rows=rows,
+                key=key,
+                size_bytes=digest.size_bytes,
+                sha256=digest.hexdigest(),
             )
 
         return self._gate.commit(call, publish)
 
     def prediction(self, batch: StoredObject, ident: str) -> PredictionRecord:
-        """The prediction called `ident`, which is in `batch`."""
+        """Return the prediction `ident` of `batch`. Raise NotFound if the batch does not have it."""
         _, number, row = split_id(ident)
         with self._gate.database.read() as tx:
             facts = self._facts(tx, batch)
@@ -71,9 +85,7 @@ class PredictionLog:
             label, score = store.label_of(tx, decoded.named(ident))
         place = decoded.place(number, row)
         if place is None:
-            raise NotFound(
-                f"{batch.id} has no prediction {ident!r}; a row of several is named by its number, like {ident}.0"
-            )
+            raise NotFound(f"{batch.id} has no prediction {ident!r}; add the row number, like {ident}.0")
         return PredictionRecord(
             id=ident,
             endpoint=endpoint.name if endpoint else facts["endpoint"],
@@ -85,12 +97,13 @@ class PredictionLog:
         )
 
     def open(self, batch: StoredObject) -> DecodedBatch:
+        """Return the decoded batch."""
         with self._gate.database.read() as tx:
             facts = self._facts(tx, batch)
         return self._read(batch, facts)
 
     def _facts(self, tx: Transaction, batch: StoredObject) -> RowMapping:
-        """Of a batch that can still be read: what is decoded dies with its key."""
+        """Return the row of a batch. Raise KeyUnavailable, and clear the cache, if its key was destroyed."""
         row = store.batch_row(tx, batch.id)
         if row is None:
             raise objects.unknown(batch.id, "predictions")
@@ -105,6 +118,6 @@ class PredictionLog:
             store_ = self._stores[batch.zone or self._gate.zones.default.name]
             known = decode_batch(b"".join(store_.read(batch.workspace, BlobKey(facts["key"]))))
             self._decoded[batch.id] = known
-            while len(self._decoded) > KEPT:
+            while len(self._decoded) > CACHED_BATCHES:
                 self._decoded.popitem(last=False)
         return known

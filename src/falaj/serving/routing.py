@@ -1,4 +1,4 @@
-"""Which version answers a request: by weight, the same for the same request id, and evenly spread without one."""
+"""Weighted routing of requests to versions: by hash of the request id, or round robin without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from falaj.records.serving import Route
 
 
 class WeightedRouter:
-    """Chooses among routes. A request id decides for itself; requests without one take turns."""
+    """Chooses a version by weight. The same request id always gets the same version."""
 
     def __init__(self, routes: Sequence[Route], *, counter: count[int] | None = None) -> None:
         self.counter = counter or count()
@@ -19,7 +19,7 @@ class WeightedRouter:
         self._only = self._pattern[0] if len(set(self._pattern)) == 1 else None
 
     def choose(self, request: str) -> str:
-        """The version that answers the request with this id, which may be empty."""
+        """Return the version for a request id, which may be empty."""
         if self._only is not None:
             return self._only
         number = crc32(request.encode()) if request else next(self.counter)
@@ -27,7 +27,7 @@ class WeightedRouter:
 
 
 def weighted_round_robin(routes: Sequence[Route]) -> tuple[str, ...]:
-    """Versions in their proportions, each spread as evenly as can be (smooth weighted round robin)."""
+    """Return a cycle of versions in proportion to their weights (smooth weighted round robin)."""
     weighted = [route for route in routes if route.weight]
     divisor = gcd(*(route.weight for route in weighted))
     weights = {route.version: route.weight // divisor for route in weighted}

@@ -1,4 +1,4 @@
-"""How far predictions were from what came true, and the percentiles of how long they took."""
+"""Scores of predictions against labels, and percentiles of latency histograms."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BOUNDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )
-"""Upper ends of the buckets in which latencies are counted, in seconds; one more takes the rest."""
+"""Upper bounds of the latency buckets in seconds; one more bucket holds the rest."""
 
 SMALLEST = 1e-7
-"""A probability is taken to be at least this, as float32 knows it: one wrong certainty must not weigh infinitely."""
+"""Lower bound of probabilities, near the resolution of float32, so that log loss stays finite."""
 
 
 def score(scoring: ScoringRule, predicted: Sequence[float], label: float) -> float:
-    """The score of one row: `predicted` is a number, or the probabilities of two or more classes."""
+    """Return the score of one row; `predicted` is a number or the probabilities of two or more classes."""
     if scoring is ScoringRule.SQUARED_ERROR:
         return (predicted[0] - label) ** 2
     chance = probability(predicted, label)
@@ -27,7 +27,7 @@ def score(scoring: ScoringRule, predicted: Sequence[float], label: float) -> flo
 
 
 def probability(predicted: Sequence[float], label: float) -> float:
-    """How probable the model held what came true."""
+    """Return the predicted probability of the true class `label`."""
     number = int(label)
     if number != label or not 0 <= number < max(2, len(predicted)):
         classes = max(2, len(predicted))
@@ -38,13 +38,13 @@ def probability(predicted: Sequence[float], label: float) -> float:
 
 
 def fits_log_loss(predicted: Sequence[float], label: float) -> bool:
-    """Whether a row can be one of a classifier that gives probabilities."""
+    """Return whether label and prediction can come from a probabilistic classifier."""
     is_class = label == int(label) and 0 <= label < max(2, len(predicted))
     return is_class and all(-SMALLEST <= chance <= 1 + SMALLEST for chance in predicted)
 
 
 def percentile_ms(latency: Sequence[int], share: float) -> float | None:
-    """The latency that `share` of the requests kept below, interpolated in its bucket; none without requests."""
+    """Return the `share` quantile of latency, interpolated within its bucket; None without requests."""
     total = sum(latency)
     if not total:
         return None

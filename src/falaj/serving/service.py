@@ -1,4 +1,4 @@
-"""The room: endpoints, where their requests go, what they answered, and how good the answers were."""
+"""The operations of serving: endpoints, their routes, logged predictions and feedback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field
+from pydantic_core import from_json, to_json
 
 from falaj.errors import Conflict, Denied
 from falaj.governance import objects
@@ -14,7 +15,7 @@ from falaj.governance.lineage import graph
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
-from falaj.governance.operations.pagination import list_workspace_page
+from falaj.governance.operations.pagination import list_page
 from falaj.records.features import ViewRef
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
@@ -28,6 +29,7 @@ from falaj.records.serving import (
     GroundTruth,
     InferenceResult,
     InferInput,
+    InferOutput,
     LoadProblem,
     Lookup,
     PredictionBatch,
@@ -43,11 +45,10 @@ from falaj.records.serving import (
 from falaj.serving import store, validation
 from falaj.serving.dependencies import LoadVersion, LoadView, ModelServerClient
 from falaj.serving.feedback import score_labels
-from falaj.serving.inference_client import request_inference
 from falaj.serving.prediction_log import PredictionLog
 
 MODEL_SERVER = "model-server"
-"""The service account that the model server acts as."""
+"""The service account of the model server."""
 
 Outcomes = Annotated[tuple[GroundTruth, ...], Field(min_length=1, max_length=10_000)]
 Inputs = Annotated[tuple[InferInput, ...], Field(min_length=1, max_length=1000)]
@@ -57,7 +58,7 @@ Count = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Endpoints:
-    """Serve model versions under a name, and watch how they do."""
+    """Serve model versions under a name, and read their statistics."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Endpoints:
         views: LoadView,
         server: ModelServerClient,
     ) -> None:
-        """The stores are by zone."""
+        """`stores` are keyed by zone."""
         self.gate = gate
         self._prediction_log = PredictionLog(gate, stores)
         self._versions = versions
@@ -86,17 +87,19 @@ class Endpoints:
         workspace: WorkspaceRef | None = None,
         zone: ZoneName | None = None,
     ) -> DeployedEndpoint:
-        """Answer all requests for an endpoint with one model version; the endpoint is made on first use.
+        """Route all requests of an endpoint to one model version; create the endpoint on first use.
 
-        `lookup` and `scoring` stay as they are unless given. Scoring is log loss or squared error; unless given, the
-        first labels decide.
+        `lookup` and `scoring` stay unchanged unless given. Scoring is log loss or squared error; by default the first
+        labels decide.
         """
         call = current_call()
         validation.require_name(name)
         self._server.require_engine()
-        found = objects.by_name(call.tx, workspace=call.target.id, kind="endpoint", name=name)
+        owner = call.object("workspace")
+        found = objects.by_name(call.tx, workspace=owner.id, kind="endpoint", name=name)
         new = found is None
-        target = found or call.create("endpoint", name, workspace=call.target, zone=call.zone)
+        zone_name = self.gate.zones.named(zone).name
+        target = found or call.create("endpoint", name, workspace=owner, zone=zone_name)
         version = call.object("model")
         routes = validation.served_routes([Route(version=version.name)], [version])
         kept = None if new else store.endpoint_record(call.tx, target)
@@ -106,46 +109,53 @@ class Endpoints:
 
     @operation("endpoints.route", resource="endpoint")
     def route(self, endpoint: EndpointRef, *, routes: Routes) -> DeployedEndpoint:
-        """Divide the requests of an endpoint among versions of its model, by weight, from now on."""
+        """Split the requests of an endpoint among versions of its model, by weight."""
         call = current_call()
+        target = call.object("endpoint")
         validation.require_routes(routes)
-        before = store.endpoint_record(call.tx, call.target)
-        beside = objects.by_id(call.tx, before.routes[0].id) or call.target
-        found = validation.resolve_versions(call, routes, model=before.model, beside=beside)
+        before = store.endpoint_record(call.tx, target)
+        served_now = objects.by_id(call.tx, before.routes[0].id) or target
+        found = validation.resolve_versions(call, routes, model=before.model, served=served_now)
         served = validation.served_routes(routes, found)
-        self._put(call, call.target, served, found, lookup=None, scoring=None, before=before)
-        return self._record(call, call.target.id)
+        self._put(call, target, served, found, lookup=None, scoring=None, before=before)
+        return self._record(call, target.id)
 
     @operation("endpoints.list", resource="workspace", mode=Mode.READ)
     def list(
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[DeployedEndpoint]:
-        """The endpoints of a workspace."""
+        """List the endpoints of a workspace."""
         call = current_call()
-        return list_workspace_page(
-            self.gate, "endpoint", lambda _tx, found: self._record(call, found.id), after=after, limit=limit
+        return list_page(
+            self.gate,
+            ["endpoint"],
+            lambda found: self._record(call, found.id),
+            after=after,
+            limit=limit,
+            workspace=call.object("workspace").id,
         )
 
     @operation("endpoints.show", resource="endpoint", mode=Mode.READ)
     def show(self, endpoint: EndpointRef) -> DeployedEndpoint:
-        """Where an endpoint answers, where its requests go, and which of its versions cannot be served, and why."""
-        return self._record(current_call(), current_call().target.id)
+        """Show the URL and the routes of an endpoint, and why versions of it cannot be served."""
+        call = current_call()
+        return self._record(call, call.object("endpoint").id)
 
     @operation("endpoints.remove", resource="endpoint", confirm=True)
     def remove(self, endpoint: EndpointRef) -> DeployedEndpoint:
-        """Answer no more for an endpoint; its predictions stay."""
+        """Remove an endpoint; its logged predictions stay."""
         call = current_call()
-        gone = self._record(call, call.target.id)
-        objects.delete(call.tx, call.target.id, at=call.now)
+        removed = self._record(call, call.object("endpoint").id)
+        objects.delete(call.tx, removed.id, at=call.now)
         store.advance(call.tx)
-        return gone
+        return removed
 
     @operation("endpoints.stats", resource="endpoint", mode=Mode.READ)
     def stats(self, endpoint: EndpointRef, *, since: AwareDatetime | None = None) -> EndpointStats:
-        """Requests, errors, latency and scores of each version; the model server reports every few seconds."""
+        """Show requests, errors, latency and scores of each version; the model server reports every few seconds."""
         call = current_call()
-        record = store.endpoint_record(call.tx, call.target)
-        versions = store.stats(call.tx, call.target.id, since=since)
+        record = store.endpoint_record(call.tx, call.object("endpoint"))
+        versions = store.stats(call.tx, record.id, since=since)
         return EndpointStats(endpoint=record.name, since=since, scoring=record.scoring, versions=versions)
 
     @operation("endpoints.infer", resource="endpoint", mode=Mode.HOT)
@@ -157,22 +167,22 @@ class Endpoints:
         request: RequestId = "",
         version: Name | None = None,
     ) -> InferenceResult:
-        """Ask an endpoint for predictions. Small requests; programs in a hurry ask its URL, by the same rights."""
-        call = current_call()
-        return request_inference(
+        """Request predictions from an endpoint. For high throughput, send requests to its URL with the same token."""
+        call = current_call()  # the gate resolved `endpoint` to the hot id
+        return _request_inference(
             self._server, str(call.hot_id), call.caller.name, inputs=inputs, request=request, version=version
         )
 
     @operation("endpoints.feedback", resource="endpoint", mode=Mode.LATE)
     def feedback(self, endpoint: EndpointRef, *, predictions: Outcomes) -> FeedbackResult:
-        """Say what came true for predictions; it is joined with what was predicted, and scored by version."""
+        """Submit the ground truth of predictions; it is joined with the predictions and scored by version."""
         call = current_call()
-        return score_labels(self.gate, call, self._prediction_log, predictions)
+        return score_labels(self.gate, call, self._prediction_log, call.object("endpoint"), predictions)
 
     @operation("endpoints.prediction", resource="predictions", mode=Mode.FREE)
     def prediction(self, prediction: PredictionRef) -> PredictionRecord:
-        """One logged prediction: who asked which version, what went in and what came out."""
-        return self._prediction_log.prediction(current_call().target, prediction)
+        """Show one logged prediction: its caller, version, inputs and outputs."""
+        return self._prediction_log.prediction(current_call().object("prediction"), prediction)
 
     @operation("endpoints.record", resource="endpoint", mode=Mode.LATE, allow=Role.OPERATOR, internal=True)
     def record(
@@ -185,10 +195,14 @@ class Endpoints:
         version: ModelVersionRef,
         views: tuple[ViewRef, ...] = (),
     ) -> PredictionBatch:
-        """Store a batch of predictions. Only the model server does that."""
+        """Store a batch of predictions. Only the model server may do so.
+
+        The batch inherits the restrictions of its endpoint, `version` and `views`.
+        """
         call = current_call()
         _require_server(call)
-        return self._prediction_log.add(call, data, ident=ObjectId(batch), rows=rows)
+        served = call.object("endpoint"), call.object("version")  # `views` are sources of the call as well
+        return self._prediction_log.add(call, data, *served, ident=ObjectId(batch), rows=rows)
 
     @operation("endpoints.report", resource="endpoint", allow=Role.OPERATOR, internal=True)
     def report(
@@ -198,11 +212,14 @@ class Endpoints:
         counts: tuple[VersionCounts, ...] = (),
         problems: tuple[LoadProblem, ...] = (),
     ) -> ReportReceipt:
-        """Add to what is known of an endpoint's versions. Only the model server does that."""
+        """Add request counts and load problems of an endpoint's versions. Only the model server may do so."""
         call = current_call()
         _require_server(call)
-        store.add_counts(call.tx, call.target.id, counts, now=call.now)
-        store.set_problems(call.tx, call.target.id, problems, now=call.now)
+        target = call.object("endpoint")
+        if store.endpoint_row(call.tx, target.id) is None:
+            raise Conflict(f"endpoint {target.name} was removed")
+        store.add_counts(call.tx, target.id, counts, now=call.now)
+        store.set_problems(call.tx, target.id, problems, now=call.now)
         named = {each.version for each in counts} | {each.version for each in problems}
         return ReportReceipt(versions=len(named))
 
@@ -217,17 +234,17 @@ class Endpoints:
         scoring: ScoringRule | None,
         before: DeployedEndpoint | None,
     ) -> None:
-        """Serve `routes` from now on, if that may be; lookup and scoring stay as `before` unless given."""
+        """Validate and store `routes`; lookup and scoring stay as in `before` unless given."""
         zone = self.gate.zones.named(target.zone)
         versions = validation.require_servable(self.gate, call, found, zone, opened=self._versions)
-        flowing = [] if before is None else [*found]  # what makes a new endpoint flows into it anyway
+        flowing = [] if before is None else [*found]  # a new endpoint has edges from its inputs already
         if lookup is not None:
-            home = objects.by_id(call.tx, target.workspace)
+            workspace = objects.by_id(call.tx, target.workspace)
             lookup, views = validation.resolve_lookup(
                 self.gate,
                 call,
                 lookup,
-                workspace=home.name if home else DEFAULT_WORKSPACE,
+                workspace=workspace.name if workspace else DEFAULT_WORKSPACE,
                 opened=self._views,
             )
             self.gate.zones.require(call.tx, views, zone, seen=lambda _found: True)
@@ -245,19 +262,41 @@ class Endpoints:
         found = objects.by_id(call.tx, ident)
         if found is None:
             raise objects.unknown(ident, "endpoint")
-        home = objects.by_id(call.tx, found.workspace)
+        workspace = objects.by_id(call.tx, found.workspace)
         address = self._server.url()
-        path = None if address is None else f"{address}/v2/models/{endpoint_path(home, found.name)}"
+        path = None if address is None else f"{address}/v2/models/{endpoint_path(workspace, found.name)}"
         return store.endpoint_record(call.tx, found, url=path)
 
 
-def endpoint_path(home: StoredObject | None, name: str) -> str:
-    """What an endpoint is called in the model server's paths: `name`, or `workspace/name`."""
-    return name if home is None or home.name == DEFAULT_WORKSPACE else f"{home.name}/{name}"
+def endpoint_path(workspace: StoredObject | None, name: str) -> str:
+    """Return the name of an endpoint in the model server's paths: `name`, or `workspace/name`."""
+    if workspace is None or workspace.name == DEFAULT_WORKSPACE:
+        return name
+    return f"{workspace.name}/{name}"
 
 
 def _require_server(call: Call) -> None:
     if (call.caller.kind, call.caller.name) != ("service", MODEL_SERVER):
         raise Denied(f"only the service {MODEL_SERVER} may {call.operation.name}")
-    if call.operation.mode is Mode.WRITE and store.endpoint_row(call.tx, call.target.id) is None:
-        raise Conflict(f"endpoint {call.target.name} is gone")
+
+
+def _request_inference(
+    server: ModelServerClient,
+    endpoint: str,
+    caller: str,
+    *,
+    inputs: Sequence[InferInput],
+    request: str,
+    version: str | None,
+) -> InferenceResult:
+    """Send an inference request to the model server through its internal socket."""
+    path = endpoint if version is None else f"{endpoint}/versions/{version}"
+    body = to_json({"id": request, "inputs": [each.model_dump(mode="json") for each in inputs]})
+    response = from_json(server.infer(f"/v2/models/{path}/infer", caller, body))
+    return InferenceResult(
+        model_name=response["model_name"],
+        model_version=response["model_version"],
+        id=response.get("id", ""),
+        prediction=response.get("parameters", {}).get("prediction") or response.get("id"),
+        outputs=tuple(InferOutput.model_validate(each) for each in response["outputs"]),
+    )

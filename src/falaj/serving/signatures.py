@@ -1,4 +1,4 @@
-"""Checks what a request brings against what a model takes: names, datatypes, shapes and lengths."""
+"""Check the inputs of a request against a model's signature: names, datatypes, shapes and lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 
 class RequestTensor(Protocol):
-    """A tensor of a request, before its data is read."""
+    """A tensor of a request before its data is read."""
 
     @property
     def name(self) -> str: ...
@@ -27,11 +27,11 @@ class RequestTensor(Protocol):
 
 G = TypeVar("G", bound=RequestTensor)
 Reader = Callable[[G, Datatype, int], Array]
-"""Reads the data of a tensor: its datatype, and how many values its shape needs. ValueError if it is not that."""
+"""Reads the data of a tensor, given its datatype and number of values. Raises ValueError if it does not match."""
 
 
 class Signature:
-    """A model's inputs, prepared for quick checks."""
+    """A model's inputs, prepared for fast checks."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -42,7 +42,7 @@ class Signature:
         self._blank: list[Array | None] = [None] * len(model.inputs)
 
     def take(self, given: Sequence[G], read: Reader[G]) -> list[Array]:
-        """The request's arrays in the model's order; InvalidInput names every fault."""
+        """Return the request's arrays in the model's order. Raise InvalidInput with all faults."""
         arrays = self._blank.copy()
         for tensor in given:
             slot = self._slots.get(tensor.name)
@@ -69,7 +69,7 @@ class Signature:
         faults = [fault for tensor in given if (fault := self._fault(tensor, read)) is not None]
         names = [tensor.name for tensor in given]
         faults += [
-            _fault(name, "it twice", "each input once") for name in self._slots if names.count(name) > 1
+            _fault(name, "a duplicate", "each input once") for name in self._slots if names.count(name) > 1
         ]
         faults += [
             _fault(name, "nothing", f"{tensor.datatype} {list(tensor.shape)}")
@@ -101,14 +101,14 @@ def _data_fault(tensor: G, wanted: Tensor, read: Reader[G]) -> Fault | None:
 
 
 def shape_fits(shape: Sequence[int], allowed: Sequence[int]) -> bool:
-    """Whether a request may bring `shape`; nothing may be empty."""
+    """Return whether `shape` matches `allowed`; no dimension may be 0."""
     return len(shape) == len(allowed) and all(
         size > 0 and wanted in (DYNAMIC, size) for size, wanted in zip(shape, allowed, strict=True)
     )
 
 
 def invalid_request(faults: Sequence[Fault]) -> InvalidInput:
-    """One error for all the faults of a request, readable on one line."""
+    """Return one error with all faults of a request on one line."""
     words = "; ".join(f"{fault.where}: given {fault.given}, allowed {fault.allowed}" for fault in faults)
     return InvalidInput(words, faults=faults)
 

@@ -1,4 +1,4 @@
-"""Rows of serving: endpoints, what was counted, batches of predictions, and labels."""
+"""SQL of serving: endpoints, request counts, prediction batches and labels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from falaj.governance.tables import blobs
 from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.objects import StoredObject
+from falaj.records.names import ObjectId
 from falaj.records.serving import (
     DeployedEndpoint,
     LoadProblem,
@@ -29,7 +30,7 @@ from falaj.serving.scores import percentile_ms
 from falaj.serving.tables import batches, counts, endpoints, labels, problems
 
 SLICE = 900
-"""Values per IN list: under every database's limit."""
+"""Values per IN list: below the limit of every supported database."""
 
 _REVISION = "SELECT revision FROM serving_revision WHERE id = 1"
 _ADVANCE = (
@@ -42,7 +43,7 @@ _ADVANCE = (
 
 
 def revision(tx: Transaction) -> int:
-    """A number that grows with every change of an endpoint."""
+    """Return the revision number, which grows with every change of an endpoint."""
     rows = tx.execute_sql(_REVISION)
     return int(rows[0][0]) if rows else 0
 
@@ -60,7 +61,7 @@ def put_endpoint(
     lookup: Lookup | None,
     scoring: ScoringRule | None,
 ) -> None:
-    """Make or change an endpoint; what it routed to before is kept as its previous routes."""
+    """Create or change an endpoint; its current routes become its previous routes."""
     before = endpoint_row(call.tx, ident)
     values = {
         "model": model,
@@ -105,7 +106,7 @@ def endpoint_record(tx: Transaction, found: StoredObject, *, url: str | None = N
 
 
 def all_endpoints(tx: Transaction) -> list[DeployedEndpoint]:
-    """Every endpoint of the platform, whatever its workspace: for the model server."""
+    """Return the endpoints of all workspaces, for the model server."""
     query = (
         select(objects_table)
         .join(endpoints, endpoints.c.id == objects_table.c.id)
@@ -124,7 +125,7 @@ def _plain(routes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"version": route["version"], "weight": route["weight"]} for route in routes]
 
 
-# ---------------------------------------------------------------------------------- what was counted
+# ------------------------------------------------------------------------------ counts and problems
 
 
 def set_problems(tx: Transaction, endpoint: str, found: Sequence[LoadProblem], *, now: datetime) -> None:
@@ -137,7 +138,7 @@ def set_problems(tx: Transaction, endpoint: str, found: Sequence[LoadProblem], *
 
 
 def add_counts(tx: Transaction, endpoint: str, found: Sequence[VersionCounts], *, now: datetime) -> None:
-    """Add what was counted to the minute that `now` is in, or to what is left of it since the routes changed."""
+    """Add counts to the minute of `now`, or to the part of it since the routes changed."""
     minute = _begin(tx, endpoint, now)
     for each in found:
         same = counts.c.endpoint == endpoint, counts.c.version == each.version, counts.c.at == minute
@@ -153,17 +154,16 @@ def add_counts(tx: Transaction, endpoint: str, found: Sequence[VersionCounts], *
 
 
 def _begin(tx: Transaction, endpoint: str, moment: datetime) -> datetime:
-    """When the counts that `moment` falls into begin: with its minute, or with the last change of the routes.
+    """Return the start of the counting period of `moment`: its minute, or the last change of the routes in it.
 
-    So a canary does not count what either version did before it.
+    So the counts of a canary exclude requests from before it.
     """
     minute, row = moment.replace(second=0, microsecond=0), endpoint_row(tx, endpoint)
     return minute if row is None or row["changed_at"] > moment else max(minute, row["changed_at"])
 
 
 def stats(tx: Transaction, endpoint: str, *, since: datetime | None) -> tuple[VersionStats, ...]:
-    """What each version did since then: predictions to the moment, requests in whole minutes or since the routes
-    changed."""
+    """Return the statistics of each version since a time: labels exactly, requests by counting period."""
     query = select(counts).where(counts.c.endpoint == endpoint)
     if since is not None:
         query = query.where(counts.c.at >= _begin(tx, endpoint, since))
@@ -188,7 +188,7 @@ def _version_stats(version: str, rows: Sequence[RowMapping], scored: dict[str, A
 
 
 def _scored(tx: Transaction, endpoint: str, since: datetime | None) -> dict[str, dict[str, Any]]:
-    """The number of labels of each version, and the mean and variance of their scores."""
+    """Return the number of labels of each version, and the mean and variance of their scores."""
     of_it = [labels.c.endpoint == endpoint]
     if since is not None:
         of_it.append(labels.c.predicted_at >= since)
@@ -204,7 +204,7 @@ def _scored(tx: Transaction, endpoint: str, since: datetime | None) -> dict[str,
 
 
 def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
-    """The sums of numbers at the same place; a short list counts as zeros behind its end."""
+    """Return element-wise sums; short lists are padded with zeros."""
     longest = max((len(each) for each in lists), default=0)
     return [sum(each[n] for each in lists if n < len(each)) for n in range(longest)]
 
@@ -213,30 +213,38 @@ def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
 
 
 def add_batch(
-    call: Call, new: StoredObject, *, version: str, rows: int, key: str, size_bytes: int, sha256: str
+    tx: Transaction,
+    new: StoredObject,
+    *,
+    endpoint: ObjectId,
+    version: str,
+    rows: int,
+    key: str,
+    size_bytes: int,
+    sha256: str,
 ) -> PredictionBatch:
     blob = {"id": new.id, "key": key, "size_bytes": size_bytes, "sha256": sha256, "staged_until": None}
-    call.tx.execute(insert(blobs), blob)
-    made = PredictionBatch(
+    tx.execute(insert(blobs), blob)
+    batch = PredictionBatch(
         id=new.id,
-        endpoint=call.target.id,
+        endpoint=endpoint,
         version=version,
         rows=rows,
         size_bytes=size_bytes,
         created_at=new.created_at,
     )
-    call.tx.execute(insert(batches), made.model_dump(include={"id", "endpoint", "version", "rows"}))
-    return made
+    tx.execute(insert(batches), batch.model_dump(include={"id", "endpoint", "version", "rows"}))
+    return batch
 
 
 def batch_row(tx: Transaction, ident: str) -> RowMapping | None:
-    """A batch with the key of its bytes."""
+    """Return the row of a batch with the key of its blob."""
     query = select(batches, blobs.c.key).join(blobs, blobs.c.id == batches.c.id)
     return tx.execute(query.where(batches.c.id == ident)).mappings().first()
 
 
 def put_labels(tx: Transaction, rows: Sequence[dict[str, Any]]) -> int:
-    """Store labels in place of earlier ones of the same predictions; how many were replaced."""
+    """Store labels, replacing earlier ones of the same predictions; return how many were replaced."""
     replaced = 0
     for start in range(0, len(rows), SLICE):
         idents = [row["prediction"] for row in rows[start : start + SLICE]]
@@ -247,7 +255,7 @@ def put_labels(tx: Transaction, rows: Sequence[dict[str, Any]]) -> int:
 
 
 def label_of(tx: Transaction, prediction: str) -> tuple[float | None, float | None]:
-    """The label of a prediction and its score, if it has them."""
+    """Return the label and the score of a prediction, if it has them."""
     query = select(labels.c.value, labels.c.score).where(labels.c.prediction == prediction)
     row = tx.execute(query).first()
     return (None, None) if row is None else (row.value, row.score)

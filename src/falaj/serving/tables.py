@@ -1,4 +1,4 @@
-"""The tables of serving."""
+"""Tables of serving."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _endpoint_key() -> Column[str]:
     return Column("endpoint", Text, ForeignKey("governance_objects.id"), primary_key=True)
 
 
-revision = Table(  # one row: it grows with every change of an endpoint, so that servers notice
+revision = Table(  # one row; it grows with every change of an endpoint, and servers poll it
     "serving_revision",
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
@@ -40,7 +40,7 @@ problems = Table(  # versions that the model server could not load
     Column("at", UtcTime, nullable=False),
 )
 
-counts = Table(  # what a version answered in the minute that begins at `at`
+counts = Table(  # requests of a version in the minute that begins at `at`
     "serving_counts",
     METADATA,
     _endpoint_key(),

@@ -1,4 +1,4 @@
-"""Datatypes of the Open Inference Protocol, as numpy types and as bytes."""
+"""Datatypes of the Open Inference Protocol as NumPy types and as bytes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NUMPY: dict[Datatype, np.dtype[Any]] = {
 }
 
 PACKED = 4096
-"""Up to so many values struct is the quickest way to an array, and it refuses what does not fit (measured)."""
+"""Up to this many values, struct is the fastest way to an array and checks the range (measured)."""
 
 _LENGTH = struct.Struct("<I")
 
 
 def from_bytes(data: memoryview, datatype: Datatype, count: int) -> Array:
-    """`count` values from little-endian bytes; ValueError says what does not fit."""
+    """Return `count` values from little-endian bytes. Raise ValueError if they do not match."""
     if datatype is Datatype.BYTES:
         return _texts_from_bytes(data, count)
     dtype = NUMPY[datatype]
@@ -55,7 +55,7 @@ def to_bytes(array: Array, datatype: Datatype) -> bytes:
 
 
 def from_values(values: Sequence[Any], datatype: Datatype) -> Array:
-    """A flat array of values whose types were checked; OverflowError if a number does not fit."""
+    """Return a flat array of type-checked values. Raise OverflowError if a number is out of range."""
     if datatype is Datatype.FP32 and len(values) <= PACKED:
         return np.frombuffer(struct.pack(f"<{len(values)}f", *values), NUMPY[datatype])
     try:
@@ -66,16 +66,16 @@ def from_values(values: Sequence[Any], datatype: Datatype) -> Array:
 
 
 def _texts_from_bytes(data: memoryview, count: int) -> Array:
-    """Each text has its length in front, in four bytes."""
+    """Parse texts that are prefixed with their length in four bytes."""
     texts: list[str] = []
     at = 0
     while at < len(data):
         if at + 4 > len(data):
-            raise ValueError("a length that is cut off")
+            raise ValueError("a truncated length")
         (size,) = _LENGTH.unpack_from(data, at)
         at += 4 + size
         if at > len(data):
-            raise ValueError(f"a text of {size} bytes that is cut off")
+            raise ValueError(f"a truncated text of {size} bytes")
         texts.append(str(data[at - size : at], "utf-8"))
     if len(texts) != count:
         raise ValueError(f"{len(texts)} texts, where the shape needs {count}")

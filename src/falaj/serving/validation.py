@@ -1,4 +1,4 @@
-"""What must hold before a version is served: it can be read, is ONNX, may lie there, and its lookup fits."""
+"""Checks before a version is served: permissions, format, residency and feature lookup."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from falaj.serving.lookups import require_lookup_fits_version
 
 NUMERIC = frozenset({ColumnType.INTEGER, ColumnType.FLOAT, ColumnType.BOOLEAN})
 RESERVED = frozenset({"infer", "ready", "versions"})
-"""Words of the protocol's paths: an endpoint is not called so."""
+"""Words of the protocol's paths, which no endpoint may be named."""
 
 
 def require_name(name: str) -> None:
     if name in RESERVED:
-        raise InvalidInput.at("name", given=name, allowed="a name that is no word of the inference protocol")
+        raise InvalidInput.at(
+            "name", given=name, allowed="a name that is not reserved by the inference protocol"
+        )
 
 
 def require_permission(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
-    """Denied if the caller may not do `action` to what it wants to serve."""
+    """Raise Denied unless the caller may do `action` on `found`, or NotFound if it may not see it."""
     decision = gate.authorizer.decide(call.tx, call.caller, action, found)
     if not decision.allowed:
         if not gate.authorizer.sees(call.tx, call.caller, found):
@@ -41,22 +43,22 @@ def require_permission(gate: Gate, call: Call, action: str, found: StoredObject)
 def require_servable(
     gate: Gate, call: Call, found: Sequence[StoredObject], zone: Zone, *, opened: LoadVersion
 ) -> list[ModelVersion]:
-    """The versions behind `found`, if each may be served in `zone`."""
+    """Return the versions `found`. Raise unless each may be served in `zone`."""
     for each in found:
         require_permission(gate, call, "models.read", each)
     gate.zones.require(call.tx, found, zone, seen=partial(gate.authorizer.sees, call.tx, call.caller))
     versions = [opened(call.tx, each) for each in found]
     faults = [fault for version in versions if (fault := _format_fault(version)) is not None]
     if faults:
-        raise InvalidInput("the model server runs ONNX only", faults=faults)
+        raise InvalidInput("the model server supports ONNX only", faults=faults)
     return versions
 
 
 def require_still_servable(
     gate: Gate, tx: Transaction, version: StoredObject, served: DeployedEndpoint
 ) -> None:
-    """What held when a version was deployed holds still: it and the views that are looked up may lie where the
-    endpoint is, and their keys live."""
+    """Raise if a deployed version, or a view that it looks up, may no longer lie in the endpoint's zone or lost its
+    key."""
     zone = gate.zones.named(served.zone or None)
     looked_up = () if served.lookup is None else served.lookup.views
     views = [objects.by_id(tx, view.view) for view in looked_up]
@@ -83,15 +85,14 @@ def _format_fault(version: ModelVersion) -> Fault | None:
 
 
 def resolve_versions(
-    call: Call, routes: Sequence[Route], *, model: str, beside: StoredObject
+    call: Call, routes: Sequence[Route], *, model: str, served: StoredObject
 ) -> list[StoredObject]:
-    """The version objects that routes name, by number or like churn@14; `beside` is one that is served already."""
-    home = beside.workspace
+    """Return the versions that routes name, by number or like churn@14, in the workspace of the version `served`."""
     found, faults = [], []
     for route in routes:
         name, _, number = route.version.rpartition("@")
         version = objects.by_name(
-            call.tx, workspace=home, kind="model_version", name=f"{name or model}@{number}"
+            call.tx, workspace=served.workspace, kind="model_version", name=f"{name or model}@{number}"
         )
         if version is None or (name and name != model):
             allowed = f"a version of {model}; to serve another model, deploy it under another name"
@@ -99,7 +100,7 @@ def resolve_versions(
         else:
             found.append(version)
     if faults:
-        raise InvalidInput("a route leads nowhere", faults=faults)
+        raise InvalidInput("a route names an unknown version", faults=faults)
     return found
 
 
@@ -113,9 +114,9 @@ def served_routes(routes: Sequence[Route], versions: Sequence[StoredObject]) -> 
 
 def require_routes(routes: Sequence[Route]) -> None:
     numbers = [route.version.rpartition("@")[2] for route in routes]
-    twice = sorted({number for number in numbers if numbers.count(number) > 1})
-    if twice:
-        raise InvalidInput.at("routes", given=f"{', '.join(twice)} twice", allowed="each version once")
+    duplicates = sorted({number for number in numbers if numbers.count(number) > 1})
+    if duplicates:
+        raise InvalidInput.at("routes", given=f"{', '.join(duplicates)} twice", allowed="each version once")
     if not any(route.weight for route in routes):
         raise InvalidInput.at("routes", given="no weight above 0", allowed="at least one above 0")
 
@@ -123,7 +124,7 @@ def require_routes(routes: Sequence[Route]) -> None:
 def resolve_lookup(
     gate: Gate, call: Call, lookup: Lookup, *, workspace: str, opened: LoadView
 ) -> tuple[Lookup, list[StoredObject]]:
-    """`lookup` with the ids, keys and features of its views, and the views; all faults at once."""
+    """Return `lookup` with the ids, keys and features of its views, and the views."""
     found = [objects.resolve(call.tx, each.view, kind="view", workspace=workspace) for each in lookup.views]
     faults: list[Fault] = []
     views = []
@@ -132,7 +133,7 @@ def resolve_lookup(
         views.append(_resolved_view(call, given, view, opened, faults))
     names = [view.name for view in views]
     faults += [
-        Fault(where=f"lookup: view {name}", given="it twice", allowed="each under a name of its own")
+        Fault(where=f"lookup: view {name}", given="a duplicate name", allowed="a unique name for each view")
         for name in sorted({str(name) for name in names if names.count(name) > 1})
     ]
     if faults:
@@ -157,7 +158,7 @@ def _resolved_view(
         )
     numeric = tuple(each.name for each in stored.definition.features if each.type in NUMERIC)
     if not numeric:
-        faults.append(Fault(where=where, given="no feature that is a number", allowed="numeric features"))
+        faults.append(Fault(where=where, given="no numeric feature", allowed="numeric features"))
     return ViewLookup(view=view.id, name=given.name or view.name, keys=keys, features=numeric)
 
 

@@ -1,4 +1,4 @@
-"""A platform with the room of features, on stores of the test's own."""
+"""A platform with the feature store, on stores of the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from platforms import OwnPlatform
 
 @dataclass
 class FeaturesEnv:
-    """A platform, its room of features, and where their bytes lie."""
+    """A platform, its feature store, and the folder of its data."""
 
     platform: OwnPlatform
     features: Features

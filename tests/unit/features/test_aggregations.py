@@ -1,4 +1,4 @@
-"""Aggregations in a join: sums over windows, and nothing in them that was not known yet."""
+"""Aggregations in joins: values over windows, without rows that were not known yet."""
 
 from __future__ import annotations
 

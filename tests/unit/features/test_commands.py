@@ -1,4 +1,4 @@
-"""Features on the command line: `falaj apply` and `falaj features …`, and what they say when something is wrong."""
+"""Features on the command line: `falaj apply` and `falaj features …`, with their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions in files: read whole, or refused with every fault and its line."""
+"""Definition files: parsed completely, or rejected with every fault and its line."""
 
 from __future__ import annotations
 

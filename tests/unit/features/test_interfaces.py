@@ -1,4 +1,4 @@
-"""Features near and far: the same answers in this process and over HTTP."""
+"""Features over both interfaces: the same results in this process and over HTTP."""
 
 from __future__ import annotations
 

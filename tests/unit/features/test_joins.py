@@ -1,4 +1,4 @@
-"""Point-in-time joins, beside a reference that looks at every row for every row."""
+"""Point-in-time joins against a brute-force reference."""
 
 from __future__ import annotations
 

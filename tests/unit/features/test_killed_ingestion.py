@@ -1,4 +1,4 @@
-"""kill -9 while rows are taken in: what was pinned stays as it was, and the next ingestion goes on from there."""
+"""Ingestion killed by SIGKILL: pinned rows stay unchanged, and the next ingestion continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features through the gate: defined, ingested, joined, brought online and read."""
+"""The operations of the feature store: define, ingest, join, materialize and read."""
 
 from __future__ import annotations
 

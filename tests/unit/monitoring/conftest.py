@@ -1,4 +1,4 @@
-"""A platform with an endpoint and a training set, and servers that hand in windows of rows that a test makes."""
+"""A platform with an endpoint and a training set, and servers that deliver windows of generated rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ObjectFactory:
 
 @dataclass
 class MonitoringEnv:
-    """The room on a real platform. Training sets are tables that the test holds, by the name of their object."""
+    """The monitoring service on a real platform. Training sets are tables of the test, by the name of their object."""
 
     platform: OwnPlatform
     service: Monitoring
@@ -62,13 +62,13 @@ class MonitoringEnv:
         return self.factory.make("dataset", name, sources=sources).id
 
     def watched(self, rows: Rows, **options: Any) -> Monitor:
-        """A monitor of the endpoint `delay`, which is made too, on a training set of `rows`."""
+        """Create the endpoint `delay` and a monitor of it on a training set of `rows`."""
         self.factory.make("endpoint", "delay")
         self.training_set("flights", rows)
         return self.service.watch("delay", reference="flights", **options)
 
     def serve(self, rows: Rows, *, version: str = "3", answers: Rows | None = None) -> WindowRecord:
-        """What a server that saw `rows` hands in ten seconds later."""
+        """Return the window that a server with `rows` delivers ten seconds later."""
         collector = Collector(clock=self.platform.clock)
         collector.add("delay", version, rows)
         if answers is not None:
@@ -81,7 +81,7 @@ class MonitoringEnv:
         self.service.record("delay", windows=(self.serve(rows, **options),))
 
     def again(self) -> Monitoring:
-        """The room of another process on the same database."""
+        """Return the service of another process on the same database."""
         return service_on(self.platform.again(), self.tables)
 
 

@@ -1,4 +1,4 @@
-"""Monitoring as people type it, on a training set that the room of features has made."""
+"""Monitoring on the command line, on a training set of the feature store."""
 
 from __future__ import annotations
 

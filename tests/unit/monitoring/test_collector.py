@@ -1,4 +1,4 @@
-"""The server's side: columns are sketched as they are, within bounds, and every window arrives once."""
+"""The server side of monitoring: bounded sketching, and delivery of every window once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drift: the statistics against exact ones, their false alarms and power by simulation, and the words."""
+"""Drift: statistics against exact values, false alarms and power by simulation, and the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The room on a real platform: what it finds, what it keeps to itself, and what it says to bad input."""
+"""The operations of monitoring on a real platform: drift, alerts, permissions and invalid input."""
 
 from __future__ import annotations
 
@@ -429,7 +429,7 @@ def test_after_a_rebase_it_compares_with_the_other_training_set(env: MonitoringE
     (ident,) = env.service.evaluate().raised
     newer = env.training_set("newer", flights(env.rng, 5000, shift=1.5))
 
-    monitor = env.service.set_reference("delay", reference="newer")
+    monitor = env.service.rebase("delay", reference="newer")
     env.deliver(flights(env.rng, 500, shift=1.5))
     env.service.evaluate()
 

@@ -1,4 +1,4 @@
-"""Sketches: what they count, the laws of merging, their accuracy, and what hostile bytes meet."""
+"""Sketches: counts, laws of merging, accuracy, and rejection of malicious bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to learn from, small models of every kind, and a platform that has one of them with the data to judge it on."""
+"""Training rows, small models of every kind, and a platform with a model and its evaluation data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict follows from the numbers alone."""
+"""Acceptance of variants follows from the measurements alone."""
 
 from __future__ import annotations
 

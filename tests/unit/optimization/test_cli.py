@@ -1,4 +1,4 @@
-"""`falaj optimization show` prints one table that says it all."""
+"""`falaj optimization show` prints the variants as one table."""
 
 from __future__ import annotations
 

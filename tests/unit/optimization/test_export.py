@@ -1,4 +1,4 @@
-"""Models become ONNX files that predict what they do, or an error that says what stands in the way."""
+"""Models export to ONNX files with equal predictions, or fail with an error that names the cause."""
 
 from __future__ import annotations
 

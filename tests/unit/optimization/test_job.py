@@ -1,4 +1,4 @@
-"""The job's program: variants are made, measured side by side and judged; what cannot be done is said."""
+"""The optimization job: make, measure and evaluate variants, and report failures."""
 
 from __future__ import annotations
 

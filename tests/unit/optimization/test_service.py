@@ -1,4 +1,4 @@
-"""The room: what may be optimized, on what, by whom; and what is kept of it."""
+"""The operations of optimization: inputs, permissions and stored results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REPORT = OptimizationReport(
 
 
 def job_object(env: OptimizationEnv) -> ObjectId:
-    """A job, as far as the room knows of it."""
+    """The object of a job."""
     home = env.platform.workspaces.show("default")
     owner = env.version.author
     ident = new_id("job")

@@ -1,4 +1,4 @@
-"""The durable part: a job, its report, accepted variants as versions; killed anywhere, nothing happens twice."""
+"""The durable workflow: a job, its report, accepted variants as versions; every step happens once despite kills."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Walk:
 
 
 class Jobs:
-    """The room of jobs as the workflow sees it: a job runs when it is looked at, in this process."""
+    """The jobs service as the workflow sees it: a job runs when it is looked at, in this process."""
 
     def __init__(self, env: OptimizationEnv, folder: Path) -> None:
         self._platform = env.platform

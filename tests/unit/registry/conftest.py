@@ -1,4 +1,4 @@
-"""The registry on a real platform, and people who register and approve."""
+"""The registry on a real platform, with users who register and approve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aliases: they move, they remember, and a protected one takes two people."""
+"""Aliases: moves, history, and approval of protected aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file is what its content says; a pickle is refused in every disguise."""
+"""File formats are recognized by content; pickles are rejected in every disguise."""
 
 from __future__ import annotations
 

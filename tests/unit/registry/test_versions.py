@@ -1,4 +1,4 @@
-"""Versions: numbered, signed, never changed; what was changed behind the platform's back is found."""
+"""Model versions: numbered, signed and immutable; tampering is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing, batching and reloading: who answers, in what company, and that no change fails a request."""
+"""Routing, batching and reloading: version choice, shared runs, and changes without failed requests."""
 
 from __future__ import annotations
 

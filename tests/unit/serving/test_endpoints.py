@@ -1,4 +1,4 @@
-"""Endpoints on a real platform: deployed through the gate, served, logged, scored, and refused where they must be."""
+"""Endpoints on a real platform: deployed, served, logged, scored, and denied where the rules require it."""
 
 from __future__ import annotations
 

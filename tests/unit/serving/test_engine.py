@@ -1,4 +1,4 @@
-"""What a hostile ONNX model cannot do to the process that opens it."""
+"""A malicious ONNX model cannot harm the process that opens it."""
 
 from __future__ import annotations
 

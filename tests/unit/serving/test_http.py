@@ -1,4 +1,4 @@
-"""HTTP at the bare protocol: pipelining, chunks, half-closed and hostile connections, overload, stopping."""
+"""HTTP at the socket level: pipelining, chunks, half-closed and malicious connections, overload, shutdown."""
 
 from __future__ import annotations
 

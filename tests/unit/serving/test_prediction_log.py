@@ -1,4 +1,4 @@
-"""The prediction log of the model server: what it writes, and what it does when it cannot."""
+"""The prediction recorder of the model server: what it writes, and how it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests by hand: what JSON may hold, what is refused and in which words, and that nothing takes the server down."""
+"""Raw inference requests: accepted JSON, rejected requests and their errors, and robustness of the server."""
 
 from __future__ import annotations
 

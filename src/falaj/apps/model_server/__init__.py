@@ -1,1 +1,1 @@
-"""The model server: the Open Inference Protocol over HTTP, on a bare protocol for speed."""
+"""The model server: the Open Inference Protocol over HTTP/1.1, on asyncio protocols for speed."""

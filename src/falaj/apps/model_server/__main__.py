@@ -1,4 +1,4 @@
-"""The model server's process: serves the endpoints of the home in FALAJ_HOME until it is told to stop."""
+"""The process of the model server: serves the endpoints of the home in FALAJ_HOME until it is stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from falaj.assembly.platform import assemble
 
 
 def main() -> None:
-    """Serve; arguments are what the parent decided: bind and port."""
+    """Serve on the bind address and port given as arguments by the parent."""
     os.umask(0o077)
     home = open_home()
     log_to(home.logs / "models.jsonl")
@@ -28,13 +28,13 @@ def main() -> None:
                 f"error: the model server cannot listen on {bind}:{port} ({error.strerror}); set serving.port"
             )
         with publish_local_socket(home) as inner:
-            run(lambda: serve(platform, listener, inner, ready=_begin, until=wait_for_stop))
+            run(lambda: serve(platform, listener, inner, ready=_on_ready, until=wait_for_stop))
     finally:
         platform.close()
-    os._exit(0)  # all is written; datasketches would complain at length about what Python frees last
+    os._exit(0)  # everything is flushed; skips noisy teardown warnings of datasketches
 
 
-def _begin(url: str) -> None:
+def _on_ready(url: str) -> None:
     tune_interpreter()
     announce(url)
 

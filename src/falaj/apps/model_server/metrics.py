@@ -1,4 +1,4 @@
-"""Metrics of the model server: plain counters that cost little to advance, made Prometheus families when asked."""
+"""Metrics of the model server: plain counters, converted to Prometheus families when scraped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from falaj.serving.scores import BOUNDS_S
 
 
 class VersionMetrics:
-    """What one version of an endpoint has answered."""
+    """Counts of one version of an endpoint."""
 
     __slots__ = ("buckets", "rows", "seconds", "statuses")
 
@@ -33,10 +33,10 @@ class VersionMetrics:
 
 
 class ServerMetrics:
-    """All meters of a server. It is a Prometheus collector."""
+    """All metrics of a server; a Prometheus collector."""
 
     def __init__(self) -> None:
-        self._meters: dict[tuple[str, str], VersionMetrics] = {}
+        self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
         self.connections = 0
         self.held_bytes = 0
@@ -46,14 +46,14 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def of(self, endpoint: str, version: str) -> VersionMetrics:
-        return self._meters.setdefault((endpoint, version), VersionMetrics())
+    def of_version(self, endpoint: str, version: str) -> VersionMetrics:
+        return self._versions.setdefault((endpoint, version), VersionMetrics())
 
-    def all(self) -> dict[tuple[str, str], VersionMetrics]:
-        """Every meter by endpoint and version; version "" counts what was refused before a version was chosen."""
-        return dict(self._meters)
+    def snapshot(self) -> dict[tuple[str, str], VersionMetrics]:
+        """Return counts by endpoint and version; version "" counts requests rejected before a version was chosen."""
+        return dict(self._versions)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
@@ -73,7 +73,7 @@ class ServerMetrics:
             "falaj_serving_requests", "Inference requests", labels=[*names, "status"]
         )
         seconds = HistogramMetricFamily("falaj_serving_seconds", "From request to answer", labels=names)
-        for labels, metrics in self._meters.items():
+        for labels, metrics in self._versions.items():
             for status, number in metrics.statuses.items():
                 requests.add_metric([*labels, str(status)], number)
             total, buckets = 0, []
@@ -97,8 +97,10 @@ class ServerMetrics:
         return batches, rows, waiting
 
 
-def _counter(name: str, words: str, label: str, counts: Mapping[str, int] | Mapping[int, int]) -> Metric:
-    family = CounterMetricFamily(f"falaj_serving_{name}", words, labels=[label])
+def _counter(
+    name: str, description: str, label: str, counts: Mapping[str, int] | Mapping[int, int]
+) -> Metric:
+    family = CounterMetricFamily(f"falaj_serving_{name}", description, labels=[label])
     for value, number in counts.items():
         family.add_metric([str(value)], number)
     return family

@@ -1,4 +1,4 @@
-"""The model server in a process: put together on a platform, until the parent ends or a signal comes."""
+"""Run the model server of a platform until the parent ends or a signal arrives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from falaj.serving.service import MODEL_SERVER
 from falaj.serving.validation import require_still_servable
 
 SWITCH_S = 0.001
-"""After so long a thread that runs Python code lets another one go on; 5 ms, as usual, would be felt."""
+"""Thread switch interval; the default of 5 ms would add to latency."""
 
 
 async def serve(
@@ -37,39 +37,39 @@ async def serve(
     ready: Callable[[str], None],
     until: Callable[[], Awaitable[object]],
 ) -> None:
-    """Serve what the platform says, until `until` returns; then write down what is left."""
+    """Serve the platform's endpoints until `until` returns; then flush the prediction log."""
     account = service_caller(platform.gate, MODEL_SERVER, Role.OPERATOR)
     client = PlatformClient(platform, account)
     admission = GateAdmission(platform.gate, platform.authenticator, platform.gate.clock)
     every_s = platform.config.serving.log_every.total_seconds()
-    log = PredictionRecorder(client.keep, every_s=every_s, collector=client.collector)
-    sink = log if platform.config.serving.predictions == "log" else NoPredictionSink()
+    recorder = PredictionRecorder(client.store_batch, every_s=every_s, collector=client.collector)
+    sink = recorder if platform.config.serving.predictions == "log" else NoPredictionSink()
     server = ModelServer(admission, features=client, sink=sink, load=client.load)
-    counters = CountReporter(client, server.metrics, log, lambda: admission.endpoints)
-    log.after = (counters.report, client.hand_in_windows)
+    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints)
+    recorder.periodic_tasks = (counters.report, client.deliver_windows)
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)
-    follower = DeploymentReloader(
-        platform.database, server, admission, log, opened, client.report_problems, servable
+    reloader = DeploymentReloader(
+        platform.database, server, admission, recorder, opened, client.report_problems, servable
     )
-    log.start()
+    recorder.start()
     tls = platform.config.tls_of_serving
     await server.start(listener, tls=tls)
     await server.start_internal(inner)
-    watching = asyncio.create_task(follower.watch_epoch())
-    following = asyncio.create_task(follower.follow())
+    epoch_watch = asyncio.create_task(reloader.watch_epoch())
+    reloading = asyncio.create_task(reloader.run())
     ready(url_of(listener, secure=tls is not None))
     await until()
-    following.cancel()
+    reloading.cancel()
     await server.stop()
-    watching.cancel()
-    await asyncio.to_thread(log.stop)
+    epoch_watch.cancel()
+    await asyncio.to_thread(recorder.stop)
 
 
 def tune_interpreter() -> None:
-    """Let the event loop wait little for other threads, and for the collector of cycles: requests make none.
+    """Reduce pauses of the event loop by other threads and by the garbage collector; requests create no cycles.
 
-    For a process that does nothing else: it changes the interpreter as a whole.
+    Changes the whole interpreter, so use it in a dedicated process only.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
@@ -83,16 +83,16 @@ def url_of(listener: socket.socket, *, secure: bool) -> str:
 
 
 async def wait_for_stop() -> None:
-    """Returns when the parent is gone or a signal comes."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    """Return when the parent has ended or a signal arrives."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    stop_with_parent(lambda: loop.call_soon_threadsafe(told.set))
-    await told.wait()
+        loop.add_signal_handler(number, stop.set)
+    stop_with_parent(lambda: loop.call_soon_threadsafe(stop.set))
+    await stop.wait()
 
 
 def announce(url: str) -> None:
-    """Tell the parent, if it asked for that, where we answer."""
+    """Report the URL to the parent through the descriptor in FALAJ_READY_FD, if set."""
     descriptor = os.environ.get("FALAJ_READY_FD")
     if descriptor is not None:
         with os.fdopen(int(descriptor), "w") as parent:
@@ -100,7 +100,7 @@ def announce(url: str) -> None:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run `main` on uvloop where that is installed."""
+    """Run `main` on uvloop if it is installed."""
 
     async def awaited() -> None:
         await main()

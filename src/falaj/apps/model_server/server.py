@@ -1,4 +1,4 @@
-"""The model server: listens, sweeps deadlines, changes what it serves while it serves, and stops gently."""
+"""The model server: listens, enforces deadlines, reloads deployments and shuts down gracefully."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class ModelServer:
-    """Serves a deployment. Made, started and stopped on one event loop."""
+    """Serves a deployment. Created, started and stopped on one event loop."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ModelServer:
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
-        """Answer on `listener`; ready once a deployment is applied."""
+        """Accept connections on `listener`; ready once a deployment is applied."""
         context = None if tls is None else _tls(tls)
         self._listening.append(
             await self._loop.create_server(
@@ -78,33 +78,33 @@ class ModelServer:
         self._sweep()
 
     async def start_internal(self, listener: socket.socket) -> None:
-        """Answer other processes of the platform on `listener`, which nobody else can reach: they name the caller."""
+        """Accept connections of other platform processes on `listener`; they name the caller in a header."""
         self._listening.append(
             await self._loop.create_unix_server(lambda: Connection(self, internal=True), sock=listener)
         )
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
-        """Load a model ahead of the deployment that serves it for `endpoint`; the error says why it cannot be."""
+        """Load a model before the deployment that serves it for `endpoint`. Raise if it cannot be served."""
         await self._deployment_state.prepare(file, endpoint)
 
     async def apply(self, deployment: Deployment) -> None:
-        """Serve `deployment` from now on. If it cannot be loaded, all stays as it was, and the error says why."""
+        """Serve `deployment`. If it cannot be loaded, raise and keep the current one."""
         try:
             await self._deployment_state.apply(deployment)
         except FalajError:
             self.metrics.reloads["refused"] += 1
             raise
         self.metrics.reloads["done"] += 1
-        self._dispatcher.show(self._deployment_state.served)
+        self._dispatcher.update(self._deployment_state.served)
 
     async def stop(self) -> None:
-        """Take no more connections, answer what was asked, and close; after a while cut off what is left."""
+        """Stop accepting connections, answer pending requests and close; abort what is left after a timeout."""
         self.stopping = True
         self._dispatcher.ready = False
         for listening in self._listening:
             listening.close()
         for connection in list(self.connections):
-            connection.retire()
+            connection.close_when_idle()
         until = self._loop.time() + self.limits.stop_s
         while self.connections and self._loop.time() < until:
             await asyncio.sleep(0.01)
@@ -114,12 +114,12 @@ class ModelServer:
             self._sweeping.cancel()
         self._dispatcher.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        await asyncio.sleep(0)  # lets aborted connections say that they are lost
+        await asyncio.sleep(0)  # lets aborted connections report their loss
 
     def _sweep(self) -> None:
         before, self.now = self.now, self._loop.time()
         late, now = self.now - before - 2 * self.limits.sweep_s, self.now
-        if late > 0:  # the loop was held up, which no client is to blame for
+        if late > 0:  # the event loop was blocked; do not count that against clients
             for connection in self.connections:
                 connection.deadline += late
         for connection in [c for c in self.connections if c.deadline < now]:
@@ -127,7 +127,7 @@ class ModelServer:
         self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
     def _make_queue(self, engine: ModelEngine) -> BatchQueue:
-        answered = None if isinstance(self._sink, NoPredictionSink) else self._note
+        answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
         return BatchQueue(
             engine,
             pool=self._pool,
@@ -136,24 +136,24 @@ class ModelServer:
             most_waiting=self.limits.waiting,
         )
 
-    def _note(
+    def _record_batch(
         self,
         queue: BatchQueue,
         requests: Sequence[QueuedRequest],
         inputs: Sequence[Array],
         outputs: Sequence[Array],
     ) -> None:
-        """Hand a batch to the log. A log that fails costs no answer."""
+        """Pass a batch to the prediction sink. A failure does not affect responses."""
         try:
             self._sink.add(predicted_batch(queue, cast(Sequence[Prediction], requests), inputs, outputs))
         except Exception:
             self.metrics.unlogged += 1
             if self.metrics.unlogged == 1:
-                _log.exception("the prediction log does not take batches")
+                _log.exception("prediction log failed")
 
 
 def listen(bind: str, port: int, *, tls: Tls | None = None, shared: bool = False) -> socket.socket:
-    """A listening socket; beyond loopback only with TLS. `shared` lets several processes answer on one port."""
+    """Return a listening socket; beyond loopback only with TLS. `shared` lets several processes use one port."""
     checked = ServerConfig(bind=bind, port=port, tls=tls)
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -1,7 +1,7 @@
-"""One look at one window: each column beside its reference, and what the reader must know of that reference.
+"""Compare a window with its baseline: the pinned training set, and the version's own reference.
 
-A column of the window is compared with the column of the training set that has its name. One that the training set
-does not hold, mostly a prediction, is compared with the first rows that the version itself answered.
+A column is compared with the column of the same name in the training set. A column that the training set does not
+have, usually a prediction, is compared with the first rows that the version served.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from falaj.monitoring.drift.bins import BINS, ENOUGH
-from falaj.monitoring.drift.verdicts import detect_drift
+from falaj.monitoring.drift.bins import BINS, MIN_EXPECTED_ROWS
+from falaj.monitoring.drift.verdicts import detect_drift, not_evaluated
 from falaj.monitoring.sketches.kll import read_points
 from falaj.monitoring.sketches.sketchers import merge, merge_windows
 from falaj.records.monitoring.sketches import (
@@ -25,8 +25,8 @@ from falaj.records.monitoring.sketches import (
     WindowSketch,
 )
 
-OWN_ROWS = BINS * ENOUGH
-"""Rows that a reference of a version's own has at least: enough for every bin."""
+OWN_ROWS = BINS * MIN_EXPECTED_ROWS
+"""Minimum rows of a version's own reference: enough for every bin."""
 BOOLEANS = ("false", "true")
 
 Key = tuple[ColumnRole, str]
@@ -34,7 +34,7 @@ Key = tuple[ColumnRole, str]
 
 @dataclass(frozen=True)
 class DriftBaseline:
-    """What windows are compared with. `chosen` are the features to look at; none: all that are known."""
+    """The references of windows. `chosen` are the watched features; None: all."""
 
     pinned: ReferenceSketch
     own: ReferenceSketch
@@ -54,30 +54,30 @@ class DriftBaseline:
 
 
 @dataclass
-class _Sorted:
-    """The columns of a window, by what they can be compared with."""
+class _ComparableColumns:
+    """The columns of a window, grouped by their reference."""
 
     before: list[FeatureSketch] = field(default_factory=list)
     now: list[FeatureSketch] = field(default_factory=list)
     own: dict[Key, int] = field(default_factory=dict)
-    beside: list[DriftReport] = field(default_factory=list)
+    skipped: list[DriftReport] = field(default_factory=list)
 
 
 def compare_with_baseline(window: WindowSketch, baseline: DriftBaseline) -> ModelDrift:
-    """What became of every watched column of `window`."""
-    columns = _sort(window, baseline)
+    """Return the drift of every watched column of `window`."""
+    columns = _group_columns(window, baseline)
     before = ReferenceSketch(
         training_set=baseline.pinned.training_set,
         features=(*columns.before, *_absent(window, baseline)),
     )
     now = window.model_copy(update={"features": tuple(columns.now)})
     drift = detect_drift(before, now, budget=baseline.budget)
-    reports = [_said(report, columns.own) for report in drift.reports]
-    return drift.model_copy(update={"reports": (*reports, *columns.beside)})
+    reports = [_with_reference(report, columns.own) for report in drift.reports]
+    return drift.model_copy(update={"reports": (*reports, *columns.skipped)})
 
 
 def extend_own_reference(window: WindowSketch, baseline: DriftBaseline) -> ReferenceSketch:
-    """The version's own reference, with what `window` adds to columns that have too few rows yet."""
+    """Return the version's own reference, extended by `window` for columns with too few rows."""
     training, learned = baseline.training, baseline.learned
     for sketch in window.features:
         key = (sketch.role, sketch.name)
@@ -92,7 +92,7 @@ def extend_own_reference(window: WindowSketch, baseline: DriftBaseline) -> Refer
 
 
 def merge_compatible(windows: Sequence[WindowSketch]) -> WindowSketch:
-    """One window of all; of a column that changed its kind on the way, only what came last."""
+    """Merge windows; of a column that changed its kind, only the last kind is kept."""
     kinds = {(each.role, each.name): each.kind for window in windows for each in window.features}
     return merge_windows(
         [
@@ -108,8 +108,8 @@ def merge_compatible(windows: Sequence[WindowSketch]) -> WindowSketch:
     )
 
 
-def _sort(window: WindowSketch, baseline: DriftBaseline) -> _Sorted:
-    training, learned, columns = baseline.training, baseline.learned, _Sorted()
+def _group_columns(window: WindowSketch, baseline: DriftBaseline) -> _ComparableColumns:
+    training, learned, columns = baseline.training, baseline.learned, _ComparableColumns()
     for sketch in window.features:
         if not baseline.watches(sketch):
             continue
@@ -117,12 +117,13 @@ def _sort(window: WindowSketch, baseline: DriftBaseline) -> _Sorted:
         if before is None:
             before = learned.get((sketch.role, sketch.name))
             if before is None or before.rows < OWN_ROWS:
-                columns.beside.append(_not_judged(sketch, _LEARNING))
+                columns.skipped.append(not_evaluated(sketch, _LEARNING, window_rows=sketch.rows))
                 continue
             columns.own[sketch.role, sketch.name] = before.rows
         now = _as_kind(sketch, before)
         if now is None:
-            columns.beside.append(_not_judged(sketch, f"it was {before.kind} and is {sketch.kind} now"))
+            problem = f"its kind changed from {before.kind} to {sketch.kind}"
+            columns.skipped.append(not_evaluated(sketch, problem, window_rows=sketch.rows))
             continue
         columns.before.append(before.model_copy(update={"role": sketch.role}))
         columns.now.append(now)
@@ -130,18 +131,18 @@ def _sort(window: WindowSketch, baseline: DriftBaseline) -> _Sorted:
 
 
 _LEARNING = (
-    f"the training set does not hold it, so the first rows served, {OWN_ROWS} at least, become its reference"
+    f"it is not in the training set, so at least the first {OWN_ROWS} served rows become its reference"
 )
 
 
 def _absent(window: WindowSketch, baseline: DriftBaseline) -> list[FeatureSketch]:
-    """Columns that were chosen, and that the endpoint does not see."""
+    """Return the chosen columns that the endpoint does not see."""
     seen = {sketch.name for sketch in window.features}
     return [each for name, each in baseline.training.items() if baseline.chosen and name not in seen]
 
 
 def _as_kind(sketch: FeatureSketch, before: FeatureSketch) -> FeatureSketch | None:
-    """`sketch` as its reference is; models often see booleans as 0 and 1."""
+    """Convert `sketch` to the kind of its reference; models often see booleans as 0 and 1."""
     if sketch.kind is before.kind:
         return sketch
     if before.kind is not ColumnKind.CATEGORICAL or not set(before.categories) <= set(BOOLEANS):
@@ -161,21 +162,9 @@ def _as_kind(sketch: FeatureSketch, before: FeatureSketch) -> FeatureSketch | No
     )
 
 
-def _said(report: DriftReport, own: dict[Key, int]) -> DriftReport:
+def _with_reference(report: DriftReport, own: dict[Key, int]) -> DriftReport:
     rows = own.get((report.role, report.name))
     if rows is None or report.verdict is DriftVerdict.TOO_FEW:
         return report
-    beside = f"beside its own first {rows} rows, because the training set does not hold it"
-    return report.model_copy(update={"words": f"{report.words} ({beside})"})
-
-
-def _not_judged(sketch: FeatureSketch, problem: str) -> DriftReport:
-    return DriftReport(
-        name=sketch.name,
-        role=sketch.role,
-        kind=sketch.kind,
-        verdict=DriftVerdict.TOO_FEW,
-        window_rows=sketch.rows,
-        reference_rows=0,
-        words=f"{sketch.name} is not judged: {problem}",
-    )
+    compared = f"compared with its own first {rows} rows, because it is not in the training set"
+    return report.model_copy(update={"words": f"{report.words} ({compared})"})

@@ -1,7 +1,7 @@
-"""Cut two samples of one column into the same bins, each large enough for the chi-square approximation.
+"""Bin two samples of one column alike, with bins large enough for the chi-square approximation.
 
-Bins are joined by what both samples hold together. Given that sum, no drift only says how it splits, so
-joining by it does not bias the tests.
+Bins are merged by their total over both samples. Under no drift only the split of that total is random, so merging by
+the total does not bias the tests.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from falaj.monitoring.sketches.kll import Floats, Points
 from falaj.records.monitoring.sketches import CATEGORY_LIMIT, FeatureSketch
 
 BINS = 10
-ENOUGH = 40
-"""Expected rows per bin and sample. Five are customary at the level 0.05. At 0.0001, where many columns and
-looks put us, PSI alarms up to 3 times too often with 10 rows, and up to 1.4 times with 40 (by simulation);
-the conservative KS beside it, which gets half of the column's level, makes up for that."""
+MIN_EXPECTED_ROWS = 40
+"""Minimum expected rows per bin and sample. Five are customary at the level 0.05. At 0.0001, which results from many
+columns and windows, PSI raises up to 3 times too many alarms with 10 rows, and up to 1.4 times with 40 (simulated);
+the conservative KS test, which gets half of the column's level, compensates for that."""
 CATEGORY_BINS = 50
 
 
@@ -49,19 +49,19 @@ class Bins:
         return shares
 
     def expected(self) -> Floats:
-        """Rows of the smaller sample that each bin would hold under no drift."""
+        """Return the rows of the smaller sample expected in each bin under no drift."""
         rows: Floats = self.pooled_shares() * min(self.old.sum(), self.new.sum())
         return rows
 
     def join(self, first: int, second: int) -> Bins:
-        """With the bins at two positions made one, at the first."""
+        """Return the bins with the second merged into the first."""
         counts = np.stack([self.old, self.new])
         counts[:, first] += counts[:, second]
         return Bins(*np.delete(counts, second, axis=1))
 
 
 def bin_numbers(old: Points, new: Points, *, nulls: tuple[int, int]) -> Bins:
-    """Quantile bins of the reference; nulls are one more."""
+    """Bin numbers by quantiles of the reference; nulls form one more bin."""
     if old.count and new.count:
         edges = np.unique(old.quantiles(np.arange(1, BINS) / BINS))
         counted = [
@@ -69,17 +69,17 @@ def bin_numbers(old: Points, new: Points, *, nulls: tuple[int, int]) -> Bins:
         ]
     else:
         counted = [np.array([float(points.count)] if old.count or new.count else []) for points in (old, new)]
-    bins = _joined_neighbours(Bins(*counted), total=(old.count + nulls[0], new.count + nulls[1]))
+    bins = _merge_small_bins(Bins(*counted), total=(old.count + nulls[0], new.count + nulls[1]))
     return _with_remainder(bins, *nulls)
 
 
 def bin_categories(reference: FeatureSketch, window: FeatureSketch) -> Bins:
-    """One bin per frequent category, one for all the others, one for nulls."""
+    """Bin categories: one bin per frequent category, one for the others, one for nulls."""
     known = _known_to_both(reference, window)
     counts = [np.array([float(side.categories.get(c, 0)) for c in known]) for side in (reference, window)]
     every = Bins(*counts)
     sizes = (reference.rows, window.rows)
-    frequent = (every.old + every.new) * min(sizes) / sum(sizes) >= ENOUGH
+    frequent = (every.old + every.new) * min(sizes) / sum(sizes) >= MIN_EXPECTED_ROWS
     frequent &= np.arange(len(known)) < CATEGORY_BINS
     kept = Bins(every.old[frequent], every.new[frequent])
     others = reference.count - kept.old.sum(), window.count - kept.new.sum()
@@ -87,7 +87,7 @@ def bin_categories(reference: FeatureSketch, window: FeatureSketch) -> Bins:
 
 
 def _known_to_both(reference: FeatureSketch, window: FeatureSketch) -> list[str]:
-    """The categories whose counts are exact in both sketches, the most frequent first."""
+    """Return the categories with exact counts in both sketches, most frequent first."""
     together = {
         category: reference.categories.get(category, 0) + window.categories.get(category, 0)
         for category in reference.categories.keys() | window.categories.keys()
@@ -99,12 +99,12 @@ def _known_to_both(reference: FeatureSketch, window: FeatureSketch) -> list[str]
     return sorted(together, key=lambda category: (-together[category], category))
 
 
-def _joined_neighbours(bins: Bins, *, total: tuple[int, int]) -> Bins:
-    """Join each bin that expects too few rows with its smaller neighbour, the smallest bin first."""
+def _merge_small_bins(bins: Bins, *, total: tuple[int, int]) -> Bins:
+    """Merge each bin with too few expected rows with its smaller neighbour, smallest bin first."""
     while len(bins) > 1:
         together = bins.old + bins.new
         smallest = int(together.argmin())
-        if together[smallest] * min(total) / sum(total) >= ENOUGH:
+        if together[smallest] * min(total) / sum(total) >= MIN_EXPECTED_ROWS:
             break
         sides = [side for side in (smallest - 1, smallest + 1) if 0 <= side < len(bins)]
         neighbour = min(sides, key=lambda side: float(together[side]))
@@ -113,13 +113,15 @@ def _joined_neighbours(bins: Bins, *, total: tuple[int, int]) -> Bins:
 
 
 def _with_remainder(bins: Bins, old: float, new: float) -> Bins:
-    """`bins` and one more for the rows that no bin holds, or, where these are few, with them in the smallest.
+    """Add a bin for the remaining rows, or add them to the smallest bin if they are few.
 
-    Rows of which the reference has none are expected to be none, however many come: seeing enough will do.
+    For rows that the reference lacks, the expected number is low however many come; enough observed rows suffice.
     """
     more = Bins(np.append(bins.old, float(old)), np.append(bins.new, float(new)))
     if old + new == 0 or len(bins) == 0:
         return bins if old + new == 0 else more
-    if more.expected()[-1] >= ENOUGH or min(more.old.sum(), more.new.sum()) >= ENOUGH <= max(old, new):
+    if more.expected()[-1] >= MIN_EXPECTED_ROWS or min(
+        more.old.sum(), more.new.sum()
+    ) >= MIN_EXPECTED_ROWS <= max(old, new):
         return more
     return more.join(int((bins.old + bins.new).argmin()), len(bins))

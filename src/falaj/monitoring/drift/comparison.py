@@ -1,32 +1,31 @@
 """Compare two sketches of one column: PSI and KS for numbers, PSI and chi-square for categories.
 
-Under no drift PSI over B bins is about (1/n + 1/m) · χ²(B-1), so its threshold follows from the sizes of the
-samples and the false-alarm level, not from the customary 0.1 and 0.25. The error of the sketches is part of
-every threshold.
+Under no drift, PSI over B bins is about (1/n + 1/m) · χ²(B-1), so its threshold follows from the sample sizes and the
+false-alarm level instead of the customary 0.1 and 0.25. Every threshold includes the error of the sketches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from math import erfc, exp, inf, lgamma, log, sqrt
 from statistics import NormalDist
 
 import numpy as np
 
 from falaj.errors import InvalidInput
-from falaj.monitoring.drift.bins import ENOUGH, Bins, bin_categories, bin_numbers
+from falaj.monitoring.drift.bins import MIN_EXPECTED_ROWS, Bins, bin_categories, bin_numbers
 from falaj.monitoring.sketches.kll import TAIL, Points, read_points
 from falaj.records.monitoring.sketches import ColumnKind, FeatureSketch, Statistic
 
-MINIMUM_ROWS = 2 * ENOUGH
-"""Two bins, the fewest that can be compared, with `ENOUGH` expected rows each."""
+MINIMUM_ROWS = 2 * MIN_EXPECTED_ROWS
+"""Two bins, the minimum for a comparison, with `MIN_EXPECTED_ROWS` each."""
 TWO_SIDED_99 = NormalDist().inv_cdf(0.995)
 TESTS_PER_COLUMN = 2
 
 
 @dataclass(frozen=True)
 class ChiSquareTest:
-    """A distance that is `scale` · χ²(`dof`) under no drift; `unit` is what the reader's figure is in."""
+    """A distance that is `scale` · χ²(`dof`) under no drift; `unit` scales the reported value."""
 
     statistic: Statistic
     distance: float
@@ -44,7 +43,7 @@ class ChiSquareTest:
 
     @property
     def effect(self) -> float:
-        """Without its mean under no drift. A normal shift by d has a divergence of d²."""
+        """The distance beyond its mean under no drift, as a shift: a normal shift by d has a divergence of d²."""
         return sqrt(max(0.0, self.distance - self.scale * self.dof))
 
     def threshold(self, level: float) -> float:
@@ -59,8 +58,8 @@ class ChiSquareTest:
 class KolmogorovTest:
     """The largest difference of two distribution functions; P(value > t · `width`) ≤ 2·exp(-t²) under no drift.
 
-    `width` adds the deviation of the samples (Dvoretzky-Kiefer-Wolfowitz) and of the sketches, so that an error
-    of the sketches alone does not reach the threshold.
+    `width` adds the deviations of the samples (Dvoretzky-Kiefer-Wolfowitz) and of the sketches, so that the error
+    of the sketches alone does not exceed the threshold.
     """
 
     value: float
@@ -74,7 +73,7 @@ class KolmogorovTest:
 
     @property
     def effect(self) -> float:
-        """Two normal distributions apart by d differ by 2Φ(d/2) - 1 at most."""
+        """The value as a normal shift d, whose KS distance is 2Φ(d/2) - 1."""
         beyond = min(max(0.0, self.value - self.sketch_error), 1 - 1e-9)
         return 2 * NormalDist().inv_cdf((1 + beyond) / 2)
 
@@ -90,7 +89,7 @@ Test = ChiSquareTest | KolmogorovTest
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """The tests of one column; none where there are too few rows, and then `too_few` says why."""
+    """The tests of one column; without tests, `too_few` gives the reason."""
 
     reference: FeatureSketch
     window: FeatureSketch
@@ -99,12 +98,12 @@ class ColumnComparison:
 
     @property
     def p_value(self) -> float:
-        """Of the column as a whole: the smallest, times the number of tests (Bonferroni)."""
+        """The p-value of the column: the smallest of its tests, times their number (Bonferroni)."""
         return min(1.0, TESTS_PER_COLUMN * min((test.p_value for test in self.tests), default=inf))
 
 
 def compare(reference: FeatureSketch, window: FeatureSketch) -> ColumnComparison:
-    """Both tests of a column, as far as the samples are large enough for them."""
+    """Run both tests of a column, if the samples are large enough."""
     if (reference.kind, reference.role) != (window.kind, window.role):
         given = f"{window.kind} {window.role}"
         raise InvalidInput.at(window.name, given=given, allowed=f"{reference.kind} {reference.role}")
@@ -122,7 +121,7 @@ def compare(reference: FeatureSketch, window: FeatureSketch) -> ColumnComparison
 
 
 def _groups(sketch: FeatureSketch) -> set[str | None]:
-    """What the rows can be told apart by, nulls as None; one group on both sides cannot have drifted."""
+    """Return the distinct groups of rows, nulls as None; a single common group cannot drift."""
     values = (
         set(sketch.categories)
         if sketch.kind is ColumnKind.CATEGORICAL
@@ -150,11 +149,11 @@ def _categorical_tests(reference: FeatureSketch, window: FeatureSketch) -> tuple
 
 
 def _psi(bins: Bins, *, share_errors: tuple[float, float] = (0.0, 0.0)) -> ChiSquareTest:
-    """Population stability index. Half a row more in each bin keeps it finite where one side has none."""
+    """Population stability index. Half a row is added to each bin to keep it finite for empty bins."""
     old, new = bins.smoothed_shares()
     distance = float(((new - old) * np.log(new / old)).sum())
     dof = len(bins) - 1
-    # An error of the sketches by σ in each share adds Σ σ²/share to the mean, which is `scale` · `dof`.
+    # A sketch error of σ in each share adds Σ σ²/share to the mean, which is `scale` · `dof`.
     variance = sum((error / TWO_SIDED_99) ** 2 for error in share_errors)
     scale = bins.unit + variance * float((1 / bins.pooled_shares()).sum()) / dof
     return ChiSquareTest(Statistic.PSI, distance, scale, dof)
@@ -173,3 +172,26 @@ def _kolmogorov(old: Points, new: Points) -> KolmogorovTest:
     sketch_error = old.rank_error + new.rank_error
     width = sqrt((1 / old.count + 1 / new.count) / 2) + sketch_error / TAIL
     return KolmogorovTest(float(distances.max()), width, sketch_error)
+
+
+def chi_square_tail(value: float, dof: int) -> float:
+    """Return the probability that a chi-square variable exceeds `value`."""
+    if value <= 0:
+        return 1.0
+    half = value / 2
+    tail, order = (exp(-half), 1.0) if dof % 2 == 0 else (erfc(sqrt(half)), 0.5)
+    while order < dof / 2:  # Q(a + 1, x) = Q(a, x) + x^a e^-x / Γ(a + 1)
+        tail += exp(order * log(half) - half - lgamma(order + 1))
+        order += 1
+    return min(1.0, tail)
+
+
+def chi_square_critical(level: float, dof: int) -> float:
+    """Return the value that a chi-square variable exceeds with probability `level`."""
+    low, high = 0.0, dof + 10.0
+    while chi_square_tail(high, dof) > level:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if chi_square_tail(middle, dof) > level else (low, middle)
+    return high

@@ -1,7 +1,7 @@
-"""Judge one window of a model: which columns drift, how much, and in words, within a budget of false alarms.
+"""Detect drift in a window of a model, by column and within a budget of false alarms.
 
-Holm's procedure shares a look's level among the columns; within a column PSI and its companion get half each.
-A significant difference counts only from a small effect on: with millions of rows everything is significant.
+Holm's procedure divides the level of a window among the columns; within a column each of the two tests gets half.
+A significant difference counts only from a small effect size: with millions of rows every difference is significant.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from falaj.records.monitoring.sketches import (
 
 EFFECT_FLOOR = 0.2
 """Cohen's "small" effect: a normal variable shifted by 0.2 standard deviations; a PSI of 0.04 or a KS of 0.08
-beyond chance. Its two distributions share 92 % of their mass, and a single row says nothing about which it is
-from. A convention for all data alike, not a figure that was fitted to any."""
+beyond chance. The two distributions share 92 % of their mass. A convention for all data, not fitted to any."""
 
 _NAMES = {Statistic.PSI: "PSI", Statistic.KS: "KS", Statistic.CHI_SQUARE: "χ²"}
-_ORDER = {DriftVerdict.DRIFT: 0, DriftVerdict.NONE: 1, DriftVerdict.TOO_FEW: 2}
+VERDICT_ORDER = {DriftVerdict.DRIFT: 0, DriftVerdict.NONE: 1, DriftVerdict.TOO_FEW: 2}
 
 
 def detect_drift(
     reference: ReferenceSketch, window: WindowSketch, *, budget: FalseAlarmBudget | None = None
 ) -> ModelDrift:
-    """What became of every column of `window` since the training set, the largest drift first."""
+    """Return the drift of every column of `window` from `reference`, largest first."""
     budget = budget or FalseAlarmBudget()
     before = {(sketch.role, sketch.name): sketch for sketch in reference.features}
     now = {(sketch.role, sketch.name): sketch for sketch in window.features}
     compared = [compare(before[key], now[key]) for key in now if key in before]
     reports = [*_tested(compared, level=budget.per_look), *(_too_few(c) for c in compared if c.too_few)]
-    reports += [_one_sided(now[key], "the training set does not hold it") for key in now if key not in before]
-    reports += [_one_sided(before[key], "the window does not hold it") for key in before if key not in now]
-    reports.sort(key=lambda report: (_ORDER[report.verdict], -report.effect, report.role, report.name))
+    reports += [not_evaluated(now[key], "it is not in the training set") for key in now if key not in before]
+    reports += [not_evaluated(before[key], "it is not in the window") for key in before if key not in now]
+    reports.sort(key=lambda report: (VERDICT_ORDER[report.verdict], -report.effect, report.role, report.name))
     verdict = _overall(reports)
     return ModelDrift(
         model=window.model,
@@ -56,7 +55,7 @@ def detect_drift(
 
 
 def _tested(compared: Sequence[ColumnComparison], *, level: float) -> list[DriftReport]:
-    """Holm: the smallest p-value is held against level/F, the next against level/(F-1), until one fails."""
+    """Holm: compare the smallest p-value with level/F, the next with level/(F-1), until one fails."""
     ranked = sorted((c for c in compared if c.tests), key=lambda comparison: comparison.p_value)
     reports, failed_at = [], None
     for rank, comparison in enumerate(ranked):
@@ -103,37 +102,38 @@ def _finding(name: str, verdict: DriftVerdict, evidence: Sequence[Evidence], *, 
         f"{_NAMES[item.statistic]} {item.value:.3g} (threshold {item.threshold:.3g})" for item in evidence
     )
     if verdict is DriftVerdict.DRIFT:
-        says = f"{name} drifts"
+        finding = f"{name} drifts"
     elif significant:
-        says = f"{name} differs by less than a small effect, which is no alarm"
+        finding = f"{name} differs by less than a small effect, which raises no alarm"
     else:
-        says = f"{name} shows no drift"
+        finding = f"{name} shows no drift"
     psi = next((item.value for item in evidence if item.statistic is Statistic.PSI), None)
-    custom = "" if psi is None else f"; by custom a PSI like this is called {conventional_psi_class(psi)}"
-    return f"{says}: {figures}{custom}"
+    custom = "" if psi is None else f"; by convention this PSI is {conventional_psi_class(psi)}"
+    return f"{finding}: {figures}{custom}"
 
 
 def conventional_psi_class(psi: float) -> str:
-    """What the customary limits 0.1 and 0.25 say. They ignore the sizes of the samples; no verdict uses them."""
+    """Classify by the customary limits 0.1 and 0.25, which ignore sample sizes; verdicts do not use it."""
     return "stable" if psi < 0.1 else "moderate" if psi <= 0.25 else "large"
 
 
 def _too_few(comparison: ColumnComparison) -> DriftReport:
-    report = _one_sided(comparison.window, comparison.too_few)
+    report = not_evaluated(comparison.window, comparison.too_few)
     return report.model_copy(
         update={"reference_rows": comparison.reference.rows, "window_rows": comparison.window.rows}
     )
 
 
-def _one_sided(sketch: FeatureSketch, problem: str) -> DriftReport:
+def not_evaluated(sketch: FeatureSketch, problem: str, *, window_rows: int = 0) -> DriftReport:
+    """Return the report of a column that could not be compared."""
     return DriftReport(
         name=sketch.name,
         role=sketch.role,
         kind=sketch.kind,
         verdict=DriftVerdict.TOO_FEW,
-        window_rows=0,
+        window_rows=window_rows,
         reference_rows=0,
-        words=f"{sketch.name} is not judged: {problem}",
+        words=f"{sketch.name} was not evaluated: {problem}",
     )
 
 
@@ -147,7 +147,7 @@ def _overall(reports: Sequence[DriftReport]) -> DriftVerdict:
 def _summary(model: str, verdict: DriftVerdict, reports: Sequence[DriftReport]) -> str:
     judged = [report for report in reports if report.verdict is not DriftVerdict.TOO_FEW]
     if verdict is DriftVerdict.TOO_FEW:
-        return f"{model}: too few rows to judge any of {len(reports)} columns"
+        return f"{model}: too few rows to evaluate any of {len(reports)} columns"
     if verdict is DriftVerdict.NONE:
         return f"{model}: no drift in {len(judged)} columns"
     drifted = [report.name for report in judged if report.verdict is DriftVerdict.DRIFT]

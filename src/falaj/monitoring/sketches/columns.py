@@ -1,4 +1,4 @@
-"""Turn a column, in NumPy or Arrow, into numbers or into counts of categories."""
+"""Convert NumPy and Arrow columns to numbers or to category counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def kind_of(values: Values) -> ColumnKind:
-    """Booleans and text are categories; all else is numeric, or refused as such when it is read."""
+    """Return the kind of a column: booleans and text are categorical, all else is numeric."""
     try:
         kind = _arrow(values).type
     except _UNREADABLE:
@@ -31,7 +31,7 @@ def kind_of(values: Values) -> ColumnKind:
 
 
 def numbers(values: Values, *, name: str) -> Floats:
-    """The values as float64 in one dimension, nulls as NaN. Times count in their own unit since 1970."""
+    """Return the values as one-dimensional float64 with nulls as NaN. Times count in their own unit since 1970."""
     if isinstance(values, np.ndarray) and values.dtype == np.float64 and values.ndim == 1:
         return values
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
@@ -43,20 +43,20 @@ def numbers(values: Values, *, name: str) -> Floats:
 
 
 def category_counts(values: Values, *, name: str) -> tuple[dict[str, int], int]:
-    """How often each category occurs, as text, and how many nulls there are."""
+    """Return the count of each category as text, and the number of nulls."""
     try:
         if isinstance(values, np.ndarray):
             values = _flat(values, name)
         column = _arrow(values)
         if pa.types.is_floating(column.type):
-            raise TypeError("numbers with a fraction are no categories")
+            raise TypeError("floating-point numbers cannot be categories")
         if len(column) == 0:
             return {}, 0
         counted = pc.value_counts(column)
         labels, counts = counted.field("values"), counted.field("counts").to_pylist()
         texts = labels.cast(pa.large_string()).to_pylist()
     except _UNREADABLE:
-        raise _refused(values, name, "text, booleans or integers") from None
+        raise _unsupported(values, name, "text, booleans or integers") from None
     nulls = sum(count for text, count in zip(texts, counts, strict=True) if text is None)
     named: dict[str, int] = {}
     for text, count in zip(texts, counts, strict=True):
@@ -70,7 +70,7 @@ def category_hash(category: str) -> bytes:
 
 
 def shortened(category: str) -> str:
-    """`category`, or its beginning and a digest where it is too long to be kept."""
+    """Return `category`, or its beginning and a digest if it is too long."""
     if len(category) <= CATEGORY_LENGTH:
         return category
     digest = blake2b(category.encode(), digest_size=12).hexdigest()
@@ -97,7 +97,7 @@ def _numbers_of_arrow(column: Any) -> Floats:
         column = column.cast(kind.value_type)
         kind = column.type
     if _is_text(kind):
-        raise TypeError("text is no number")
+        raise TypeError("text is not numeric")
     if pa.types.is_temporal(kind):
         column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
     column = column.cast(pa.float64(), safe=False)
@@ -106,14 +106,14 @@ def _numbers_of_arrow(column: Any) -> Floats:
 
 
 def _numbers_beyond_64_bits(values: Values, name: str) -> Floats:
-    """Python integers that Arrow cannot hold, at the precision of a float64."""
+    """Convert Python integers beyond 64 bits to float64."""
     if isinstance(values, np.ndarray) and values.dtype == object:
         try:
             if all(isinstance(value, int | float | None) for value in values):
                 return _flat(values, name).astype(np.float64)
         except _UNREADABLE:
             pass
-    raise _refused(values, name, "numbers or times") from None
+    raise _unsupported(values, name, "numbers or times") from None
 
 
 def _is_text(kind: Any) -> bool:
@@ -127,6 +127,6 @@ def _is_text(kind: Any) -> bool:
     )
 
 
-def _refused(values: Values, name: str, allowed: str) -> InvalidInput:
+def _unsupported(values: Values, name: str, allowed: str) -> InvalidInput:
     given = getattr(values, "dtype", None) or getattr(values, "type", type(values).__name__)
     return InvalidInput.at(name, given=f"a column of {given}", allowed=allowed)

@@ -1,8 +1,8 @@
-"""Read the points of a serialized KLL sketch, and refuse bytes that no sketch of ours can have.
+"""Parse serialized KLL sketches, and reject bytes that are not a valid sketch.
 
-The library trusts much of what it reads, so everything that reaches it passes here first.
-Layout (little-endian): preamble length, version, family, flags, k, m; from two values on also n, smallest k,
-number of levels, where each level begins, minimum, maximum, and the values. A value of level h stands for 2^h.
+The datasketches library does not validate its input, so all bytes are checked here first.
+Layout (little-endian): preamble length, version, family, flags, k, m; with two or more values also n, smallest k,
+number of levels, offset of each level, minimum, maximum, and the values. A value of level h has the weight 2^h.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Floats = npt.NDArray[np.float64]
 
 K = 800
 RANK_ERROR = 2.296 / K**0.9723
-"""With 99 % confidence no rank of a sketch is wrong by more (the library's own fit)."""
+"""Maximum error of all ranks with 99 % confidence (the library's own fit)."""
 SHARE_ERROR = 2.446 / K**0.9433
-"""The same for the share of the values between two points."""
+"""The same for the share of values between two points."""
 TAIL = sqrt(log(2 / 0.01))
-"""The errors above in units of their tail: an error beyond t · RANK_ERROR / TAIL has probability ≤ 2·exp(-t²)."""
+"""Scales the errors above: an error beyond t · RANK_ERROR / TAIL has probability ≤ 2·exp(-t²)."""
 
 _SHORT, _FULL, _M, _FAMILY = 2, 5, 8, 15
 _EMPTY, _SORTED, _SINGLE = 1, 2, 4
@@ -53,25 +53,25 @@ class Points:
         return 0.0 if self.exact else SHARE_ERROR
 
     def at_or_below(self, edges: Floats) -> Floats:
-        """How many values are ≤ each of `edges`."""
+        """Return the number of values ≤ each of `edges`."""
         return np.concatenate([[0.0], self.cumulated])[np.searchsorted(self.values, edges, side="right")]
 
     def quantiles(self, ranks: Floats) -> Floats:
-        """The smallest values whose ranks are at least `ranks`."""
+        """Return the smallest values whose ranks are at least `ranks`."""
         found = np.searchsorted(self.cumulated, ranks * self.count, side="left")
         return self.values[np.minimum(found, len(self.values) - 1)]
 
 
 def read_points(feature: FeatureSketch) -> Points:
-    """The points of a numeric `feature`; Damaged where its bytes are no KLL sketch or contradict the record."""
+    """Return the points of a numeric `feature`. Raise Damaged if its bytes are invalid or contradict the record."""
     try:
         values, weights, bounds = _parse(feature.sketch or b"")
     except (_Malformed, struct.error) as problem:
         raise Damaged(f"the sketch of {feature.name!r} is damaged: {problem}") from None
     if int(weights.sum()) != feature.count:
-        raise Damaged(f"the sketch of {feature.name!r} holds another number of values than its record says")
+        raise Damaged(f"the sketch of {feature.name!r} has another number of values than its record")
     if len(values) and bounds != (feature.minimum, feature.maximum):
-        raise Damaged(f"the sketch of {feature.name!r} has another minimum or maximum than its record says")
+        raise Damaged(f"the sketch of {feature.name!r} has another minimum or maximum than its record")
     order = np.argsort(values, kind="stable")
     return Points(
         values[order], np.cumsum(weights[order]).astype(np.float64), exact=bool((weights == 1).all())
@@ -126,7 +126,7 @@ def _parse_full(data: bytes, *, is_sorted: bool) -> _Parsed:
 
 
 def _capacity(levels: int) -> int:
-    """Values that a sketch of so many levels can hold: k at the top, two thirds of that on each level below."""
+    """Return the capacity of a sketch with `levels` levels: k at the top, two thirds of that on each level below."""
     return sum(max(_M, ((2 * K << depth) // 3**depth + 1) >> 1) for depth in range(levels))
 
 

@@ -1,4 +1,4 @@
-"""Sketches at rest. They hold values of the data, so they are sealed under the keys of the endpoint's workspace."""
+"""Encryption of stored sketches. They contain data values, so the keys of the endpoint's workspace encrypt them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from falaj.monitoring.sketches.sketchers import decode, encode
 from falaj.records.monitoring.sketches import ReferenceSketch, SketchSet, WindowSketch
 
 SIZE_LIMIT = 512 * 2**20
-"""What a sealed value may unpack to: far beyond what a window can hold."""
+"""Largest decompressed size: far beyond that of any window."""
 
 Set = TypeVar("Set", bound=SketchSet)
 
 
 class SketchStore:
-    """Seals and opens sketches of one workspace; a sealed sketch cannot be moved to another place."""
+    """Encrypts and decrypts sketches of one workspace, bound to where they are stored."""
 
     def __init__(self, sealed: SealedValues, workspace: str) -> None:
         self._sealed = sealed
@@ -29,14 +29,14 @@ class SketchStore:
         return self._open(sealed, f"slot/{endpoint}/{version}/{seq}", WindowSketch)
 
     def seal_reference(self, reference: ReferenceSketch, *, monitor: str, version: str = "") -> bytes:
-        """`version`: of its own reference; without it, of the pinned training set."""
+        """Encrypt the own reference of `version`, or without it the pinned training set."""
         return self._seal(reference, f"reference/{monitor}/{version}")
 
     def open_reference(self, sealed: bytes, *, monitor: str, version: str = "") -> ReferenceSketch:
         return self._open(sealed, f"reference/{monitor}/{version}", ReferenceSketch)
 
     def _seal(self, sketches: SketchSet, context: str) -> bytes:
-        packed = zlib.compress(encode(sketches), level=1)  # undoes base64, and little more
+        packed = zlib.compress(encode(sketches), level=1)  # mostly undoes base64
         return self._sealed.seal(self._workspace, packed, context=context.encode())
 
     def _open(self, sealed: bytes, context: str, kind: type[Set]) -> Set:

@@ -1,4 +1,4 @@
-"""Build, merge and carry sketches: a column of any length in constant memory, cheap enough for every request."""
+"""Build, merge and serialize sketches of columns in constant memory, cheap enough for every request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Set = TypeVar("Set", bound=SketchSet)
 
 
 class NumericSketcher:
-    """Takes in one numeric column. Not for two threads at once."""
+    """Sketches one numeric column. Not thread-safe."""
 
     def __init__(self, name: str, *, role: ColumnRole = ColumnRole.FEATURE) -> None:
         self.name, self.role = name, role
@@ -44,7 +44,9 @@ class NumericSketcher:
 
     def update(self, values: Values) -> None:
         column = numbers(values, name=self.name)
-        self._kll.update(column if column.flags.writeable else column.copy())  # it takes no read-only array
+        self._kll.update(
+            column if column.flags.writeable else column.copy()
+        )  # the library rejects read-only arrays
         self._rows += len(column)
 
     def absorb(self, other: FeatureSketch) -> None:
@@ -53,7 +55,7 @@ class NumericSketcher:
         self._rows += other.rows
 
     def sketch(self) -> FeatureSketch:
-        count = self._kll.n  # KLL leaves NaN out without a word: what is missing here were nulls
+        count = self._kll.n  # KLL silently skips NaN, so the difference is nulls
         return FeatureSketch(
             name=self.name,
             kind=ColumnKind.NUMERIC,
@@ -67,9 +69,9 @@ class NumericSketcher:
 
 
 class CategorySketcher:
-    """Takes in one categorical column. Not for two threads at once.
+    """Sketches one categorical column. Not thread-safe.
 
-    Beyond the limit it keeps the categories whose hashes are smallest. One that is kept at the end was kept
+    Beyond the limit it keeps the categories with the smallest hashes. A category that is kept at the end was kept
     from the start, so its count is exact, and merging gives the same result in any order.
     """
 
@@ -116,7 +118,7 @@ def new_sketcher(name: str, kind: ColumnKind, *, role: ColumnRole = ColumnRole.F
 
 
 class WindowSketcher:
-    """The sketches of one model version on one server; `cut` hands a window out and begins the next."""
+    """The sketches of one model version on one server; `cut` returns a window and starts the next."""
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class WindowSketcher:
         self._sketchers = self._fresh()
 
     def update(self, columns: Columns, *, role: ColumnRole = ColumnRole.FEATURE) -> None:
-        """Take in a batch. Columns that are not watched are passed over; a watched one may be absent."""
+        """Add a batch. Unwatched columns are ignored; watched ones may be absent."""
         for name, values in columns_of(columns).items():
             sketcher = self._sketchers.get((role, name))
             if sketcher is not None:
@@ -162,7 +164,7 @@ def sketch_column(
 def sketch_reference(
     training_set: str, batches: Iterable[Columns], *, kinds: Mapping[str, ColumnKind] | None = None
 ) -> ReferenceSketch:
-    """The training set's columns, batch by batch; where `kinds` says nothing, the first batch decides."""
+    """Sketch the columns of a training set; kinds not in `kinds` are taken from the first batch."""
     sketchers: dict[str, Sketcher] = {}
     for batch in batches:
         for name, values in columns_of(batch).items():
@@ -180,9 +182,9 @@ def columns_of(columns: Columns) -> Mapping[str, Any]:
 
 
 def merge(sketches: Sequence[FeatureSketch]) -> FeatureSketch:
-    """One sketch of all the values; counts are exact, quantiles stay within the bound of a single sketch."""
+    """Merge sketches of one column; counts are exact, quantiles stay within the bound of a single sketch."""
     if not sketches:
-        raise InvalidInput("there is no sketch to merge")
+        raise InvalidInput("at least one sketch is needed to merge")
     first = sketches[0]
     if any((s.name, s.role, s.kind) != (first.name, first.role, first.kind) for s in sketches):
         raise InvalidInput.at(
@@ -195,7 +197,7 @@ def merge(sketches: Sequence[FeatureSketch]) -> FeatureSketch:
 
 
 def merge_windows(windows: Sequence[WindowSketch]) -> WindowSketch:
-    """One window of all replicas or hours of one model version, from the first beginning to the last end."""
+    """Merge windows of one model version into one that spans them all."""
     models = sorted({window.model for window in windows})
     if len(models) != 1:
         given = ", ".join(models) or "no window"
@@ -213,18 +215,18 @@ def merge_windows(windows: Sequence[WindowSketch]) -> WindowSketch:
 
 
 def encode(sketches: SketchSet) -> bytes:
-    """JSON, the KLL bytes in base64: about 25 KB for each numeric column."""
+    """Encode as JSON with the KLL bytes in base64: about 25 KB per numeric column."""
     return sketches.model_dump_json().encode()
 
 
 def decode(data: bytes, kind: type[Set]) -> Set:
-    """The sketches that `encode` wrote; Damaged for anything else, before a byte of it reaches the library."""
+    """Decode the output of `encode`. Raise Damaged for invalid bytes before they reach the library."""
     try:
         sketches = kind.model_validate_json(data)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
-        raise Damaged(f"these bytes are no {kind.__name__}: {where}: {first['msg']}") from None
+        raise Damaged(f"invalid {kind.__name__}: {where}: {first['msg']}") from None
     for sketch in sketches.features:
         if sketch.kind is ColumnKind.NUMERIC:
             read_points(sketch)

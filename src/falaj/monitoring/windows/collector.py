@@ -1,7 +1,7 @@
-"""On the server: sketch every column that an endpoint sees and answers, in constant memory.
+"""Server side: sketch every input and output column of endpoints in constant memory.
 
-`note` only puts arrays aside. They are sketched in bulk, by whoever hands windows in, or by the thread that notes if
-that is late: so memory is bounded, whatever happens.
+`add` only queues arrays. They are sketched in bulk by the delivery thread, or by the calling thread if that is late,
+so memory is bounded.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from falaj.records.record import utc_now
 
 log = logging.getLogger("falaj.monitoring")
 
-VALUES_ASIDE = 2**18
+PENDING_VALUES = 2**18
 """Values of one version that may wait to be sketched: about ten milliseconds of work."""
 COLUMNS_LIMIT = 1000
-"""Columns of one version that are sketched; the rest is passed over, and that is said once."""
+"""Columns of one version that are sketched; the others are skipped with one warning."""
 SHORTEST = timedelta(microseconds=1)
 
 Array = npt.NDArray[Any]
 Group = tuple[ColumnRole, str, Any, tuple[int, ...]]
-"""Arrays that can be joined: of one role, name, type and width. The columns of a matrix are `name[0]`, `name[1]`, …"""
+"""Arrays that can be concatenated: of one role, name, dtype and width. Matrix columns are `name[0]`, `name[1]`, …"""
 
 
 class ServedWindow(NamedTuple):
-    """A window, and the endpoint that it is of, as the server calls it."""
+    """A window and the id of its endpoint."""
 
     endpoint: str
     window: WindowRecord
@@ -45,24 +45,26 @@ class ServedWindow(NamedTuple):
 
 @dataclass
 class _Version:
-    """What is known of one version of an endpoint since the last cut."""
+    """Pending arrays and sketches of one version of an endpoint since the last flush."""
 
     since: datetime
     values: int = 0
-    aside: list[tuple[ColumnRole, Mapping[str, Array]]] = field(default_factory=list)
+    pending: list[tuple[ColumnRole, Mapping[str, Array]]] = field(default_factory=list)
     sketchers: dict[tuple[ColumnRole, str], Sketcher] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
 
 
 class Collector:
-    """Thread-safe. What it cannot sketch it passes over: a request never fails for it."""
+    """Collects columns; thread-safe. Columns that cannot be sketched are skipped, so no request fails."""
 
-    def __init__(self, *, clock: Callable[[], datetime] = utc_now, values_aside: int = VALUES_ASIDE) -> None:
+    def __init__(
+        self, *, clock: Callable[[], datetime] = utc_now, pending_values: int = PENDING_VALUES
+    ) -> None:
         self._clock = clock
-        self._values_aside = values_aside
+        self._pending_values = pending_values
         self._versions: dict[tuple[str, str], _Version] = {}
-        self._noting = threading.Lock()
-        self._sketching = threading.Lock()
+        self._pending_lock = threading.Lock()
+        self._sketch_lock = threading.Lock()
 
     def add(
         self,
@@ -72,32 +74,32 @@ class Collector:
         *,
         role: ColumnRole = ColumnRole.FEATURE,
     ) -> None:
-        """Put the columns of a batch aside: one value per row, or a matrix with a row per row.
+        """Queue the columns of a batch: one value per row, or a matrix with one row per row.
 
-        The mapping and its arrays are kept for a while and must not be written to any more.
+        The mapping and its arrays are kept for a while and must not be modified.
         """
         if not columns:
             return
-        with self._noting:
+        with self._pending_lock:
             known = self._versions.get((endpoint, version))
             if known is None:
                 known = self._versions[endpoint, version] = _Version(self._clock())
-            known.aside.append((role, columns))
+            known.pending.append((role, columns))
             known.values += len(columns) * next(iter(columns.values())).size
-            is_late = known.values >= self._values_aside
+            is_late = known.values >= self._pending_values
         if is_late:
             self.sketch()
 
     def sketch(self) -> None:
-        """Take what was put aside into the sketches."""
-        with self._sketching:
+        """Sketch the pending arrays."""
+        with self._sketch_lock:
             for known in list(self._versions.values()):
                 self._take(known)
 
     def flush(self) -> list[ServedWindow]:
-        """The window of every version that saw something since the last time; the next windows begin."""
-        with self._sketching:
-            with self._noting:
+        """Return the window of every version with data since the last flush, and start new windows."""
+        with self._sketch_lock:
+            with self._pending_lock:
                 ended, self._versions = self._versions, {}
             until = self._clock()
             for known in ended.values():
@@ -109,14 +111,14 @@ class Collector:
             ]
 
     def _take(self, known: _Version) -> None:
-        with self._noting:
-            aside, known.aside, known.values = known.aside, [], 0
-        for (role, name, _, width), arrays in _grouped(aside).items():
+        with self._pending_lock:
+            pending, known.pending, known.values = known.pending, [], 0
+        for (role, name, _, width), arrays in _grouped(pending).items():
             try:
                 joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
                 columns = list(_columns(name, joined, width))
             except (ValueError, TypeError) as problem:
-                _pass_over(known, name, problem)
+                _skip(known, name, problem)
                 continue
             for column, values in columns:
                 _update(known, role, column, values)
@@ -133,16 +135,16 @@ def _cut(version: str, known: _Version, until: datetime) -> WindowRecord:
     )
 
 
-def _grouped(aside: list[tuple[ColumnRole, Mapping[str, Array]]]) -> dict[Group, list[Array]]:
+def _grouped(pending: list[tuple[ColumnRole, Mapping[str, Array]]]) -> dict[Group, list[Array]]:
     groups: dict[Group, list[Array]] = {}
-    for role, columns in aside:
+    for role, columns in pending:
         for name, values in columns.items():
             groups.setdefault((role, name, values.dtype, values.shape[1:]), []).append(values)
     return groups
 
 
 def _columns(name: str, values: Array, width: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-    """The columns of what was noted; images and the like are passed over."""
+    """Yield the columns of an array; arrays with more dimensions, such as images, are skipped."""
     if width in ((), (1,)):
         yield name, values.reshape(-1)
     elif len(width) == 1:
@@ -161,10 +163,10 @@ def _update(known: _Version, role: ColumnRole, name: str, values: Array) -> None
         sketcher.update(values)
         known.sketchers[key] = sketcher
     except (InvalidInput, ValueError, TypeError) as problem:
-        _pass_over(known, name, problem)
+        _skip(known, name, problem)
 
 
-def _pass_over(known: _Version, name: str, problem: Exception) -> None:
-    if name not in known.refused:
-        known.refused.add(name)
-        log.warning("a column is not monitored", extra={"column": name, "reason": str(problem)})
+def _skip(known: _Version, name: str, problem: Exception) -> None:
+    if name not in known.skipped:
+        known.skipped.add(name)
+        log.warning("column is not monitored", extra={"column": name, "reason": str(problem)})

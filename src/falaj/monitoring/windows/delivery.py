@@ -1,7 +1,7 @@
-"""Hand the windows of a server in, on a thread of its own. Nothing is lost but by a kill -9 of the server.
+"""Deliver the windows of a server to the platform from a thread. Data is lost only if the server is killed.
 
-While the platform does not answer, windows wait; beyond a limit the oldest of a version are merged, not dropped. A
-window that was sent, and may have arrived, keeps its idempotency key, so that it counts once.
+While the platform is unavailable, windows wait; beyond a limit the oldest ones of a version are merged, not dropped. A
+window that was sent and may have arrived keeps its idempotency key, so that it counts once.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from falaj.records.names import new_id
 log = logging.getLogger("falaj.monitoring")
 
 BODY_BYTES = 700_000
-"""Of JSON in one request: the door takes 1 MiB."""
+"""Bytes of JSON in one request; the API accepts 1 MiB."""
 WAITING_LIMIT = 60
 """Windows that may wait before the oldest are merged."""
 
-HandIn = Callable[[str, tuple[WindowRecord, ...]], object]
-"""Performs monitoring.record for an endpoint."""
+RecordWindows = Callable[[str, tuple[WindowRecord, ...]], object]
+"""Calls monitoring.record for an endpoint."""
 
 
 @dataclass
 class _Waiting:
-    """A window on its way: the parts that have not arrived yet, each with its key; `sent` once one was tried."""
+    """A window to deliver: its undelivered parts with their idempotency keys; `sent` once one was tried."""
 
     served: ServedWindow
     sent: bool = False
@@ -45,12 +45,12 @@ class _Waiting:
 
 
 class Delivery:
-    """Sketches what the collector put aside several times a second, and hands windows in every `every_s`."""
+    """Sketches pending arrays several times a second, and delivers windows every `every_s`."""
 
     def __init__(
         self,
         collector: Collector,
-        record_windows: HandIn,
+        record_windows: RecordWindows,
         *,
         every_s: float = 10.0,
         sketch_every_s: float = 0.25,
@@ -67,21 +67,21 @@ class Delivery:
 
     @property
     def waiting(self) -> int:
-        """Windows that could not be handed in yet."""
+        """Return the number of undelivered windows."""
         return len(self._waiting)
 
     def start(self) -> None:
-        """Begin; the thread acts for whoever starts it."""
+        """Start the thread, which acts as the current caller."""
         self._thread = start_thread(self._run, name="monitoring")
 
     def stop(self) -> None:
-        """Hand in what is left, and end."""
+        """Deliver the remaining windows and stop the thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
     def deliver(self) -> None:
-        """Cut windows and hand in all that wait, oldest first; what does not get through waits for the next time."""
+        """Flush the collector and deliver all waiting windows, oldest first; failed ones wait for the next call."""
         self._waiting += [_Waiting(served) for served in self._collector.flush()]
         while self._waiting:
             if not self._send(self._waiting[0]):
@@ -102,10 +102,10 @@ class Delivery:
         try:
             act()
         except Exception:
-            log.exception("windows could not be made or handed in; it is tried again")
+            log.exception("window delivery failed; retrying")
 
     def _send(self, waiting: _Waiting) -> bool:
-        """Whether the window is done with: it arrived, or never will."""
+        """Send a window; return whether it is finished: delivered or permanently rejected."""
         if not waiting.sent:
             waiting.sent = True
             waiting.parts = [(new_id("key"), part) for part in split_window(waiting.served.window)]
@@ -115,18 +115,18 @@ class Delivery:
                 with once(key):
                     self._record_windows(waiting.served.endpoint, (part,))
             except (NotFound, InvalidInput) as error:
-                told = {"endpoint": waiting.served.endpoint, "reason": error.message}
-                log.warning("a window was refused, and is dropped", extra=told)
+                details = {"endpoint": waiting.served.endpoint, "reason": error.message}
+                log.warning("window rejected and dropped", extra=details)
                 return True
             except FalajError as error:
-                told = {"endpoint": waiting.served.endpoint, "reason": error.message}
-                log.warning("a window waits: it could not be handed in", extra=told)
+                details = {"endpoint": waiting.served.endpoint, "reason": error.message}
+                log.warning("window delivery failed; it will be retried", extra=details)
                 return False
             del waiting.parts[0]
         return True
 
     def _merge_oldest(self) -> None:
-        """Merge the oldest windows of a version until few enough wait; what was sent stays as it is."""
+        """Merge the oldest windows of a version until the limit holds; sent windows stay unchanged."""
         while len(self._waiting) > self._waiting_limit:
             pair = self._oldest_pair()
             if pair is None:
@@ -148,7 +148,7 @@ class Delivery:
 
 
 def split_window(window: WindowRecord, *, limit: int = BODY_BYTES) -> Iterator[WindowRecord]:
-    """`window` in parts that fit into a request, each with some of its columns; only the first counts the rows."""
+    """Split `window` by columns into parts that fit into a request; only the first part counts the rows."""
     group: list[FeatureSketch] = []
     size, rows = 0, window.rows
     for sketch in window.features:

@@ -1,4 +1,4 @@
-"""Take in the windows that servers hand in: checked, sealed, numbered in the order of arrival; old ones merged."""
+"""Ingest windows from servers: check, encrypt and number them in order of arrival; merge old ones."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ from falaj.monitoring.drift.baselines import merge_compatible
 from falaj.monitoring.sketches.kll import read_points
 from falaj.monitoring.sketches.sketch_store import SketchStore
 from falaj.monitoring.windows.slots import WindowSlot, pair_to_merge
+from falaj.ports.metadata import Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import MonitorWindow, WindowReceipt, WindowRecord
 from falaj.records.monitoring.sketches import ColumnKind, WindowSketch
 
-Watching = list[tuple[str, MonitorWindow]]
+Monitors = list[tuple[str, MonitorWindow]]
 
 
 def ingest_windows(
-    gate: Gate, call: Call, sealed: SealedValues, windows: Sequence[WindowRecord]
+    gate: Gate,
+    call: Call,
+    endpoint: StoredObject,
+    sealed: SealedValues,
+    windows: Sequence[WindowRecord],
 ) -> WindowReceipt:
-    """Store the windows of the endpoint that the call acts on, if a monitor watches it."""
+    """Store the windows of `endpoint`, if a monitor watches it."""
     for number, window in enumerate(windows):
         _check(window, f"windows.{number}")
-    endpoint, sketches = call.target, SketchStore(sealed, call.target.workspace)
+    sketches = SketchStore(sealed, endpoint.workspace)
     watching = store.monitors_of(call.tx, endpoint.id)
     if watching:
-        _require_placed(gate, call)
+        _require_placed(gate, call, endpoint)
     last = store.lock_endpoint(call.tx, endpoint.id, take=len(windows)) if watching else None
     if last is None:
         return WindowReceipt(endpoint=endpoint.id, stored=0, monitors=0)
@@ -42,15 +47,14 @@ def ingest_windows(
         )
         store.add_slot(call.tx, endpoint.id, window.model, slot)
     for version, added in Counter(window.model for window in windows).items():
-        _make_known(call, watching, version, before=first - 1)
+        _start_positions(call, endpoint, watching, version, before=first - 1)
         for _ in range(added):
-            compact(call, sketches, version, watching)
+            compact(call.tx, sketches, endpoint.id, version, watching)
     return WindowReceipt(endpoint=endpoint.id, stored=len(windows), monitors=len(watching))
 
 
-def compact(call: Call, sketches: SketchStore, version: str, watching: Watching) -> None:
-    """Merge the two slots of a version that matter least, if it has too many."""
-    tx, endpoint = call.tx, call.target.id
+def compact(tx: Transaction, sketches: SketchStore, endpoint: str, version: str, watching: Monitors) -> None:
+    """Merge the two least important slots of a version if it has too many."""
     slots = store.slot_facts(tx, endpoint, version)
     judged = store.judged_seqs(tx, [monitor for monitor, _ in watching], version)
     pair = pair_to_merge(slots, boundaries=judged)
@@ -71,10 +75,12 @@ def compact(call: Call, sketches: SketchStore, version: str, watching: Watching)
     store.replace_pair(tx, endpoint, version, pair, WindowSlot(seq, both.since, both.until, rows, sealed))
 
 
-def _make_known(call: Call, watching: Watching, version: str, *, before: int) -> None:
+def _start_positions(
+    call: Call, endpoint: StoredObject, watching: Monitors, version: str, *, before: int
+) -> None:
     for monitor, window in watching:
         store.begin_position(call.tx, monitor, version, before=before)
-        store.refresh_waiting(call.tx, monitor, version, endpoint=call.target.id, window=window)
+        store.refresh_waiting(call.tx, monitor, version, endpoint=endpoint.id, window=window)
 
 
 def _sealed(sketches: SketchStore, window: WindowRecord, endpoint: StoredObject, seq: int) -> bytes:
@@ -84,14 +90,14 @@ def _sealed(sketches: SketchStore, window: WindowRecord, endpoint: StoredObject,
     return sketches.seal_window(plain, endpoint=endpoint.id, seq=seq)
 
 
-def _require_placed(gate: Gate, call: Call) -> None:
-    """Sketches lie in the default zone; the endpoint's label may have changed since somebody began to watch it."""
+def _require_placed(gate: Gate, call: Call, endpoint: StoredObject) -> None:
+    """Raise unless sketches of the endpoint may lie in the default zone; its label may have changed."""
     seen = partial(gate.authorizer.sees, call.tx, call.caller)
-    gate.zones.require(call.tx, [call.target], gate.zones.default, seen=seen)
+    gate.zones.require(call.tx, [endpoint], gate.zones.default, seen=seen)
 
 
 def _check(window: WindowRecord, where: str) -> None:
-    """Nothing is stored that cannot be read again."""
+    """Raise InvalidInput if a sketch cannot be parsed."""
     for sketch in window.features:
         if sketch.kind is ColumnKind.NUMERIC:
             try:
@@ -100,5 +106,5 @@ def _check(window: WindowRecord, where: str) -> None:
                 raise InvalidInput.at(
                     f"{where}.features.{sketch.name}",
                     given=problem.message,
-                    allowed="the bytes of a sketch that Falaj made",
+                    allowed="the bytes of a KLL sketch written by Falaj",
                 ) from None

@@ -1,4 +1,4 @@
-"""Which slots make a complete monitoring window, when one is due, and which old slots to merge. No I/O."""
+"""Window slots: which of them form a complete window, when it is due, and which to merge. No I/O."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from itertools import pairwise
 from falaj.records.monitoring.monitors import MonitorWindow
 
 SLOTS_KEPT = 128
-"""Of one version of an endpoint. Beyond it old neighbours are merged: history gets coarser with its age."""
+"""Slots per version of an endpoint. Beyond this, old neighbours are merged, so history gets coarser with age."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSlot:
-    """A window as a server handed it in, or several merged; `sealed` is its sketches."""
+    """A window as received from a server, or several merged; `sealed` holds its encrypted sketches."""
 
     seq: int
     since: datetime
@@ -27,7 +27,7 @@ class WindowSlot:
 def complete_windows(
     slots: Sequence[WindowSlot], window: MonitorWindow, *, now: datetime
 ) -> list[list[WindowSlot]]:
-    """The complete windows among `slots`, which are in the order of their arrival; what is left over waits."""
+    """Return the complete windows in `slots`, which are in order of arrival; the rest waits."""
     found: list[list[WindowSlot]] = []
     current: list[WindowSlot] = []
     for slot in slots:
@@ -45,7 +45,7 @@ def complete_windows(
 
 
 def due_at(rows: int, since: datetime | None, window: MonitorWindow) -> datetime | None:
-    """From when on the slots that wait make a complete window; none while they have too few rows."""
+    """Return when the waiting slots form a complete window; None if they have too few rows."""
     if since is None or rows < window.least_rows:
         return None
     return since + window.least_time
@@ -54,9 +54,9 @@ def due_at(rows: int, since: datetime | None, window: MonitorWindow) -> datetime
 def pair_to_merge(
     slots: Sequence[WindowSlot], *, boundaries: Iterable[int]
 ) -> tuple[WindowSlot, WindowSlot] | None:
-    """Two neighbours in the older half, the smallest together; none on different sides of a boundary.
+    """Return the smallest pair of neighbours in the older half that does not cross a boundary; None if not needed.
 
-    A boundary is the number of the last slot that a monitor has judged.
+    A boundary is the number of the last slot that a monitor has evaluated.
     """
     if len(slots) <= SLOTS_KEPT:
         return None
@@ -73,5 +73,5 @@ def _is_complete(slots: Sequence[WindowSlot], window: MonitorWindow, *, at: date
 
 
 def _is_another_part(slot: WindowSlot, before: WindowSlot) -> bool:
-    """Whether `slot` holds other columns of the same window: it was too large for one request."""
+    """Return whether `slot` holds more columns of the same window, which was too large for one request."""
     return slot.rows == 0 and (slot.since, slot.until) == (before.since, before.until)

@@ -1,1 +1,1 @@
-"""What touches ONNX, ONNX Runtime, torch, scikit-learn and XGBoost; only jobs and users' own code load it."""
+"""The parts that import ONNX, ONNX Runtime, torch, scikit-learn and XGBoost; loaded by jobs and user code only."""

@@ -1,4 +1,4 @@
-"""`python -m falaj.optimization.runtime SETTINGS FEATURE…`: what an optimization's job runs."""
+"""`python -m falaj.optimization.runtime SETTINGS FEATURE…`: the command of an optimization job."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from falaj.optimization.settings import parse_settings
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status: 0 done, 1 with the reason on standard error."""
+    """Return the exit status: 0 on success, 1 with the reason on standard error."""
     inputs = Path(os.environ.get("FALAJ_INPUTS") or "inputs")
     outputs = Path(os.environ.get("FALAJ_OUTPUTS") or "outputs")
     try:
-        optimize(parse_settings(arguments), inputs=inputs, outputs=outputs, say=_say)
+        optimize(parse_settings(arguments), inputs=inputs, outputs=outputs, log=_log)
     except FalajError as error:
         print(f"error[{error.code}] {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-def _say(words: str) -> None:
-    print(words, flush=True)
+def _log(message: str) -> None:
+    print(message, flush=True)
 
 
 if __name__ == "__main__":

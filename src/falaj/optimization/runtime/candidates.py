@@ -1,4 +1,4 @@
-"""What is measured: the original as it was registered, and its variants, each as a function from rows to scores."""
+"""Candidates for measurement: the registered original and its variants, each as a function from rows to scores."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from falaj.records.registry import TensorSpec
 Predict = Callable[[Array], Array]
 
 ONNX = b"\x08"
-"""How an ONNX file begins: with its format version."""
+"""The first byte of an ONNX file: the tag of its format version."""
 ZIP = b"PK\x03\x04"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that predicts. `content` is its ONNX file; `source` is what to export where it has none yet."""
+    """A model with a predict function. `content` is its ONNX file, or `source` the model to export."""
 
     name: str
     predict: Predict
@@ -34,7 +34,7 @@ class Candidate:
 
 
 def open_original(folder: Path) -> Candidate:
-    """The model in the job's input: ONNX, XGBoost's own format, or a torch export."""
+    """Open the model in the job's inputs: ONNX, XGBoost or a torch export."""
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
     for path in files:
         content = path.read_bytes()
@@ -53,7 +53,7 @@ def open_original(folder: Path) -> Candidate:
 
 
 def onnx_candidate(name: str, content: bytes) -> Candidate:
-    """A model in ONNX Runtime."""
+    """Open an ONNX model in ONNX Runtime."""
     session = open_session(content)
     inputs = session.get_inputs()
     if len(inputs) != 1:
@@ -77,7 +77,7 @@ def onnx_candidate(name: str, content: bytes) -> Candidate:
 
 
 def require_width(candidate: Candidate, features: Array) -> None:
-    """InvalidInput if the model takes another number of columns."""
+    """Raise InvalidInput if the model takes another number of columns."""
     try:
         candidate.predict(features[:1])
     except InvalidInput:
@@ -91,13 +91,13 @@ def require_width(candidate: Candidate, features: Array) -> None:
 
 
 def named_columns(content: bytes) -> tuple[str, ...]:
-    """The names of its columns that a file keeps in itself."""
+    """Return the column names in the metadata of an ONNX file."""
     kept = open_session(content).get_modelmeta().custom_metadata_map.get(FEATURE_NAMES)
     return tuple(json.loads(kept)) if kept else ()
 
 
 def _scores_of(outputs: tuple[TensorSpec, ...]) -> str:
-    """The output that has the scores: the only one of real numbers."""
+    """Return the name of the score output: the only one with floating-point numbers."""
     real = [each.name for each in outputs if each.dtype in ("float32", "float64", "float16")]
     if len(real) != 1:
         raise InvalidInput.at(
@@ -122,7 +122,7 @@ def _xgboost(content: bytes) -> Candidate:
 
 
 def _torch(path: Path) -> Candidate:
-    """The registry has let it in: it holds no pickle."""
+    """Open a torch export; the registry has checked that it contains no pickle."""
     import torch
 
     torch.set_num_threads(1)

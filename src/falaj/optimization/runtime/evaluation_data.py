@@ -1,4 +1,4 @@
-"""The rows that variants are judged on: features as float32, missing values as NaN, and the target."""
+"""The rows for evaluation: features as float32 with missing values as NaN, and the target."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from falaj.errors import Fault, InvalidInput
 from falaj.optimization.runtime.conversion.converted import Array
 
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 
 
 @dataclass(frozen=True)
 class EvaluationRows:
-    """`skipped` rows had no target."""
+    """Features and target; `skipped` rows had no target."""
 
     features: Array
     target: Array
@@ -26,9 +26,9 @@ class EvaluationRows:
 
 
 def read_evaluation_rows(path: Path, *, features: Sequence[str], target: str, seed: int) -> EvaluationRows:
-    """At most MOST_ROWS rows of a Parquet file, chosen by `seed`; every fault of its columns at once."""
+    """Read at most MAX_ROWS rows of a Parquet file, sampled by `seed`. Raise InvalidInput with all faults."""
     if not path.exists():
-        raise InvalidInput(f"there is no input {path.name}: give the job the data to judge on")
+        raise InvalidInput(f"the input {path.name} is missing: the job needs evaluation data")
     with pq.ParquetFile(path) as file:
         _require_columns(file.schema_arrow, [*features, target])
         table = file.read(columns=[*dict.fromkeys([*features, target])])
@@ -37,8 +37,8 @@ def read_evaluation_rows(path: Path, *, features: Sequence[str], target: str, se
     if len(known) == 0:
         raise InvalidInput.at(f"column {target}", given="no values", allowed="a number in some rows at least")
     chosen = known
-    if len(known) > MOST_ROWS:
-        chosen = np.sort(np.random.default_rng(seed).choice(known, MOST_ROWS, replace=False))
+    if len(known) > MAX_ROWS:
+        chosen = np.sort(np.random.default_rng(seed).choice(known, MAX_ROWS, replace=False))
     part = table.take(pa.array(chosen))
     matrix = np.column_stack([_numbers(part, name) for name in features]).astype(np.float32)
     return EvaluationRows(np.ascontiguousarray(matrix), labels[chosen], len(labels) - len(known))
@@ -59,7 +59,7 @@ def _require_columns(schema: pa.Schema, wanted: Sequence[str]) -> None:
             Fault(where="features", given="none", allowed="the columns that the model takes, in order")
         )
     if faults:
-        raise InvalidInput("the columns of the data do not fit", faults=faults)
+        raise InvalidInput("the columns of the data are invalid", faults=faults)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -1,9 +1,10 @@
-"""Export a trained model to ONNX, and check that the file predicts what the model does."""
+"""Export a trained model to ONNX, verify its predictions, and save it as the output of a job."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,19 @@ from typing import Any
 import numpy as np
 
 from falaj.errors import Fault, InvalidInput, Unavailable
-from falaj.optimization.runtime import samples
 from falaj.optimization.runtime.conversion.converted import Array, ConvertedModel, framework_of
 from falaj.records.registry import TensorSpec
 
+MODEL = "model/model.onnx"
+DESCRIPTION = "model.json"
+INTEGERS = ("int64", "int32", "bool")
 TOLERANCE = 1e-4
-"""How far a prediction may be from the model's own: this much, or this share of it where it is beyond 1."""
+"""Largest difference from the model's own prediction: absolute, or relative for values beyond 1."""
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """The file, what it takes and gives, and how far it was from the model on the sample at most."""
+    """The exported file, its inputs and outputs, and its largest difference from the model on the sample."""
 
     path: Path
     inputs: tuple[TensorSpec, ...]
@@ -40,13 +43,13 @@ def export_onnx(
 ) -> ExportedModel:
     """Write `model` to `path` as ONNX: a torch module or exported program, a scikit-learn estimator, or XGBoost.
 
-    The file has one input, `features`, of as many rows as are sent. A classifier of two classes answers the probability
-    of the second as one column; of more, a column each. `sample` is rows that the model takes; the file must agree with
-    the model on them. `names` are the columns of the sample, unless it or the model knows them.
+    The file has one input, `features`, with a dynamic number of rows. A binary classifier returns the probability of
+    the second class as one column; other classifiers one column per class. The file must agree with the model on
+    `sample`, rows that the model takes. `names` are its column names, unless the sample or the model has them.
     """
     kind = framework_of(model)
-    rows = samples.rows_of(sample, any_shape=kind == "torch")
-    columns = samples.column_names(names, sample, model, rows)
+    rows = _rows_of(sample, any_shape=kind == "torch")
+    columns = _column_names(names, sample, model, rows)
     try:
         converted = _convert(kind, model, rows, columns)
     except ModuleNotFoundError as error:
@@ -60,8 +63,94 @@ def export_onnx(
     return ExportedModel(target, inputs, converted.outputs, difference, len(rows))
 
 
+def save_model(
+    model: Any,
+    *,
+    sample: Any,
+    names: Sequence[str] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    card: str = "",
+) -> ExportedModel:
+    """Export `model` as ONNX to the job's outputs, or to ./outputs outside a job, and describe it in model.json.
+
+    Registration reads its inputs, outputs, `metrics` and `card` from there.
+    """
+    values = _finite(metrics or {})
+    outputs = Path(os.environ.get("FALAJ_OUTPUTS") or "outputs")
+    exported = export_onnx(model, outputs / MODEL, sample=sample, names=names)
+    described = {
+        "files": [MODEL],
+        "inputs": [spec.model_dump(mode="json") for spec in exported.inputs],
+        "outputs": [spec.model_dump(mode="json") for spec in exported.outputs],
+        "metrics": values,
+        "card": card,
+    }
+    _write(outputs / DESCRIPTION, json.dumps(described, indent=2).encode())
+    return exported
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    values = {name: float(value) for name, value in metrics.items()}
+    for name, value in values.items():
+        if value != value or abs(value) == float("inf"):
+            raise InvalidInput.at(f"metrics.{name}", given=value, allowed="a finite number")
+    return values
+
+
+def _rows_of(sample: Any, *, any_shape: bool) -> Array:
+    """Return `sample` as float32 rows; with `any_shape` integers stay integers, as torch may use them as indices."""
+    if isinstance(sample, tuple | dict):
+        raise InvalidInput.at(
+            "sample",
+            given=f"a {type(sample).__name__} of {len(sample)}",
+            allowed="one array of rows",
+            fix="make the model take one tensor [rows, features] and split it inside",
+        )
+    plain = sample.detach().cpu() if hasattr(sample, "detach") else sample
+    try:
+        array = np.asarray(plain)
+        keep = any_shape and str(array.dtype) in INTEGERS
+        rows = array if keep else array.astype(np.float32)
+    except (TypeError, ValueError) as error:
+        fix = "encode text and categories as numbers before the model"
+        raise InvalidInput.at("sample", given=str(error), allowed="numbers", fix=fix) from None
+    if rows.ndim < 1 or len(rows) == 0 or (rows.ndim != 2 and not any_shape):
+        raise InvalidInput.at(
+            "sample", given=f"shape {list(rows.shape)}", allowed="[rows, features] with at least one row"
+        )
+    return np.ascontiguousarray(rows)
+
+
+def _column_names(given: Sequence[str] | None, sample: Any, model: Any, rows: Array) -> tuple[str, ...]:
+    """Return the column names: as given, else of the sample, else of the model's training data, else none."""
+    found = given
+    if found is None and hasattr(sample, "columns"):
+        found = [str(name) for name in sample.columns]
+    if found is None:
+        found = _trained_on(model)
+    if found is None:
+        return ()
+    if rows.ndim != 2 or len(found) != rows.shape[1] or len(set(found)) != len(found):
+        raise InvalidInput.at(
+            "names",
+            given=f"{len(found)} names, {len(set(found))} of them unique",
+            allowed=f"a name for each column of the sample, which has the shape {list(rows.shape)}",
+        )
+    return tuple(found)
+
+
+def _trained_on(model: Any) -> list[str] | None:
+    try:
+        found = getattr(model, "feature_names_in_", None)
+    except AttributeError:  # raised by XGBoost for a model that was trained without names
+        found = None
+    if found is None:
+        found = getattr(model, "feature_names", None)
+    return None if found is None else [str(name) for name in found]
+
+
 def _convert(kind: str, model: Any, rows: Array, columns: tuple[str, ...]) -> ConvertedModel:
-    """Each framework is imported only for its own models."""
+    """Convert the model; a framework is imported only for its own models."""
     if kind == "torch":
         from falaj.optimization.runtime.conversion import from_torch
 
@@ -76,7 +165,7 @@ def _convert(kind: str, model: Any, rows: Array, columns: tuple[str, ...]) -> Co
 
 
 def _agreement(converted: ConvertedModel, rows: Array, *, tolerance: float) -> float:
-    """The largest difference on the sample, all rows at once and the first one alone; refused beyond `tolerance`."""
+    """Return the largest difference on the sample, in one batch and for the first row. Raise beyond `tolerance`."""
     from falaj.optimization.runtime.sessions import open_session
 
     session = open_session(converted.content)
@@ -86,7 +175,7 @@ def _agreement(converted: ConvertedModel, rows: Array, *, tolerance: float) -> f
         try:
             outputs = session.run(None, {name: part})
         except Exception as error:  # onnxruntime raises a dozen types that share no parent but this
-            raise _disagrees(
+            raise _mismatch(
                 f"{len(part)} rows", f"an error: {error}", "any number of rows", fix=converted.batch_fix
             ) from error
         for spec, output, reference in zip(converted.outputs, outputs, references, strict=True):
@@ -96,7 +185,7 @@ def _agreement(converted: ConvertedModel, rows: Array, *, tolerance: float) -> f
 
 def _difference(name: str, output: Array, reference: Array, tolerance: float) -> float:
     if output.shape != reference.shape:
-        raise _disagrees(f"output {name}", f"shape {list(output.shape)}", f"shape {list(reference.shape)}")
+        raise _mismatch(f"output {name}", f"shape {list(output.shape)}", f"shape {list(reference.shape)}")
     wanted, made = reference.astype(np.float64), output.astype(np.float64)
     one_is_nan = np.isnan(wanted) != np.isnan(made)
     gap = np.where(np.isnan(wanted) | (wanted == made), 0.0, np.abs(made - wanted))
@@ -104,24 +193,24 @@ def _difference(name: str, output: Array, reference: Array, tolerance: float) ->
     beyond = gap > tolerance * np.maximum(1.0, np.abs(np.nan_to_num(wanted)))
     if beyond.any():
         place = tuple(int(i) for i in np.unravel_index(np.argmax(gap), gap.shape))
-        raise _disagrees(
+        raise _mismatch(
             f"output {name} at {list(place)}",
             f"{made[place]:.6g} ({int(beyond.any(axis=tuple(range(1, gap.ndim))).sum())} of {len(gap)} rows differ)",
             f"{wanted[place]:.6g}, as the model predicts, within {tolerance:g}",
-            fix="trees behind a scaler often differ, as their thresholds are rounded: train them on plain columns",
+            fix="trees after a scaler often differ because of rounded thresholds; train them on unscaled columns",
         )
     return float(gap.max(initial=0.0))
 
 
-def _disagrees(where: str, given: str, allowed: str, *, fix: str | None = None) -> InvalidInput:
+def _mismatch(where: str, given: str, allowed: str, *, fix: str | None = None) -> InvalidInput:
     return InvalidInput(
-        "the exported model does not predict what the model does; nothing was written",
+        "the exported model predicts differently from the model; nothing was written",
         faults=[Fault(where=where, given=given, allowed=allowed, fix=fix)],
     )
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Write atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     staged.write_bytes(content)

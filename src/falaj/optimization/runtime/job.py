@@ -1,4 +1,4 @@
-"""The job: open the original, make the variants, measure them side by side, judge, and write the report."""
+"""The optimization job: open the original, make the variants, measure them side by side, and write the report."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from falaj.optimization.settings import OptimizationSettings
 from falaj.records.optimization import Measurement, OptimizationReport, OptimizationVerdict, Recipe, Variant
 from falaj.records.registry import TensorSpec
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 SAMPLE_ROWS = 512
-"""Rows on which an export is checked."""
+"""Rows on which an export is verified."""
 REPORT = "report.json"
 
 
 @dataclass(frozen=True)
 class QualityScores:
-    """The losses and scores of a subject on the rows."""
+    """The losses and scores of a candidate on the evaluation rows."""
 
     losses: Array
     loss: float
@@ -43,9 +43,9 @@ class QualityScores:
 
 
 def optimize(
-    settings: OptimizationSettings, *, inputs: Path, outputs: Path, say: Say = print
+    settings: OptimizationSettings, *, inputs: Path, outputs: Path, log: Log = print
 ) -> OptimizationReport:
-    """Do all of it; what comes of it lies in `outputs`: report.json and variants/<recipe>/model.onnx."""
+    """Run the job and write report.json and variants/<recipe>/model.onnx to `outputs`."""
     original = open_original(inputs / "model")
     features = settings.features or (named_columns(original.content) if original.content else ())
     rows = read_evaluation_rows(
@@ -54,20 +54,20 @@ def optimize(
     require_width(original, rows.features)
     rows, predicted = _usable(original, rows)
     evaluator = quality.choose_evaluator(rows.target, predicted)
-    say(f"judging by {evaluator.metric} on {len(rows.target)} rows, {rows.skipped} skipped")
-    before = _judged(evaluator, predicted)
-    made, refused = _make(settings, original, rows.features[:SAMPLE_ROWS], tuple(features), outputs, say)
+    log(f"evaluating {evaluator.metric} on {len(rows.target)} rows, {rows.skipped} skipped")
+    before = _quality_scores(evaluator, predicted)
+    made, refused = _make(settings, original, rows.features[:SAMPLE_ROWS], tuple(features), outputs, log)
     timed = latency.measure_interleaved(
         {each.name: each.predict for each in (original, *made)},
         rows.features,
-        on_round=lambda number: say(f"timed {number} rounds") if number % 10 == 0 else None,
+        on_round=lambda number: log(f"timed {number} rounds") if number % 10 == 0 else None,
     )
     variants = [
-        _judge_variant(settings, evaluator, before, each, rows, timed, columns=tuple(features))
+        _evaluate_variant(settings, evaluator, before, each, rows, timed, columns=tuple(features))
         for each in made
     ] + refused
     for each in variants:
-        say(f"{each.recipe} {each.verdict}: {each.reason}")
+        log(f"{each.recipe} {each.verdict}: {each.reason}")
     report = OptimizationReport(
         metric=evaluator.metric,
         rows=len(rows.target),
@@ -82,20 +82,20 @@ def optimize(
 
 
 def host() -> str:
-    """This machine in words."""
+    """Describe this machine."""
     names = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} processors, {platform.system()}"
 
 
 def _usable(original: Candidate, rows: EvaluationRows) -> tuple[EvaluationRows, Array]:
-    """The rows for which the original itself predicts a number, and what it predicts."""
+    """Return the rows for which the original predicts a finite number, and its predictions."""
     predicted = quality.predict_all(original.predict, rows.features)
     if len(predicted) != len(rows.target):
         raise InvalidInput.at("model", given=f"{len(predicted)} scores", allowed="a score for each row")
     good = quality.finite_rows(predicted)
     if not good.any():
         raise InvalidInput(
-            "the model predicts no number for any row; if values are missing, fill them before the model"
+            "the model predicts no finite number for any row; if values are missing, impute them before the model"
         )
     skipped = rows.skipped + int((~good).sum())
     return EvaluationRows(rows.features[good], rows.target[good], skipped), predicted[good]
@@ -107,9 +107,9 @@ def _make(
     sample: Array,
     columns: tuple[str, ...],
     outputs: Path,
-    say: Say,
+    log: Log,
 ) -> tuple[list[Candidate], list[Variant]]:
-    """The variants that could be made, written down, and those that could not."""
+    """Make and write the variants; return them and the recipes that are not applicable."""
     made, refused = [], []
     for recipe in dict.fromkeys(settings.recipes):
         try:
@@ -124,16 +124,16 @@ def _make(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         made.append(candidate)
-        say(f"made {recipe}: {len(content)} bytes")
+        log(f"made {recipe}: {len(content)} bytes")
     return made, refused
 
 
-def _judged(evaluator: quality.QualityEvaluator, predicted: Array) -> QualityScores:
+def _quality_scores(evaluator: quality.QualityEvaluator, predicted: Array) -> QualityScores:
     losses = evaluator.losses(predicted)
     return QualityScores(losses, evaluator.metric_value(losses), evaluator.auc(predicted))
 
 
-def _judge_variant(
+def _evaluate_variant(
     settings: OptimizationSettings,
     evaluator: quality.QualityEvaluator,
     before: QualityScores,
@@ -156,10 +156,10 @@ def _judge_variant(
     predicted = quality.predict_all(candidate.predict, rows.features)
     wrong = int((~quality.finite_rows(predicted)).sum())
     if wrong:
-        reason = f"it predicts no number for {wrong} rows for which the original does"
+        reason = f"it predicts no finite number for {wrong} rows for which the original does"
         bare = _measurement(candidate, times, None)
         return Variant(verdict=OptimizationVerdict.REFUSED, reason=reason, measured=bare, **facts)
-    after = _judged(evaluator, predicted)
+    after = _quality_scores(evaluator, predicted)
     worse = quality.relative_loss_increase(evaluator, before.losses, after.losses, seed=settings.seed)
     served = {name: speedup[name] for name in latency.SERVED}
     verdict, reason = decide_acceptance(served, worse, budget=settings.budget, metric=evaluator.metric)
@@ -168,7 +168,7 @@ def _judge_variant(
 
 
 def _measurement(
-    candidate: Candidate, timed: latency.LatencySamples, judged: QualityScores | None
+    candidate: Candidate, timed: latency.LatencySamples, scores: QualityScores | None
 ) -> Measurement:
     return Measurement(
         latency_p50_us=timed.percentile(1, 0.5) * 1e6,
@@ -177,8 +177,8 @@ def _measurement(
         rows_per_s_256=256 / timed.median(256),
         cpu_us_per_row=timed.processor_median(256) / 256 * 1e6,
         size_bytes=candidate.size_bytes,
-        loss=None if judged is None else judged.loss,
-        auc=None if judged is None else judged.auc,
+        loss=None if scores is None else scores.loss,
+        auc=None if scores is None else scores.auc,
     )
 
 

@@ -1,4 +1,4 @@
-"""Time models side by side: in turns, round after round, so that what disturbs one disturbs the others too."""
+"""Measure latency of models in interleaved rounds, so that disturbances affect all of them alike."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from falaj.records.optimization import Interval
 
 SIZES = {"a single row": 1, "32 rows": 32, "256 rows": 256}
 SERVED = ("a single row", "32 rows")
-"""What a verdict rests on: the model server runs at most 32 rows together. More rows are measured and shown."""
+"""Batch sizes that acceptance is based on: the model server batches at most 32 rows. Others are only reported."""
 BLOCK_S = 0.004
-"""So long one model is timed at one size before it is the next one's turn."""
+"""Seconds for which one model is measured at one batch size per round."""
 ROUNDS = 40
-FEWEST_ROUNDS = 5
+MIN_ROUNDS = 5
 LIMIT_S = 10.0
 RESAMPLES = 1000
 WARM_UPS = 3
@@ -27,7 +27,7 @@ WARM_UPS = 3
 
 @dataclass
 class LatencySamples:
-    """Seconds by size: of each call, the median of each round, and the processor's seconds of each round's calls."""
+    """Seconds by batch size: of each call, the median of each round, and CPU seconds per call of each round."""
 
     calls: dict[int, list[float]] = field(default_factory=dict)
     medians: dict[int, list[float]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ def measure_interleaved(
     limit_s: float = LIMIT_S,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> dict[str, LatencySamples]:
-    """Every model at every size, in as many rounds as fit into `limit_s`, the models in another order each time."""
+    """Measure every model at every batch size, in as many rounds as fit into `limit_s`, rotating the order."""
     batches = {size: _batches(features, size) for size in SIZES.values()}
     for predict in models.values():
         for size in batches:
@@ -63,7 +63,7 @@ def measure_interleaved(
     gc.disable()
     try:
         for number in range(rounds):
-            if number >= FEWEST_ROUNDS and time.perf_counter() - began > limit_s:
+            if number >= MIN_ROUNDS and time.perf_counter() - began > limit_s:
                 break
             shift = number % len(names)
             for name in names[shift:] + names[:shift]:
@@ -77,7 +77,7 @@ def measure_interleaved(
 
 
 def speedups(original: LatencySamples, variant: LatencySamples, *, seed: int) -> dict[str, Interval]:
-    """How many times as fast the variant is, by size: the median over the rounds, and its bootstrap interval."""
+    """Return the speedup of the variant by batch size: the median over rounds with its bootstrap interval."""
     random = np.random.default_rng(seed)
     found = {}
     for name, size in SIZES.items():
@@ -89,7 +89,7 @@ def speedups(original: LatencySamples, variant: LatencySamples, *, seed: int) ->
 
 
 def _batches(features: Array, size: int) -> list[Array]:
-    """Some batches of `size`, begun again from the first row where there are too few."""
+    """Return batches of `size` rows, repeating the rows if there are too few."""
     count = max(1, min(32, len(features) // size))
     rows = np.resize(np.arange(len(features)), count * size)
     return [np.ascontiguousarray(features[rows[i * size : (i + 1) * size]]) for i in range(count)]

@@ -1,4 +1,4 @@
-"""How well a model predicts, and by how much a variant is worse: a paired bootstrap over the same rows."""
+"""Quality of predictions, and the loss increase of a variant by a paired bootstrap over the same rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from falaj.records.optimization import Interval
 BATCH = 1024
 RESAMPLES = 1000
 CLIP = 1e-7
-"""Probabilities are kept this far from 0 and 1, as float32 cannot tell them apart anyway."""
+"""Probabilities are clipped this far from 0 and 1, about the resolution of float32."""
 TINY = 1e-12
 
 Metric = Literal["log_loss", "rmse"]
@@ -23,13 +23,13 @@ Metric = Literal["log_loss", "rmse"]
 
 @dataclass(frozen=True)
 class QualityEvaluator:
-    """Judges predictions of `target`: log loss where it is classes and the original gives probabilities, else RMSE."""
+    """Evaluates predictions of `target`: log loss for classes and probabilities, else RMSE."""
 
     target: Array
     metric: Metric
 
     def losses(self, predicted: Array) -> Array:
-        """The loss of each row; the squared error for RMSE."""
+        """Return the loss of each row; the squared error for RMSE."""
         if self.metric == "rmse":
             return np.asarray((predicted.reshape(len(self.target)) - self.target) ** 2)
         chosen = (
@@ -40,19 +40,19 @@ class QualityEvaluator:
         return np.asarray(-np.log(np.clip(chosen, CLIP, 1 - CLIP)))
 
     def metric_value(self, losses: Array) -> float:
-        """The metric over all rows."""
+        """Return the metric over all rows."""
         mean = float(losses.mean())
         return mean**0.5 if self.metric == "rmse" else mean
 
     def auc(self, predicted: Array) -> float | None:
-        """The area under the ROC curve, where the target is 0 and 1."""
+        """Return the area under the ROC curve if the target is 0 and 1."""
         if set(np.unique(self.target)) != {0.0, 1.0} or _has_classes(predicted):
             return None
         return _area(_positive(predicted), self.target == 1)
 
 
 def choose_evaluator(target: Array, predicted: Array) -> QualityEvaluator:
-    """The judge for what the original predicts of `target`."""
+    """Choose the evaluator from the target and the predictions of the original."""
     columns = 1 if predicted.ndim == 1 else int(np.prod(predicted.shape[1:]))
     if columns > 1:
         if not np.isin(target, np.arange(columns)).all() or predicted.ndim != 2:
@@ -67,20 +67,20 @@ def choose_evaluator(target: Array, predicted: Array) -> QualityEvaluator:
 
 
 def predict_all(predict: Predict, features: Array) -> Array:
-    """The scores of all rows, a batch at a time."""
+    """Return the predictions of all rows, computed in batches."""
     parts = [predict(features[start : start + BATCH]) for start in range(0, len(features), BATCH)]
     return np.concatenate([np.asarray(part, np.float64) for part in parts])
 
 
 def finite_rows(predicted: Array) -> Array:
-    """Which rows have a prediction that is a number."""
+    """Return which rows have a finite prediction."""
     return np.asarray(np.isfinite(predicted).reshape(len(predicted), -1).all(axis=1))
 
 
 def relative_loss_increase(
     evaluator: QualityEvaluator, original: Array, variant: Array, *, seed: int
 ) -> Interval:
-    """By which share the variant's loss is above the original's; both are losses by row, resampled together."""
+    """Return the relative loss increase of the variant with its interval; losses by row are resampled in pairs."""
     random = np.random.default_rng(seed)
     count = len(original)
     shares = np.empty(RESAMPLES)
@@ -101,12 +101,12 @@ def _has_classes(predicted: Array) -> bool:
 
 
 def _positive(predicted: Array) -> Array:
-    """The probability of the second class."""
+    """Return the probability of the second class."""
     return predicted[:, -1] if predicted.ndim == 2 else predicted.reshape(len(predicted))
 
 
 def _area(scores: Array, positive: Array) -> float:
-    """By ranks, ties shared."""
+    """Compute the area by ranks, with ties averaged."""
     _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     ones, zeros = int(positive.sum()), int((~positive).sum())

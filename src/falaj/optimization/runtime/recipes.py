@@ -1,4 +1,4 @@
-"""Make a variant of a model by a recipe, or say why there is none."""
+"""Make variants of a model by recipe."""
 
 from __future__ import annotations
 
@@ -17,25 +17,23 @@ from falaj.optimization.runtime.sessions import open_session
 from falaj.records.optimization import Recipe
 
 MULTIPLIES = ("MatMul", "Gemm", "Attention", "LSTM")
-"""What int8 helps on a CPU. Convolutions are left as they are: with dynamic int8 they get slower."""
+"""Operators that int8 accelerates on a CPU. Dynamic int8 makes convolutions slower, so they are excluded."""
 TREES = "TreeEnsemble"
 
 
 class RecipeNotApplicable(Exception):
-    """There is no such variant of this model; the reason in words."""
+    """The recipe cannot be applied to this model; the message is the reason."""
 
 
 def make_variant(recipe: Recipe, original: Candidate, *, sample: Array, names: tuple[str, ...]) -> bytes:
-    """The ONNX file of the variant."""
+    """Return the ONNX file of the variant. Raise RecipeNotApplicable if it cannot be made."""
     if recipe == "fp16":
-        raise RecipeNotApplicable(
-            "half precision has no arithmetic of its own on a CPU: it would be slower; use a GPU"
-        )
+        raise RecipeNotApplicable("CPUs have no half-precision arithmetic, so it would be slower; use a GPU")
     try:
         plain = original.content or _exported(original, sample, names)
     except FalajError as error:
         raise RecipeNotApplicable(
-            f"it does not export to ONNX: {'; '.join(str(error).splitlines())}"
+            f"the export to ONNX failed: {'; '.join(str(error).splitlines())}"
         ) from error
     if recipe == "int8":
         return _int8(plain)
@@ -50,7 +48,7 @@ def _exported(original: Candidate, sample: Array, names: tuple[str, ...]) -> byt
 
 
 def _fused(content: bytes) -> bytes:
-    """The graph as ONNX Runtime optimizes it for any processor, written down."""
+    """Return the graph after the hardware-independent optimizations of ONNX Runtime."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fused.onnx"
         open_session(content, optimized_path=str(path))
@@ -58,7 +56,7 @@ def _fused(content: bytes) -> bytes:
 
 
 def _int8(content: bytes) -> bytes:
-    """Weights of matrix multiplications as int8; activations are quantized as they come."""
+    """Quantize the weights of matrix multiplications to int8, with dynamic quantization of activations."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load_from_string(content)
@@ -66,7 +64,7 @@ def _int8(content: bytes) -> bytes:
     del model.graph.value_info[:]  # shapes from before the quantizer turns Gemm into MatMul
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "int8.onnx"
-        logging.disable(logging.WARNING)  # it recommends a step that is done already
+        logging.disable(logging.WARNING)  # it recommends a step that is already done
         try:
             quantize_dynamic(
                 model,
@@ -91,15 +89,15 @@ def _require_weights(model: onnx.ModelProto) -> None:
         return
     if any(name.startswith(TREES) for name in found):
         raise RecipeNotApplicable(
-            "trees only compare and add: there are no weights to multiply by, so nothing to quantize"
+            "trees only compare and add, without matrix multiplications: there is nothing to quantize"
         )
     raise RecipeNotApplicable(
-        f"nothing in it multiplies by a matrix of weights; it has {', '.join(sorted(found))}"
+        f"the graph has no matrix multiplication with constant weights; it has {', '.join(sorted(found))}"
     )
 
 
 def _has_vnni() -> bool:
-    """Whether the processor adds products of bytes without overflow; else weights keep to 7 bits."""
+    """Return whether the CPU has VNNI, which avoids overflow; otherwise weights use 7 bits."""
     try:
         return "vnni" in Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions as the model server opens them, so that what is measured is what will be served."""
+"""ONNX Runtime sessions with the options of the model server, so that measurements match serving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES: dict[str, Dtype] = {
 
 
 def open_session(content: bytes, *, optimized_path: str | None = None) -> Any:
-    """A session on one thread. `optimized_path` is where its optimized graph is written to."""
+    """Open a single-threaded session. `optimized_path` is the file for its optimized graph."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -36,16 +36,16 @@ def open_session(content: bytes, *, optimized_path: str | None = None) -> Any:
     options.log_severity_level = 3
     if optimized_path is not None:
         options.optimized_model_filepath = optimized_path
-        # The level above would tie the file to this kind of processor.
+        # A higher level would tie the file to this CPU type.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
         return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a dozen types that share no parent but this
-        raise InvalidInput(f"this is not an ONNX model that can be opened: {error}") from error
+        raise InvalidInput(f"the ONNX model cannot be opened: {error}") from error
 
 
 def tensor_specs(nodes: Any) -> tuple[TensorSpec, ...]:
-    """The inputs or outputs of a session."""
+    """Return the specs of a session's inputs or outputs."""
     return tuple(_spec(node) for node in nodes)
 
 

@@ -1,1 +1,1 @@
-"""What runs models in the model server; the only part of the room that imports an ML framework."""
+"""Model execution: engines, batch queues and cost probing; the only part of serving that imports ONNX Runtime."""

@@ -1,4 +1,4 @@
-"""Lanes: the queue of one model version. Requests that arrive in one turn of the event loop run as one batch."""
+"""Dynamic batching: a queue per model version. Requests of one event loop iteration run as one batch."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from falaj.serving.signatures import Signature
 
 Array = npt.NDArray[Any]
 
-LONGEST_WAIT_S = 2.0
-"""More work than can be done in this time is refused rather than queued."""
-FEWEST_WAITING, MOST_WAITING = 16, 4096
+MAX_QUEUE_S = 2.0
+"""Work beyond what can be done in this time is rejected instead of queued."""
+MIN_CAPACITY, MAX_CAPACITY = 16, 4096
 
 _log = logging.getLogger(__name__)
 
 
 class QueuedRequest(Protocol):
-    """A request in a lane."""
+    """A request in a batch queue."""
 
     inputs: Sequence[Array]
     cancelled: bool
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the response."""
 
     def render(self, outputs: Sequence[Array]) -> None:
-        """Make the answer; may run in a thread."""
+        """Encode the response; may run in a thread."""
 
     def complete(self, error: FalajError | None) -> None:
-        """Hand out the answer, or the error; runs on the event loop."""
+        """Send the response or the error; runs on the event loop."""
 
 
 class OnBatchAnswered(Protocol):
-    """Is told of each batch that was answered, with its arrays; runs on the event loop."""
+    """Called with each answered batch and its arrays; runs on the event loop."""
 
     def __call__(
         self,
@@ -55,11 +55,11 @@ class OnBatchAnswered(Protocol):
 
 Batch = list[QueuedRequest]
 Result = tuple[list[Array], list[Array]]
-"""What went into the model, and what came out."""
+"""Inputs and outputs of a run."""
 
 
 class BatchQueue:
-    """The queue of one model version. A quick model runs on the event loop, a heavy one in the pool's threads."""
+    """The queue of one model version. A fast model runs on the event loop, a slow one in the thread pool."""
 
     def __init__(
         self,
@@ -78,64 +78,64 @@ class BatchQueue:
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._answered = answered
-        self._free = 1 if engine.cost.inline else threads
-        affordable = int(LONGEST_WAIT_S * self._free / max(engine.cost.seconds, 1e-6))
-        self._room = most_waiting or min(max(affordable, FEWEST_WAITING), MOST_WAITING)
+        self._free_threads = 1 if engine.cost.inline else threads
+        affordable = int(MAX_QUEUE_S * self._free_threads / max(engine.cost.seconds, 1e-6))
+        self._capacity = most_waiting or min(max(affordable, MIN_CAPACITY), MAX_CAPACITY)
         self._waiting: deque[QueuedRequest] = deque()
-        self._woken = False
+        self._scheduled = False
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     def submit(self, request: QueuedRequest) -> None:
-        """Queue `work` for the end of this turn of the loop; Unavailable if too much waits already."""
-        if len(self._waiting) >= self._room:
+        """Queue `request` for the next batch. Raise Unavailable if the queue is full."""
+        if len(self._waiting) >= self._capacity:
             raise Unavailable(
-                f"{self.model.name}@{self.model.version} has {self._room} requests waiting; try again later"
+                f"{self.model.name}@{self.model.version} has {self._capacity} queued requests; try again later"
             )
         self._waiting.append(request)
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon(self._wake)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run_waiting)
 
-    def _wake(self) -> None:
-        self._woken = False
+    def _run_waiting(self) -> None:
+        self._scheduled = False
         if self.engine.cost.inline:
             while self._waiting:
                 batch = self._next()
                 self._done(batch, *_attempt(self.engine, batch))
         else:
-            while self._waiting and self._free:
-                self._free -= 1
+            while self._waiting and self._free_threads:
+                self._free_threads -= 1
                 batch = self._next()
                 future = self._pool.submit(_attempt, self.engine, batch)
                 future.add_done_callback(partial(self._returned, batch))
 
     def _next(self) -> Batch:
-        """Works from the front that may share a run: within the limit of rows, and of one shape."""
+        """Return requests from the front that may share a run: within the row limit and of equal row shapes."""
         waiting, most = self._waiting, self.engine.cost.rows
         if most == 1:
             return [waiting.popleft()]
         first = waiting[0]
-        taken, rows, tails = 1, len(first.inputs[0]), _tails(first)
+        taken, rows, row_shapes = 1, len(first.inputs[0]), _row_shapes(first)
         for request in islice(waiting, 1, most):
             rows += len(request.inputs[0])
-            if rows > most or _tails(request) != tails:
+            if rows > most or _row_shapes(request) != row_shapes:
                 break
             taken += 1
         return [waiting.popleft() for _ in range(taken)]
 
     def _returned(self, batch: Batch, future: Any) -> None:
-        """A thread is done: hand its outcome to the loop, unless that has ended."""
+        """Pass the result of a thread to the event loop, unless the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(self._arrived, batch, *future.result())
         except RuntimeError:
-            _log.warning("an answer of %s came after the server had stopped", self.model.name)
+            _log.warning("dropped a response of %s: the server has stopped", self.model.name)
 
     def _arrived(self, batch: Batch, results: list[Result], errors: dict[int, FalajError]) -> None:
-        self._free += 1
-        self._wake()
+        self._free_threads += 1
+        self._run_waiting()
         self._done(batch, results, errors)
 
     def _done(self, batch: Batch, results: list[Result], errors: dict[int, FalajError]) -> None:
@@ -150,12 +150,12 @@ class BatchQueue:
                 self._answered(self, group, inputs, outputs)
 
 
-def _tails(request: QueuedRequest) -> list[tuple[int, ...]]:
+def _row_shapes(request: QueuedRequest) -> list[tuple[int, ...]]:
     return [array.shape[1:] for array in request.inputs]
 
 
 def _attempt(engine: ModelEngine, batch: Batch) -> tuple[list[Result], dict[int, FalajError]]:
-    """Run a batch and render its answers; if it fails, each work on its own, so that one spoils no other."""
+    """Run a batch and encode its responses; if it fails, run each request alone to isolate the failure."""
     try:
         return [_run(engine, batch)], {}
     except Exception as error:
@@ -191,8 +191,10 @@ def _run(engine: ModelEngine, batch: Batch) -> Result:
 
 
 def _explained(engine: ModelEngine, error: Exception) -> FalajError:
-    """What the caller is told: a model that refuses values was given the wrong ones, as far as anyone can tell."""
+    """Return the error for the caller: a failure of the model counts as invalid input."""
     if isinstance(error, FalajError):
         return error
     _log.warning("%s@%s failed on a request: %s", engine.model.name, engine.model.version, error)
-    return InvalidInput(f"the model {engine.model.name}@{engine.model.version} refuses these values: {error}")
+    return InvalidInput(
+        f"the model {engine.model.name}@{engine.model.version} failed on these values: {error}"
+    )

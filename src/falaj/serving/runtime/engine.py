@@ -1,9 +1,11 @@
-"""ONNX Runtime: one session per model version, on one thread, measured when it is loaded."""
+"""ONNX Runtime engines: one single-threaded session per model version, probed when it is loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,18 +13,18 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import onnxruntime as ort
 
-from falaj.errors import Damaged, InvalidInput, NotFound
+from falaj.errors import Damaged, InvalidInput, NotFound, Unavailable
 from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
 from falaj.serving.runtime.probe import RunCost, measure
 
 Array = npt.NDArray[Any]
 
 PLATFORM = "onnx_onnxv1"
-"""What the Open Inference Protocol calls a model in this format."""
+"""The name of this format in the Open Inference Protocol."""
 
 NOWHERE = "/dev/null"
-"""Where a model finds the files that it names as its weights. Unless told so, ONNX Runtime would read them from the
-server's working folder: a stranger's model could answer with what lies there."""
+"""Folder of external weight files. By default ONNX Runtime reads them from the server's working folder, so that an
+untrusted model could expose files there."""
 
 DATATYPES = {
     "tensor(bool)": Datatype.BOOL,
@@ -40,14 +42,56 @@ DATATYPES = {
     "tensor(string)": Datatype.BYTES,
 }
 
-WATCHDOG = Watchdog()
 LONGEST_S = 60.0
 TRIAL_S = 10.0
 QUICK_S = 2.0
-"""How long a run may take at most: any, one on made-up values, and one of a model that was quick then, for it holds up
-all others."""
+"""Time limits of a run: of any model, of a trial, and of a fast model, which blocks the event loop."""
+
+WATCH_INTERVAL_S = 0.25
 
 _log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Watches the runs of all models of a process from one thread, which starts with the first run."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[float, ort.RunOptions]] = {}
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def run(self, session: ort.InferenceSession, feed: Mapping[str, Array], *, limit_s: float) -> list[Array]:
+        """Return the outputs for `feed`. Raise Unavailable after `limit_s`."""
+        if self._thread is None:
+            self._start()
+        options = ort.RunOptions()
+        self._running[id(options)] = until, _ = time.monotonic() + limit_s, options
+        try:
+            outputs: list[Array] = session.run(None, feed, options)
+            return outputs
+        except Exception:
+            if time.monotonic() < until:
+                raise
+            raise Unavailable(f"the model exceeded its time limit of {limit_s:g} s") from None
+        finally:
+            del self._running[id(options)]
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+                self._thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(WATCH_INTERVAL_S)
+            now = time.monotonic()
+            for until, options in list(self._running.values()):
+                if now > until:
+                    options.terminate = True
+
+
+WATCHDOG = Watchdog()
 
 
 class ModelEngine(Protocol):
@@ -70,18 +114,18 @@ class OnnxEngine:
     names: tuple[str, ...]
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """The outputs for `inputs`, both in the model's order."""
+        """Return the outputs for `inputs`, both in the model's order."""
         feed: Mapping[str, Array] = dict(zip(self.names, inputs, strict=True))
         return WATCHDOG.run(self.session, feed, limit_s=QUICK_S if self.cost.inline else LONGEST_S)
 
 
 def load(file: ServedFile) -> OnnxEngine:
-    """Read, verify, open and measure a model in a file; takes as long as that takes, so call it in a thread."""
+    """Read, verify, open and probe a model file. Slow: call it in a thread."""
     return open_model(file, _verified_bytes(file))
 
 
 def open_model(file: ServedFile, content: bytes) -> OnnxEngine:
-    """Open and measure a model whose verified bytes are `content`; they never lie on a disk in clear."""
+    """Open and probe a model from its verified bytes, which are never written to disk in clear."""
     session = _open(file, content)
     model = ServedModel(
         name=file.model,
@@ -101,7 +145,7 @@ def open_model(file: ServedFile, content: bytes) -> OnnxEngine:
 
 
 def _verified_bytes(file: ServedFile) -> bytes:
-    """The file's bytes, read once: what was hashed is what is run."""
+    """Read and verify the bytes of a file once, so that the hashed bytes are those that run."""
     if file.path is None:
         raise NotFound(f"{file.model}@{file.version} has no file")
     try:
@@ -109,13 +153,13 @@ def _verified_bytes(file: ServedFile) -> bytes:
     except OSError as error:
         raise NotFound(f"the file of {file.model}@{file.version} cannot be read: {error.strerror}") from None
     if file.sha256 is not None and hashlib.sha256(content).hexdigest() != file.sha256:
-        raise Damaged(f"the file of {file.model}@{file.version} is not what was registered: its hash differs")
+        raise Damaged(f"the file of {file.model}@{file.version} differs from the registered one: wrong hash")
     return content
 
 
 def _open(file: ServedFile, content: bytes) -> ort.InferenceSession:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1  # requests run side by side; a model on all cores would make them queue
+    options.intra_op_num_threads = 1  # requests run in parallel; a model on all cores would make them queue
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", NOWHERE)

@@ -1,4 +1,4 @@
-"""Tries a model when it is loaded: what a run costs, and whether rows of several requests may share one."""
+"""Probe a loaded model: the cost of a run, and whether requests may share one."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Array = npt.NDArray[Any]
 Run = Callable[[Sequence[Array]], Sequence[Any]]
 
 MOST_ROWS = 32
-"""Rows of one batch: beyond this a small model gains little, and everyone waits for the last row."""
+"""Largest batch: beyond this a small model gains little, and every request waits for the last row."""
 INLINE_S = 0.0005
-"""A run that takes longer than this would hold up the event loop, and goes to a thread."""
-PAYS = 0.75
-"""Rows share a run in a thread only if that takes at most this share of running them one by one."""
-UNFIXED = 4
-"""The size that a dynamic dimension after the first has in a trial."""
+"""A longer run would block the event loop and goes to a thread."""
+BATCHING_GAIN = 0.75
+"""Rows share a run in a thread only if it takes at most this share of separate runs."""
+DYNAMIC_SIZE = 4
+"""Size of dynamic dimensions after the first in a trial."""
 TRIALS = 5
-LONGEST_TRIAL_S = 0.2
+MAX_TRIAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """Seconds of one run, how many rows a run takes at most (1: never shared), and whether it fits in the loop."""
+    """Seconds of one run, its largest batch (1: no batching), and whether it runs on the event loop."""
 
     seconds: float
     rows: int
@@ -38,27 +38,27 @@ class RunCost:
 
 
 def measure(model: ServedModel, run: Run) -> RunCost:
-    """The cost of `model`. One that cannot be tried on made-up values is run alone and in a thread."""
+    """Measure the cost of `model`. One that fails on synthetic values runs unbatched and in a thread."""
     try:
         single = _seconds(run, _sample(model, rows=1))
         shares = _has_rows(model) and _rows_are_independent(model, run)
         if not shares:
             return RunCost(single, rows=1, inline=single <= INLINE_S)
         full = _seconds(run, _sample(model, rows=MOST_ROWS))
-    except Exception:  # whatever the engine raises: made-up values need not suit the model
+    except Exception:  # the engine may raise anything on synthetic values
         return RunCost(INLINE_S, rows=1, inline=False)
     if full <= INLINE_S:
         return RunCost(single, rows=MOST_ROWS, inline=True)
-    return RunCost(single, rows=MOST_ROWS if full <= PAYS * MOST_ROWS * single else 1, inline=False)
+    return RunCost(single, rows=MOST_ROWS if full <= BATCHING_GAIN * MOST_ROWS * single else 1, inline=False)
 
 
 def _has_rows(model: ServedModel) -> bool:
-    """Whether the first dimension of all inputs and outputs is dynamic, and so may count rows."""
+    """Return whether the first dimension of all inputs and outputs is dynamic, and so may be the batch."""
     return all(tensor.shape[:1] == (DYNAMIC,) for tensor in (*model.inputs, *model.outputs))
 
 
 def _rows_are_independent(model: ServedModel, run: Run) -> bool:
-    """Whether a row's result is the same alone and in company."""
+    """Return whether the result of a row is the same alone and in a batch."""
     rows = 3
     inputs = _sample(model, rows=rows)
     together = run(inputs)
@@ -79,10 +79,10 @@ def _alike(one: Array, other: Array) -> bool:
 
 
 def _seconds(run: Run, inputs: Sequence[Array]) -> float:
-    """The quickest of a few runs, the first of which only warms up."""
+    """Return the fastest of a few runs after a warm-up."""
     run(inputs)
     best = float("inf")
-    until = time.perf_counter() + LONGEST_TRIAL_S
+    until = time.perf_counter() + MAX_TRIAL_S
     for _ in range(TRIALS):
         began = time.perf_counter()
         run(inputs)
@@ -100,7 +100,7 @@ def _sample(model: ServedModel, *, rows: int) -> list[Array]:
 
 def _values(tensor: Tensor, rows: int, random: np.random.Generator) -> Array:
     first = [rows if size == DYNAMIC else size for size in tensor.shape[:1]]
-    rest = [UNFIXED if size == DYNAMIC else size for size in tensor.shape[1:]]
+    rest = [DYNAMIC_SIZE if size == DYNAMIC else size for size in tensor.shape[1:]]
     if tensor.datatype is Datatype.BYTES:
         return np.full((*first, *rest), "0", np.object_)
     drawn = random.random((*first, *rest))

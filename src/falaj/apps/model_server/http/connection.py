@@ -1,4 +1,4 @@
-"""One connection: HTTP/1.1 parsed by httptools, answered in order, limited in bytes and time."""
+"""An HTTP/1.1 connection: parsed by httptools, answered in order, limited in bytes and time."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unauthenticated, Unavailable
 
-BODIED = frozenset((b"content-length", b"transfer-encoding"))
-HEADERS = BODIED | {
+BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
+KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
 }
-OPEN = frozenset((b"/v2/health/live", b"/v2/health/ready"))
-"""The only paths that answer without a token."""
+UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
+"""The only paths that need no token."""
 
 _log = logging.getLogger(__name__)
 
 
 class ServerContext(Protocol):
-    """What a connection needs of its server."""
+    """The server as its connections see it."""
 
     limits: ServerLimits
     metrics: ServerMetrics
     connections: set[Connection]
     now: float
-    """Monotonic seconds, as of the last sweep: near enough for deadlines, and free."""
+    """Monotonic seconds as of the last sweep: precise enough for deadlines, and free."""
     stopping: bool
 
     def dispatch(self, exchange: HttpExchange) -> None: ...
 
 
 class RequestRejected(Exception):
-    """Ends the parsing of a connection whose last answer is decided."""
+    """Stops the parser after a request was rejected."""
 
 
 class Connection(asyncio.Protocol):
-    """Reads requests, hands them to the server, and writes the answers in the order of the requests."""
+    """Reads requests, dispatches them, and writes the responses in the order of the requests."""
 
     def __init__(self, context: ServerContext, *, internal: bool = False) -> None:
-        """`inside`: at the other end is a process of the platform, which has admitted the caller that it names."""
+        """`internal`: the peer is a process of the platform that has admitted the caller that it names."""
         self._context = context
         self._internal = internal
         self._limits = context.limits
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[HttpExchange] = deque()
         self._current: HttpExchange | None = None
-        self._again = b""
+        self._replayed_head = b""
         self._in_head = False
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -63,9 +63,9 @@ class Connection(asyncio.Protocol):
         self._raw_bytes = 0
         self._refused = False
         self._lingers = False
-        self._blocked = False
-        self._held_back = False
-        self._ended = False
+        self._write_paused = False
+        self._read_paused = False
+        self._eof = False
         self.deadline = context.now + self._limits.head_s
 
     # ------------------------------------------------------------------------------------ the transport
@@ -91,37 +91,37 @@ class Connection(asyncio.Protocol):
             data = self._feed(data)
 
     def eof_received(self) -> bool:
-        """The client has said all it will; what it asked is answered still."""
-        self._ended = True
+        """The client has finished sending; its pending requests are still answered."""
+        self._eof = True
         if self._current is not None:
             self._context.metrics.held_bytes -= self._queue.pop().size
             self._current = None
         return bool(self._queue) and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
-        self._blocked = True
+        self._write_paused = True
         self.deadline = self._context.now + self._limits.body_s
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._blocked = False
+        self._write_paused = False
         self.deadline = self._context.now + self._limits.idle_s
-        if not self._held_back:
+        if not self._read_paused:
             self._transport.resume_reading()
 
     def expire(self) -> None:
-        """The deadline has passed."""
-        if self._lingers or self._blocked or self._refused:
+        """Handle a passed deadline."""
+        if self._lingers or self._write_paused or self._refused:
             self._transport.abort()
-        elif self._held_back:  # it is we who are slow
+        elif self._read_paused:  # the server is slow, not the client
             self.deadline = self._context.now + self._limits.body_s
         elif self._in_head or self._current is not None:
-            self._refuse(InvalidInput("the request took too long to arrive"), status=408)
+            self._refuse(InvalidInput("the request did not arrive in time"), status=408)
         elif not self._queue:
             self._transport.close()
 
-    def retire(self) -> None:
-        """The server stops: close now if nothing is asked, else after the last answer."""
+    def close_when_idle(self) -> None:
+        """Close now if no request is pending, else after the last response."""
         if not self._queue and not self._in_head:
             self._transport.close()
 
@@ -131,13 +131,13 @@ class Connection(asyncio.Protocol):
     # --------------------------------------------------------------------------------------- the parser
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse `data`; what is left of it if the parser stopped halfway."""
+        """Parse `data`; return the rest of it if the parser stopped early."""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # we speak nothing else, so go on with HTTP/1.1
+        except httptools.HttpParserUpgrade as upgrade:  # no upgrade is supported: continue with HTTP/1.1
             self._parser = httptools.HttpRequestParser(self)
-            again, self._again = self._again, b""
-            return again + data[upgrade.args[0] :]
+            head, self._replayed_head = self._replayed_head, b""
+            return head + data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             self._parsing_failed(error)
             return b""
@@ -155,10 +155,10 @@ class Connection(asyncio.Protocol):
         if self._refused:
             return
         if isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
-            _log.error("a request could not be handled", exc_info=cause)
-            self._refuse(Internal("a fault of ours; the details are in the server's log"))
+            _log.error("request handling failed", exc_info=cause)
+            self._refuse(Internal("internal error; see the log of the server"))
         else:
-            self._refuse(InvalidInput(f"this is not a request that Falaj can read: {error}"))
+            self._refuse(InvalidInput(f"malformed HTTP request: {error}"))
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
         if self._head_bytes > self._limits.head_bytes:
             raise self._stop(_head_too_large(self._limits.head_bytes), status=431)
         name = name.lower()
-        if name in HEADERS:
+        if name in KEPT_HEADERS:
             if name in self._headers:
                 raise self._stop(InvalidInput(f"the header {name.decode()} is given twice"))
             self._headers[name] = value
@@ -186,8 +186,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         parser, headers = self._parser, self._headers
-        if parser.should_upgrade() and BODIED & headers.keys():
-            self._again = _without_upgrade(parser.get_method(), self._url, headers)
+        if parser.should_upgrade() and BODY_HEADERS & headers.keys():
+            self._replayed_head = _without_upgrade(parser.get_method(), self._url, headers)
             return
         keeps = parser.should_keep_alive() and parser.get_http_version() != "1.0"
         exchange = HttpExchange(self, parser.get_method(), self._url, headers, closes=not keeps)
@@ -197,15 +197,17 @@ class Connection(asyncio.Protocol):
             raise self._stop(_too_large(self._limits.body_bytes))
         if self._internal:
             exchange.caller = headers.get(b"falaj-caller", b"").decode("latin-1")
-        elif exchange.credential is None and self._url not in OPEN:
+        elif exchange.credential is None and self._url not in UNAUTHENTICATED_PATHS:
             raise self._stop(Unauthenticated("no token was presented; send 'Authorization: Bearer …'"))
         if b"content-encoding" in headers:
-            raise self._stop(InvalidInput("compressed bodies are not served; send it as it is"), status=415)
+            raise self._stop(
+                InvalidInput("compressed bodies are not supported; send the body uncompressed"), status=415
+            )
         self._current = exchange
         self._queue.append(exchange)
         if b"expect" in headers:
             exchange.wants_continue = True
-            self._invite()
+            self._send_continue()
 
     def on_body(self, body: bytes) -> None:
         exchange = self._current
@@ -217,48 +219,50 @@ class Connection(asyncio.Protocol):
         if exchange.size > self._limits.body_bytes:
             raise self._stop(_too_large(self._limits.body_bytes))
         if metrics.held_bytes > self._limits.held_bytes:
-            raise self._stop(Unavailable("the server holds all the bytes that it may; try again later"))
+            raise self._stop(
+                Unavailable("the server has reached its memory limit for requests; try again later")
+            )
 
     def on_message_complete(self) -> None:
         exchange, self._current = self._current, None
         if exchange is None:
             return
-        if not self._blocked:
+        if not self._write_paused:
             self.deadline = self._context.now + self._limits.idle_s
         exchange.wants_continue = False
         self._context.dispatch(exchange)
-        if len(self._queue) >= self._limits.pipelined and not self._held_back:
-            self._held_back = True
+        if len(self._queue) >= self._limits.pipelined and not self._read_paused:
+            self._read_paused = True
             self._transport.pause_reading()
 
-    # -------------------------------------------------------------------------------------- the answers
+    # ------------------------------------------------------------------------------------- the responses
 
     def flush(self) -> None:
-        """Write the answers at the front of the queue that are there."""
+        """Write the finished responses at the front of the queue."""
         queue, context = self._queue, self._context
         while queue and queue[0].response is not None:
             exchange = queue.popleft()
             context.metrics.held_bytes -= exchange.size
-            last = not queue and self._current is None and (context.stopping or self._ended)
+            last = not queue and self._current is None and (context.stopping or self._eof)
             closes = exchange.closes or last
             self._transport.write(exchange.to_bytes(closes=closes))
             if closes:
                 self._linger()
                 return
-        if self._held_back and len(queue) < self._limits.pipelined:
-            self._held_back = False
-            if not self._blocked:
+        if self._read_paused and len(queue) < self._limits.pipelined:
+            self._read_paused = False
+            if not self._write_paused:
                 self._transport.resume_reading()
-        self._invite()
+        self._send_continue()
 
-    def _invite(self) -> None:
-        """Tell a client that waits for it to send the body, once all earlier answers are out."""
+    def _send_continue(self) -> None:
+        """Send 100 Continue to a client that expects it, after all earlier responses."""
         if self._queue and self._queue[0].wants_continue:
             self._queue[0].wants_continue = False
             self._transport.write(responses.CONTINUE)
 
     def _linger(self) -> None:
-        """Say that nothing more comes, and give the client time to read before the connection is cut."""
+        """Close the write side, and give the client time to read before the connection is closed."""
         self._refused = self._lingers = True
         self.deadline = self._context.now + self._limits.linger_s
         for exchange in self._queue:
@@ -266,7 +270,7 @@ class Connection(asyncio.Protocol):
             exchange.cancel()
         self._queue.clear()
         self._current = None
-        if self._ended or not self._transport.can_write_eof():
+        if self._eof or not self._transport.can_write_eof():
             self._transport.close()
         else:
             self._transport.write_eof()
@@ -276,7 +280,7 @@ class Connection(asyncio.Protocol):
         return RequestRejected()
 
     def _refuse(self, error: FalajError, *, status: int | None = None) -> None:
-        """Answer what is being received with `error`, after all earlier answers, and then close."""
+        """Reject the current request with `error` after all earlier responses, and close the connection."""
         self._refused = True
         if self._current is None:
             self._queue.append(HttpExchange(self, b"", b"", {}, closes=True))
@@ -288,14 +292,14 @@ class Connection(asyncio.Protocol):
 
 
 def _without_upgrade(method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> bytes:
-    """The head of a request whose body the parser would skip, because it offers to upgrade (as Java's client does)."""
+    """Rebuild a head without its upgrade offer (as Java's client sends), which makes the parser skip the body."""
     lines = [b"%b: %b\r\n" % header for header in headers.items()]
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, url, b"".join(lines))
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than the {limit} bytes that this server takes")
+    return TooLarge(f"the body exceeds the limit of {limit} bytes")
 
 
 def _head_too_large(limit: int) -> InvalidInput:
-    return InvalidInput(f"the head of the request is larger than {limit} bytes")
+    return InvalidInput(f"the request head exceeds the limit of {limit} bytes")

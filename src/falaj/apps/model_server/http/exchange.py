@@ -1,4 +1,4 @@
-"""A request and its answer, as they pass between the connection and the endpoint."""
+"""An HTTP exchange: a request and its response, passed between connection and dispatcher."""
 
 from __future__ import annotations
 
@@ -13,37 +13,43 @@ from falaj.serving.runtime.batch_queue import QueuedRequest
 
 
 class ResponseQueue(Protocol):
-    """Where answers are written, in order."""
+    """Writes responses in the order of the requests."""
 
     def flush(self) -> None: ...
 
 
 class HttpExchange:
-    """A request, complete when its server gets it, and the answer once there is one."""
+    """A complete request, and its response once there is one."""
 
     __slots__ = (
-        *("_chunks", "_headers", "_line", "response", "began", "caller", "closes", "credential"),
-        *("gone", "method", "path", "size", "wants_continue", "queued"),
+        *("_chunks", "_headers", "_writer", "response", "began", "caller", "closes", "credential"),
+        *("cancelled", "method", "path", "size", "wants_continue", "queued"),
     )
 
     def __init__(
-        self, line: ResponseQueue, method: bytes, path: bytes, headers: Mapping[bytes, bytes], *, closes: bool
+        self,
+        writer: ResponseQueue,
+        method: bytes,
+        path: bytes,
+        headers: Mapping[bytes, bytes],
+        *,
+        closes: bool,
     ) -> None:
-        self._line = line
+        self._writer = writer
         self._headers = headers
         self._chunks: list[bytes] = []
         self.method = method
         self.path = path
         self.credential = _bearer(headers.get(b"authorization"))
         self.caller: str | None = None
-        """Who asks, where that was decided before: at the inner door."""
+        """The caller named by another platform process, on the internal socket."""
         self.closes = closes
         self.size = 0
         self.wants_continue = False
         self.began = time.perf_counter()
         self.response: HttpResponse | None = None
         self.queued: QueuedRequest | None = None
-        self.gone = False
+        self.cancelled = False
 
     def add(self, body: bytes) -> None:
         self._chunks.append(body)
@@ -57,23 +63,23 @@ class HttpExchange:
 
     @property
     def json_bytes(self) -> int | None:
-        """How many bytes of the body are JSON, if binary tensors follow it."""
+        """Return the size of the JSON part of the body, if binary tensors follow it."""
         value = self._headers.get(b"inference-header-content-length")
         if value is None:
             return None
         if not value.isdigit() or len(value) > 18:
-            raise InvalidInput("Inference-Header-Content-Length is a number of bytes")
+            raise InvalidInput("Inference-Header-Content-Length must be a number of bytes")
         return int(value)
 
     def finish(self, response: HttpResponse) -> None:
-        """The answer is known; it is written when all earlier ones are."""
-        if not self.gone:
+        """Set the response; it is written after all earlier ones."""
+        if not self.cancelled:
             self.response = response
-            self._line.flush()
+            self._writer.flush()
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
-        self.gone = True
+        """Mark the exchange as cancelled: the client no longer waits."""
+        self.cancelled = True
         if self.queued is not None:
             self.queued.cancelled = True
 
@@ -85,7 +91,7 @@ class HttpExchange:
 
 @lru_cache(maxsize=1024)
 def _bearer(value: bytes | None) -> str | None:
-    """The token of an Authorization header, if it has one."""
+    """Return the bearer token of an Authorization header, if any."""
     if value is None or value[:7].lower() != b"bearer ":
         return None
     return value[7:].strip().decode("latin-1") or None

@@ -1,4 +1,4 @@
-"""Answers of the model server as bytes: heads made in advance, errors as the protocol words them."""
+"""HTTP responses of the model server: cached heads, and errors in the format of the protocol."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATUS: dict[type[FalajError], int] = {
     errors.Unavailable: 503,
     FalajError: 500,
 }
-"""A subclass has the status of the nearest class above it. Clients of the protocol expect 400 for bad input."""
+"""A subclass has the status of its nearest base. Clients of the protocol expect 400 for invalid input."""
 
 JSON, BYTES, METRICS = "application/json", "application/octet-stream", "text/plain; version=0.0.4"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -46,7 +46,7 @@ _heads: dict[tuple[int, str], bytes] = {}
 
 
 class HttpResponse(NamedTuple):
-    """A status, a body, how many of its bytes are JSON if binary tensors follow, and which prediction it is."""
+    """Status, body, size of its JSON part if binary tensors follow, and prediction id."""
 
     status: int
     body: bytes
@@ -76,6 +76,6 @@ def json_response(content: object) -> HttpResponse:
 
 
 def error_response(error: FalajError, *, status: int | None = None) -> HttpResponse:
-    """`error` as the protocol words it; `status` where the error alone does not tell it."""
+    """Return `error` in the format of the protocol; `status` overrides the default of its type."""
     found = status or next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
     return HttpResponse(found, msgspec.json.encode({"error": error.message, "code": error.code}))

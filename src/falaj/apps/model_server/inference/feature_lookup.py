@@ -1,4 +1,4 @@
-"""Feature lookup: the model's input, put together from views by key and from the request's other inputs."""
+"""Feature lookup: assemble the model's input from views by key and from the other inputs of the request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
 
 
 def has_model_input(given: Sequence[InputTensor], model: ServedModel) -> bool:
-    """Whether a request brings the model's input itself, so that nothing is to be looked up."""
+    """Return whether a request contains the model's input itself, so that no lookup is needed."""
     return len(given) == 1 and given[0].name == model.inputs[0].name
 
 
 def join_rows(
     given: Sequence[InputTensor], join: FeatureJoin, tensor: Tensor, features: FeatureReader
 ) -> Array:
-    """The model's input, a row for each value of the request's inputs; InvalidInput names every fault."""
+    """Return the model's input with a row per value of the request's inputs. Raise InvalidInput with all faults."""
     values = _read(given, join)
     rows = len(next(iter(values.values())))
     block: Array = np.full((rows, join.width), join.missing, np.float64)
@@ -42,7 +42,7 @@ def join_rows(
 
 
 def _fill(block: Array, part: ViewColumns, features: FeatureReader, keys: Sequence[str]) -> None:
-    """Write what a view knows of each key; where it knows nothing, the block stays as it is."""
+    """Fill in the features of each key; missing values keep the default of the block."""
     found = features.read(part.view, keys)
     known = {name: place for place, name in enumerate(found.features)}
     places = [(known.get(name), column) for name, column in zip(part.features, part.columns, strict=True)]
@@ -62,13 +62,13 @@ def _read(given: Sequence[InputTensor], join: FeatureJoin) -> Mapping[str, Array
         where = f"input '{shorten(tensor.name)}'"
         if tensor.name not in wanted or tensor.name in values:
             allowed = f"each of the inputs {', '.join(wanted)} once"
-            faults.append(Fault(where=where, given="an unknown name, or it twice", allowed=allowed))
+            faults.append(Fault(where=where, given="an unknown or duplicate name", allowed=allowed))
             continue
         try:
             values[tensor.name] = _values(tensor, is_key=tensor.name in keys)
         except (ValueError, OverflowError) as error:
             kind = "text or whole numbers" if tensor.name in keys else "numbers"
-            faults.append(Fault(where=where, given=shorten(str(error)), allowed=f"{kind}, one a row"))
+            faults.append(Fault(where=where, given=shorten(str(error)), allowed=f"{kind}, one per row"))
     named = {tensor.name for tensor in given}
     faults += [
         Fault(where=f"input '{name}'", given="nothing", allowed="a key" if name in keys else "a feature")
@@ -77,14 +77,16 @@ def _read(given: Sequence[InputTensor], join: FeatureJoin) -> Mapping[str, Array
     ]
     if not faults and len({len(array) for array in values.values()}) > 1:
         shown = ", ".join(f"{name} {len(array)}" for name, array in values.items())
-        faults.append(Fault(where="inputs", given=f"rows: {shown}", allowed="as many in each"))
+        faults.append(
+            Fault(where="inputs", given=f"rows: {shown}", allowed="the same number of rows in each")
+        )
     if faults:
         raise invalid_request(faults)
     return values
 
 
 def _values(tensor: InputTensor, *, is_key: bool) -> Array:
-    """The values of an input, one a row; ValueError if it has other ones."""
+    """Return the values of an input, one per row. Raise ValueError if its type or shape is invalid."""
     datatype = Datatype(tensor.datatype)
     if is_key and (datatype in FLOATS or datatype is Datatype.BOOL):
         raise ValueError(f"datatype {datatype}")
@@ -97,7 +99,7 @@ def _values(tensor: InputTensor, *, is_key: bool) -> Array:
 
 
 def _keys(part: ViewColumns, values: Mapping[str, Array]) -> list[str]:
-    """Keys as the online store spells them: several columns are joined by '|', escaped by a backslash."""
+    """Return keys in the format of the online store: parts joined by '|' and escaped by a backslash."""
     if len(part.keys) == 1:
         return [str(value) for value in values[part.keys[0]].tolist()]
     columns = [[_escaped(value) for value in values[key].tolist()] for key in part.keys]

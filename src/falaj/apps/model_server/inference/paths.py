@@ -1,4 +1,4 @@
-"""The paths of a model server, all in one table that is made anew whenever what is served changes."""
+"""The path table of the model server, rebuilt whenever the deployment changes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class PathKind(Enum):
 
 
 class VersionResponder(NamedTuple):
-    """How a version answers for an endpoint, where its answers are counted, and what the next one is called."""
+    """Encodes the responses of a version of an endpoint, counts them, and assigns prediction ids."""
 
-    writer: ResponseEncoder
+    encoder: ResponseEncoder
     metrics: VersionMetrics
-    name: Callable[[], str]
+    next_id: Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)
 class PathTarget:
-    """What stands at a path. An inference has its endpoint, and one version if the path names it."""
+    """The target of a path. Inference has an endpoint, and a version if the path names one."""
 
     kind: PathKind
     method: bytes = b"GET"
@@ -50,7 +50,7 @@ class PathTarget:
 
     @property
     def admission_target(self) -> str | None:
-        """What a caller needs to be admitted to."""
+        """Return the endpoint, METRICS or None that the caller must be admitted to."""
         return METRICS if self.kind is PathKind.METRICS else self.endpoint
 
 
@@ -61,6 +61,7 @@ SERVER = {"name": "falaj", "version": VERSION, "extensions": ["binary_tensor_dat
 def build_path_table(
     served: Mapping[str, ServedEndpoint], metrics: ServerMetrics, sink: PredictionSink
 ) -> dict[bytes, PathTarget]:
+    """Return the targets of all paths by path."""
     paths = {
         b"/v2": PathTarget(PathKind.FIXED, response=responses.json_response(SERVER)),
         b"/v2/health/live": PathTarget(PathKind.LIVE),
@@ -72,8 +73,8 @@ def build_path_table(
         responders = {
             version: VersionResponder(
                 ResponseEncoder(name, queue.model),
-                metrics.of(name, version),
-                partial(sink.name, known, version),
+                metrics.of_version(name, version),
+                partial(sink.next_id, known, version),
             )
             for version, queue in found.queues.items()
         }

@@ -1,4 +1,4 @@
-"""One inference: from the request's body to arrays, and from the model's outputs to the answer."""
+"""One inference: parse the body into arrays, and encode the model's outputs as the response."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 
 
 class Prediction:
-    """A request in the lane of the version that answers it."""
+    """A request in the batch queue of its version."""
 
     __slots__ = (
         *(
@@ -56,14 +56,14 @@ class Prediction:
         self.queue = queue
         self.inputs = inputs
         self.request_facts = request_facts
-        self.cancelled = exchange.gone
+        self.cancelled = exchange.cancelled
         self.response: HttpResponse | None = None
 
     def render(self, outputs: Sequence[Array]) -> None:
-        writer, _, name = self._responder
-        self.name = called = name()
-        body, json_bytes = writer.write(self.request_facts[1], called, outputs, self._selection)
-        self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, called)
+        encoder, _, next_id = self._responder
+        self.name = ident = next_id()
+        body, json_bytes = encoder.encode(self.request_facts[1], ident, outputs, self._selection)
+        self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, ident)
 
     def complete(self, error: FalajError | None) -> None:
         if self.cancelled:
@@ -71,7 +71,7 @@ class Prediction:
         response = self.response
         if error is not None or response is None:
             response = responses.error_response(
-                error or Internal("a fault of ours: the model gave no answer")
+                error or Internal("internal error: the model returned no outputs")
             )
         first = self.inputs[0]
         rows = len(first) if first.ndim else 1
@@ -80,11 +80,11 @@ class Prediction:
 
 
 def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: FeatureReader) -> Prediction:
-    """Read and check a request. InvalidInput says all that is wrong with it."""
+    """Parse and check a request. Raise InvalidInput with all faults."""
     request = read_request(exchange.body, exchange.json_bytes)
     served = target.served
     if served is None:
-        raise NotFound("there is no such endpoint")
+        raise NotFound("unknown endpoint")
     queue = served.queue(target.version, request.id)
     join = served.joins.get(queue.model.version)
     if join is None or has_model_input(request.inputs, queue.model):
@@ -94,7 +94,7 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
     responder = target.responders[queue.model.version]
-    selection = responder.writer.selection(request)
+    selection = responder.encoder.selection(request)
     request_facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
     return Prediction(exchange, queue, inputs, request_facts, responder, selection)
 
@@ -102,14 +102,14 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
 def predicted_batch(
     queue: BatchQueue, requests: Sequence[Prediction], inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> PredictedBatch:
-    """A batch as the prediction log takes it."""
-    request_facts, at = [], 0
+    """Return an answered batch for the prediction sink."""
+    answered, at = [], 0
     for queued in requests:
         end = at + (len(queued.inputs[0]) if queued.inputs[0].ndim else 1)
         endpoint, request, caller = queued.request_facts
-        request_facts.append(PredictedRequest(endpoint, queued.name, request, caller, slice(at, end)))
+        answered.append(PredictedRequest(endpoint, queued.name, request, caller, slice(at, end)))
         at = end
-    return PredictedBatch(queue.model, datetime.now(UTC), request_facts, inputs, outputs)
+    return PredictedBatch(queue.model, datetime.now(UTC), answered, inputs, outputs)
 
 
 def _rows_agree(inputs: Sequence[Array], model: ServedModel) -> None:

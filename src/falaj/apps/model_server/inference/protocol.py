@@ -1,4 +1,4 @@
-"""The Open Inference Protocol on the wire: requests as JSON with binary tensors behind it, and answers alike."""
+"""The Open Inference Protocol V2: JSON requests and responses, with optional binary tensors after the JSON."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from falaj.serving.tensors import from_bytes, from_values, to_bytes
 Array = npt.NDArray[Any]
 Parameters = dict[str, Any]
 
-UNSERVED = ("shared_memory_region", "classification")
-"""Extensions of the protocol that a request may ask for and we do not have."""
+UNSUPPORTED = ("shared_memory_region", "classification")
+"""Extensions of the protocol that are not supported."""
 
 
-ID_CHARACTERS = 256
-"""Of a request's own id, which is logged with every answer."""
+MAX_ID_CHARACTERS = 256
+"""Longest id of a request, which is logged with every prediction."""
 
-SHAPES = 1000
-"""Shapes of answers that are remembered as text."""
+CACHED_SHAPES = 1000
+"""Encoded output shapes that are cached."""
 
 
 class InputTensor(msgspec.Struct, gc=False):
-    """An input of a request. Its data is JSON, or a view of the bytes behind the JSON."""
+    """An input of a request. Its data is JSON, or a view of the bytes after the JSON."""
 
     name: str
     shape: list[int]
@@ -39,7 +39,7 @@ class InputTensor(msgspec.Struct, gc=False):
 
 
 class RequestedOutput(msgspec.Struct, gc=False):
-    """An output that the request asks for."""
+    """An output named in a request."""
 
     name: str
     parameters: Parameters | None = None
@@ -53,7 +53,7 @@ class InferRequest(msgspec.Struct):
 
 
 OutputSelection = tuple[tuple[int, bool], ...]
-"""Which outputs, by number, an answer holds, and whether as bytes."""
+"""The outputs of a response by number, and whether each is binary."""
 
 _read = msgspec.json.Decoder(InferRequest).decode
 _encode = msgspec.json.Encoder().encode
@@ -73,23 +73,25 @@ _flat = {
 
 
 def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
-    """The request in `body`, of which the first `json_bytes` are JSON and the rest binary tensors (none: all JSON)."""
+    """Parse `body`: the first `json_bytes` are JSON and the rest binary tensors; None: all is JSON."""
     if json_bytes is not None and json_bytes > len(body):
         raise InvalidInput(f"Inference-Header-Content-Length is {json_bytes}, the body has {len(body)} bytes")
     try:
         request = _read(body if json_bytes is None else memoryview(body)[:json_bytes])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not an inference request: {error}") from None
-    if len(request.id) > ID_CHARACTERS:
+    if len(request.id) > MAX_ID_CHARACTERS:
         given = f"{len(request.id)} characters"
-        raise invalid_request([Fault(where="id", given=given, allowed=f"at most {ID_CHARACTERS}")])
+        raise invalid_request([Fault(where="id", given=given, allowed=f"at most {MAX_ID_CHARACTERS}")])
     if json_bytes is not None or any(tensor.parameters for tensor in request.inputs):
-        _hand_out(request.inputs, memoryview(body)[len(body) if json_bytes is None else json_bytes :])
+        _assign_binary_data(
+            request.inputs, memoryview(body)[len(body) if json_bytes is None else json_bytes :]
+        )
     return request
 
 
 def read_values(tensor: InputTensor, datatype: Datatype, count: int) -> Array:
-    """The data of a tensor, flat; ValueError or OverflowError says what is wrong with it."""
+    """Return the data of a tensor as a flat array. Raise ValueError or OverflowError if it is invalid."""
     data: Any = tensor.data
     if isinstance(data, memoryview):
         return from_bytes(data, datatype, count)
@@ -102,14 +104,14 @@ def read_values(tensor: InputTensor, datatype: Datatype, count: int) -> Array:
     return from_values(values, datatype)
 
 
-def _hand_out(tensors: Sequence[InputTensor], rest: memoryview) -> None:
-    """Give each tensor that says how many bytes it has its part of what stands behind the JSON."""
+def _assign_binary_data(tensors: Sequence[InputTensor], rest: memoryview) -> None:
+    """Assign each tensor with a `binary_data_size` its part of the bytes after the JSON."""
     at = 0
     for tensor in tensors:
         parameters = tensor.parameters or {}
-        for name in UNSERVED:
+        for name in UNSUPPORTED:
             if name in parameters:
-                raise InvalidInput(f"input '{shorten(tensor.name)}': {name} is not served here")
+                raise InvalidInput(f"input '{shorten(tensor.name)}': {name} is not supported")
         size = parameters.get("binary_data_size")
         if size is None:
             continue
@@ -119,11 +121,11 @@ def _hand_out(tensors: Sequence[InputTensor], rest: memoryview) -> None:
         tensor.data = rest[at : at + size]  # type: ignore[assignment]
         at += size
     if at != len(rest):
-        raise InvalidInput(f"{len(rest) - at} bytes follow the JSON that no input's binary_data_size claims")
+        raise InvalidInput(f"{len(rest) - at} bytes follow the JSON that no binary_data_size covers")
 
 
 def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[Any]:
-    """The values of nested lists, which must have the tensor's shape."""
+    """Flatten nested lists, which must have the tensor's shape."""
     if not bytes(tensor.data):
         raise ValueError("none") from None
     values = msgspec.json.decode(tensor.data)
@@ -132,7 +134,7 @@ def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[A
     level: list[Any] = [values]
     for size in tensor.shape:
         if any(not isinstance(part, list) or len(part) != size for part in level):
-            raise ValueError(f"nested lists that do not have the shape {tensor.shape}") from None
+            raise ValueError(f"nested lists that do not match the shape {tensor.shape}") from None
         level = [value for part in level for value in part]
     try:
         return _flat[datatype](_encode(level))
@@ -140,27 +142,27 @@ def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[A
         raise ValueError(str(wrong)) from None
 
 
-# ------------------------------------------------------------------------------------------- answers
+# ----------------------------------------------------------------------------------------- responses
 
 
 def select_outputs(request: InferRequest, model: ServedModel) -> OutputSelection:
-    """The outputs that the request asks for, or all; bytes where it says so."""
+    """Return the requested outputs, by default all, and whether each is binary."""
     binary = bool(request.parameters and request.parameters.get("binary_data_output"))
     if not request.outputs:
         return tuple((number, binary) for number in range(len(model.outputs)))
     numbers = {tensor.name: number for number, tensor in enumerate(model.outputs)}
     allowed = f"the outputs {', '.join(map(str, model.outputs))}"
     faults = [
-        Fault(where=f"output '{shorten(name)}'", given="it twice", allowed="each output once")
+        Fault(where=f"output '{shorten(name)}'", given="a duplicate", allowed="each output once")
         for name, times in Counter(wanted.name for wanted in request.outputs).items()
         if times > 1
     ]
     selection = []
     for wanted in request.outputs:
         parameters = wanted.parameters or {}
-        unserved = [name for name in UNSERVED if name in parameters]
-        if wanted.name not in numbers or unserved:
-            given = f"{unserved[0]}, which is not served here" if unserved else "an unknown name"
+        unsupported = [name for name in UNSUPPORTED if name in parameters]
+        if wanted.name not in numbers or unsupported:
+            given = f"{unsupported[0]}, which is not supported" if unsupported else "an unknown name"
             faults.append(Fault(where=f"output '{shorten(wanted.name)}'", given=given, allowed=allowed))
         else:
             selection.append((numbers[wanted.name], bool(parameters.get("binary_data", binary))))
@@ -170,7 +172,7 @@ def select_outputs(request: InferRequest, model: ServedModel) -> OutputSelection
 
 
 class ResponseEncoder:
-    """Writes the answers of one version of an endpoint; what is the same in all of them is made once."""
+    """Encodes the responses of one version of an endpoint; constant parts are encoded once."""
 
     def __init__(self, endpoint: str, model: ServedModel) -> None:
         self._model = model
@@ -185,16 +187,16 @@ class ResponseEncoder:
         ]
 
     def selection(self, request: InferRequest) -> OutputSelection:
-        """The outputs that the request asks for: mostly all, as JSON."""
+        """Return the requested outputs; usually all, as JSON."""
         plain = request.outputs is None and request.parameters is None
         return self._all if plain else select_outputs(request, self._model)
 
-    def write(
+    def encode(
         self, request: str, prediction: str, outputs: Sequence[Array], selection: OutputSelection
     ) -> tuple[bytes, int | None]:
-        """The body of an answer, and how many bytes of it are JSON if binary tensors follow.
+        """Return the body of a response, and the size of its JSON part if binary tensors follow.
 
-        Its id is the request's, or the prediction's if the request has none.
+        Its id is that of the request, or that of the prediction if the request has none.
         """
         if request:
             named = b',"parameters":{"prediction":"%b"}' % prediction.encode() if prediction else b""
@@ -218,6 +220,6 @@ class ResponseEncoder:
         return (text, None) if not blocks else (b"".join((text, *blocks)), len(text))
 
     def _shape(self, shape: tuple[int, ...]) -> bytes:
-        if len(self._shapes) > SHAPES:
+        if len(self._shapes) > CACHED_SHAPES:
             self._shapes.clear()
         return self._shapes.setdefault(shape, _encode(shape))

@@ -1,4 +1,4 @@
-"""Admission through the gate's hot door: tokens and decisions from memory, felt within a second when they change."""
+"""Admission through the gate's hot path: cached tokens and decisions, which expire within a second of a change."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from falaj.serving.dependencies import METRICS
 
 INFER = "endpoints.infer"
 ORIGIN = "remote:model-server"
-STALE_S = 0.8
-"""A decision is used only if the policy epoch was read so recently."""
-REMEMBERED = 10_000
+MAX_EPOCH_AGE_S = 0.8
+"""Cached decisions are used only if the policy epoch was read within this time."""
+CACHED_CALLERS = 10_000
 
 
 class CachedCaller(NamedTuple):
-    """Whom a token belongs to, as of an epoch, and until which monotonic moment."""
+    """The caller of a token as of a policy epoch, valid until a monotonic time."""
 
     caller: Caller
     epoch: int
@@ -31,31 +31,36 @@ class CachedCaller(NamedTuple):
 
 
 class GateAdmission:
-    """Who may call which endpoint, as the gate decides it; every call is counted in its audit window."""
+    """Admission by the decisions of the gate; every call is counted in its audit window."""
 
     def __init__(self, gate: Gate, authenticator: Authenticator, clock: Callable[[], datetime]) -> None:
         self._gate = gate
         self._hot = gate.hot
         self._authenticator = authenticator
         self._clock = clock
-        self._known: dict[str, CachedCaller] = {}
+        self._callers: dict[str, CachedCaller] = {}
         self._epoch = -1
         self._read_at = float("-inf")
         self.endpoints: Mapping[str, str] = {}
-        """The objects of the endpoints that are served, by their names in paths."""
+        """Ids of the served endpoints by their names in paths."""
 
     def observe(self, epoch: int) -> None:
-        """The policy epoch was read just now; whoever serves calls this several times a second."""
+        """Record the current policy epoch; the server calls this several times a second."""
         if epoch > self._epoch:
             self._epoch = epoch
         self._read_at = time.monotonic()
 
     def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
-        known, now = self._known.get(credential), time.monotonic()
-        if known is None or known.epoch < self._epoch or now > known.until or now - self._read_at > STALE_S:
+        known, now = self._callers.get(credential), time.monotonic()
+        if (
+            known is None
+            or known.epoch < self._epoch
+            or now > known.until
+            or now - self._read_at > MAX_EPOCH_AGE_S
+        ):
             return None
         resource = self.endpoints.get(endpoint or "")
-        action, resource = _of_server(endpoint) if resource is None else (INFER, resource)
+        action, resource = _server_resource(endpoint) if resource is None else (INFER, resource)
         counted = self._hot.count(known.caller, action, resource, data, epoch=self._epoch)
         return known.caller.name if counted else None
 
@@ -65,16 +70,16 @@ class GateAdmission:
         self.observe(epoch)
         caller, until = self._authenticator.authenticate(credential, origin=ORIGIN)
         left_s = (until - self._clock()).total_seconds()
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
-        self._known[credential] = CachedCaller(caller, epoch, time.monotonic() + left_s)
+        if len(self._callers) >= CACHED_CALLERS:
+            self._callers.clear()
+        self._callers[credential] = CachedCaller(caller, epoch, time.monotonic() + left_s)
         resource = self.endpoints.get(endpoint or "")
-        action, resource = _of_server(endpoint) if resource is None else (INFER, resource)
+        action, resource = _server_resource(endpoint) if resource is None else (INFER, resource)
         self._hot.decide(caller, action, resource)
 
 
-def _of_server(endpoint: str | None) -> tuple[str, str]:
-    """The action and object for what is asked of the server itself."""
+def _server_resource(endpoint: str | None) -> tuple[str, str]:
+    """Return the action and object for requests to the server itself."""
     if endpoint is None:
         return "platform.status", ROOT
     if endpoint == METRICS:

@@ -1,4 +1,4 @@
-"""The model server's hands in the platform: what it loads, reads, stores and reports, as its own account."""
+"""The model server's client of the platform: loads, reads, stores and reports as its service account."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from falaj.serving.runtime.engine import OnnxEngine, open_model
 
 
 class PlatformClient:
-    """Everything the server does to the platform goes through operations, and so through the gate."""
+    """Calls the platform through its operations, and so through the gate."""
 
     def __init__(self, platform: LocalPlatform, account: Caller) -> None:
         self._platform = platform
@@ -29,23 +29,27 @@ class PlatformClient:
         self._windows = Delivery(self.collector, self._record_windows)
 
     def load(self, file: ServedFile) -> OnnxEngine:
-        """A registered version, its signature and bytes verified, opened from memory."""
+        """Load a registered version, verify its signature and bytes, and open it from memory."""
         with acting_as(self._account):
             version = self._services.models.version(str(file.registered))
             models = [each for each in version.files if each.format.is_model]
             if len(models) != 1:
-                raise NotFound(f"{version.reference} has {len(models)} model files; one can be served")
+                raise NotFound(
+                    f"{version.reference} has {len(models)} model files; exactly one is needed to serve it"
+                )
             content = b"".join(self._services.models.read(version.id, models[0].path))
         if len(content) != models[0].size_bytes:
-            raise Damaged(f"{version.reference}: its bytes broke off")
+            raise Damaged(f"{version.reference}: the file is truncated")
         return open_model(file, content)
 
     def read(self, view: str, keys: Sequence[str]) -> OnlineRows:
-        """The newest features of each key."""
+        """Read the newest features of each key."""
         self._platform.gate.hot.admit(self._account, "features.read", view)
         return read_online(self._services, view, keys)
 
-    def keep(self, key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource) -> None:
+    def store_batch(
+        self, key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource
+    ) -> None:
         """Store a batch of predictions."""
         with acting_as(self._account):
             self._services.endpoints.record(
@@ -65,8 +69,8 @@ class PlatformClient:
         with acting_as(self._account):
             self._services.endpoints.report(endpoint, counts=counts)
 
-    def hand_in_windows(self) -> None:
-        """Give monitoring what was sketched since the last time; what it cannot take now waits for the next time."""
+    def deliver_windows(self) -> None:
+        """Deliver the sketches since the last call to monitoring; windows that fail are retried on the next call."""
         self._windows.deliver()
 
     def _record_windows(self, endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
@@ -75,7 +79,7 @@ class PlatformClient:
 
 
 class CountReporter:
-    """Reports what was counted since the last report; what could not be reported comes with the next."""
+    """Reports the counts since the last report; failed reports are included in the next."""
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class CountReporter:
         log: PredictionRecorder,
         names: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`names` gives the endpoints' objects by their names in paths."""
+        """`names` returns the ids of endpoints by their names in paths."""
         self._client = client
         self._metrics = metrics
         self._log = log
@@ -93,21 +97,21 @@ class CountReporter:
         self._lost: dict[VersionKey, int] = {}
 
     def report(self) -> None:
-        """Tell the platform, in one operation for each endpoint that has news."""
+        """Report the new counts, in one operation per endpoint."""
         totals = self._totals()
         for name, ident in self._names().items():
             own = {version: total for (of, version), total in totals.items() if of == name}
             new = [self._since(name, ident, total) for total in own.values()]
-            news = tuple(each for each in new if each.requests or each.lost)
-            if news:
-                self._client.report(ident, news)
-                for each in news:
+            changed = tuple(each for each in new if each.requests or each.lost)
+            if changed:
+                self._client.report(ident, changed)
+                for each in changed:
                     self._reported[name, each.version] = own[each.version]
                     self._lost[ident, each.version] = self._lost.get((ident, each.version), 0) + each.lost
 
     def _totals(self) -> dict[VersionKey, VersionCounts]:
-        """All that was counted, by the endpoint's name and version."""
-        metrics = self._metrics.all().items()
+        """Return all counts by endpoint name and version."""
+        metrics = self._metrics.snapshot().items()
         return {(name, version): _total(version, metrics) for (name, version), metrics in metrics if version}
 
     def _since(self, name: str, ident: str, total: VersionCounts) -> VersionCounts:

@@ -1,8 +1,8 @@
-"""The prediction log on the server: ids now, batches a little later, counters with them, all from one thread.
+"""The server's side of the prediction log: assigns ids, collects batches and writes them from one thread.
 
-What is promised: an id that `endpoints.prediction` finds is on disk. Answered requests whose batch is not written yet
-are in memory only: if the server is killed, those of the last window (a few seconds) are lost, and their ids stay
-unknown. A log that cannot be written costs no answer; what does not fit into memory meanwhile is dropped and counted.
+Guarantees: a prediction that `endpoints.prediction` finds is on disk. Batches that are not written yet exist in memory
+only: if the server is killed, the predictions of the last few seconds are lost and their ids stay unknown. If the log
+fails, responses are not affected; predictions that exceed the memory limits meanwhile are dropped and counted.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from falaj.serving.dependencies import ColumnCollector, PredictedBatch, Predicte
 from falaj.serving.prediction_batches import BatchRows, encode_batch
 
 VersionKey = tuple[str, str]
-"""An endpoint's object and a version."""
+"""The id of an endpoint, and a version."""
 
 BATCH_ROWS = 20_000
-"""More rows are not gathered: to encode them would hold up the event loop for too long at a time."""
+"""Rows after which a batch is written; encoding more would block the event loop for too long."""
 MAX_PENDING_ROWS = 400_000
 """Rows that may wait in memory; more are dropped."""
 MAX_PENDING_BYTES = 128 * 2**20
-"""Bytes of arrays that may wait, and as many of batches that could not be written."""
-FINAL = (NotFound, Denied, Conflict, InvalidInput, KeyUnavailable)
-"""What does not get better by trying again: the endpoint is gone, or the rules say no."""
+"""Bytes of arrays that may wait, and of encoded batches that could not be written."""
+PERMANENT_ERRORS = (NotFound, Denied, Conflict, InvalidInput, KeyUnavailable)
+"""Errors that a retry cannot fix, such as a removed endpoint."""
 GRACE_S = 0.02
 MAX_RESPONSE_WAIT_S = 2.0
-"""How long a closed batch waits for answers that have their ids already; at first a moment for ids being given."""
+"""How long a closed batch waits for responses that already have ids, after a grace period for ids in progress."""
 
 _log = logging.getLogger(__name__)
 
 
 class PredictionSource(NamedTuple):
-    """What predictions of a version come from: its object, the views that are read, and its columns' names."""
+    """Lineage of a version's predictions: its id, the views that it reads, and its column names."""
 
     version: str
     views: tuple[str, ...]
@@ -57,7 +57,7 @@ class PredictionSource(NamedTuple):
 
 
 class StoreBatch(Protocol):
-    """Where batches go: the operation `endpoints.record`, as the model server's account."""
+    """Stores a batch: the operation `endpoints.record` as the model server's account."""
 
     def __call__(
         self, key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource
@@ -75,7 +75,7 @@ class EncodedBatch(NamedTuple):
 
 
 class OpenBatch:
-    """Numbers for the predictions of one version and the answers themselves, until the batch is closed."""
+    """Prediction numbers and responses of one version, until the batch is closed."""
 
     __slots__ = ("ident", "key", "noted", "numbers", "prefix", "rows")
 
@@ -89,70 +89,70 @@ class OpenBatch:
 
 
 class PredictionRecorder:
-    """Gives ids, gathers answers, and writes them every `every_s` seconds or when there are many."""
+    """Assigns ids, collects responses, and writes them every `every_s` seconds or when a batch is full."""
 
     def __init__(
-        self, keeps: StoreBatch, *, every_s: float, collector: ColumnCollector | None = None
+        self, store_batch: StoreBatch, *, every_s: float, collector: ColumnCollector | None = None
     ) -> None:
-        self._keeps = keeps
+        self._store_batch = store_batch
         self._every_s = every_s
         self._collector = collector
         self._open: dict[VersionKey, OpenBatch] = {}
         self._batches: dict[str, OpenBatch] = {}
-        """Those that answers may still come for, by their ids."""
-        self._opening = threading.Lock()
-        self._adding = threading.Lock()
+        """Batches that responses may still be added to, by id."""
+        self._open_lock = threading.Lock()
+        self._rows_lock = threading.Lock()
         self._rows = 0
         self._bytes = 0
         self._unwritten: deque[EncodedBatch] = deque()
-        self._many = threading.Event()
+        self._wakeup = threading.Event()
         self._stopped = False
         self._failing = False
         self._thread: threading.Thread | None = None
         self.lost: Counter[VersionKey] = Counter()
         self.sources: Mapping[VersionKey, PredictionSource] = {}
-        self.after: Sequence[Callable[[], None]] = ()
-        """Called every `every_s` seconds, after writing, in the same thread: for counters and sketches."""
+        self.periodic_tasks: Sequence[Callable[[], None]] = ()
+        """Called every `every_s` seconds after writing, in the same thread."""
 
     # ------------------------------------------------------------------------------- from the event loop
 
-    def name(self, endpoint: str, version: str) -> str:
+    def next_id(self, endpoint: str, version: str) -> str:
         batch = self._open.get((endpoint, version)) or self._begin((endpoint, version))
         return batch.prefix + str(next(batch.numbers))
 
     def add(self, batch: PredictedBatch) -> None:
-        names = [requests.prediction for requests in batch.requests]
+        names = [request.prediction for request in batch.requests]
         prefix, _, _ = names[0].rpartition("-")
         start = len(prefix) + 1
         if len(names) == 1 or all(name.startswith(prefix) for name in names):
             self._add(prefix, batch, [int(name[start:]) for name in names])
             return
-        for requests in batch.requests:
-            prefix, _, number = requests.prediction.rpartition("-")
-            self._add(prefix, _part(batch, requests), [int(number)])
+        for request in batch.requests:
+            prefix, _, number = request.prediction.rpartition("-")
+            self._add(prefix, _part(batch, request), [int(number)])
 
-    def _add(self, ident: str, response: PredictedBatch, numbers: Sequence[int]) -> None:
-        """Put an answer to its batch, if that is not written yet and there is room."""
-        rows = response.requests[-1].rows.stop
-        with self._adding:
+    def _add(self, ident: str, answered: PredictedBatch, numbers: Sequence[int]) -> None:
+        """Add responses to their batch, unless it is written already or memory is full."""
+        rows = answered.requests[-1].rows.stop
+        with self._rows_lock:
             batch = self._batches.get(ident)
             if batch is not None:
                 batch.noted += len(numbers)
             if batch is None or self._rows + rows > MAX_PENDING_ROWS or self._bytes >= MAX_PENDING_BYTES:
-                self.lost[response.requests[0].endpoint, response.model.version] += rows
+                self.lost[answered.requests[0].endpoint, answered.model.version] += rows
                 return
             kept = batch.rows
             if kept is None:
-                kept = batch.rows = BatchRows(response.model)
+                kept = batch.rows = BatchRows(answered.model)
             before = kept.size_bytes
-            kept.add(response, numbers)
+            kept.add(answered, numbers)
             self._rows += rows
             self._bytes += kept.size_bytes - before
         if self._rows >= BATCH_ROWS:
-            self._many.set()
+            self._wakeup.set()
 
     def _begin(self, key: VersionKey) -> OpenBatch:
-        with self._opening:
+        with self._open_lock:
             batch = self._open.get(key)
             if batch is None:
                 batch = OpenBatch(key)
@@ -166,39 +166,39 @@ class PredictionRecorder:
         self._thread = start_thread(self._work, name="prediction-log")
 
     def stop(self) -> None:
-        """Write what is there, and end."""
+        """Write the pending batches and stop the thread."""
         self._stopped = True
-        self._many.set()
+        self._wakeup.set()
         if self._thread is not None:
             self._thread.join()
 
     def _work(self) -> None:
         due = time.monotonic() + self._every_s
         while not self._stopped:
-            self._many.wait(max(0.0, due - time.monotonic()))
-            self._many.clear()
+            self._wakeup.wait(max(0.0, due - time.monotonic()))
+            self._wakeup.clear()
             steps: list[Callable[[], None]] = [self.flush]
             if self._stopped or time.monotonic() >= due:
-                steps += self.after
+                steps += self.periodic_tasks
                 due = time.monotonic() + self._every_s
             for step in steps:
                 try:
                     step()
                 except Exception:
-                    _log.exception("the prediction log failed; it goes on")
+                    _log.exception("prediction log step failed")
 
     def flush(self) -> None:
-        """Close the open batches and write them, with what could not be written before."""
-        with self._opening:
+        """Close the open batches, and write them and those that failed before."""
+        with self._open_lock:
             closed, self._open = self._open, {}
         if closed and not self._stopped:
-            _await_answers(list(closed.values()))
+            _await_responses(list(closed.values()))
         for batch in closed.values():
-            with self._adding:
+            with self._rows_lock:
                 del self._batches[batch.ident]
             if batch.rows is not None:
                 self._encode(batch.key, batch.ident, batch.rows)
-                with self._adding:
+                with self._rows_lock:
                     self._rows -= batch.rows.rows
                     self._bytes -= batch.rows.size_bytes
         self._write()
@@ -212,13 +212,13 @@ class PredictionRecorder:
             self._sketch(key, rows, source)
             content = encode_batch(rows, features=source.features)
         except Exception:
-            _log.exception("a batch of predictions could not be encoded")
+            _log.exception("encoding a batch of predictions failed")
             self.lost[key] += rows.rows
             return
         self._unwritten.append(EncodedBatch(key, ident, content, rows.rows, source))
 
     def _sketch(self, key: VersionKey, rows: BatchRows, source: PredictionSource) -> None:
-        """Hand features and outputs to whoever looks for drift."""
+        """Pass features and outputs to the drift collector."""
         if self._collector is None:
             return
         inputs, outputs = rows.blocks()
@@ -226,19 +226,19 @@ class PredictionRecorder:
         self._collector.add(*key, _plain(outputs), role=ColumnRole.PREDICTION)
 
     def _write(self) -> None:
-        """Store what is encoded, oldest first; what fails is tried again next time, as long as memory allows."""
+        """Store encoded batches, oldest first; failed ones are retried next time within the memory limit."""
         while self._unwritten:
             waiting = self._unwritten[0]
             try:
-                self._keeps(*waiting)
+                self._store_batch(*waiting)
             except AlreadyExists:
                 pass
-            except FINAL as error:
-                _log.error("%s predictions were not logged: %s", waiting.rows, error)
+            except PERMANENT_ERRORS as error:
+                _log.error("dropped %s predictions: %s", waiting.rows, error)
                 self.lost[waiting.key] += waiting.rows
             except FalajError as error:
                 if not self._failing:
-                    _log.error("predictions cannot be logged; they wait in memory: %s", error)
+                    _log.error("storing predictions failed; they wait in memory: %s", error)
                 self._failing = True
                 break
             self._failing = False
@@ -248,8 +248,8 @@ class PredictionRecorder:
             self.lost[gone.key] += gone.rows
 
 
-def _await_answers(closed: Sequence[OpenBatch]) -> None:
-    """Wait until all ids that were given out of closed batches have their answers, within limits."""
+def _await_responses(closed: Sequence[OpenBatch]) -> None:
+    """Wait, up to a limit, until all assigned ids of closed batches have responses."""
     time.sleep(GRACE_S)
     given = [(batch, next(batch.numbers)) for batch in closed]
     until = time.monotonic() + MAX_RESPONSE_WAIT_S
@@ -257,17 +257,17 @@ def _await_answers(closed: Sequence[OpenBatch]) -> None:
         time.sleep(GRACE_S)
 
 
-def _part(response: PredictedBatch, requests: PredictedRequest) -> PredictedBatch:
-    """One request of an answered batch, on its own."""
-    rows, size = requests.rows, response.requests[-1].rows.stop
-    own = requests._replace(rows=slice(0, rows.stop - rows.start))
-    inputs = [array[rows] if array.ndim and len(array) == size else array for array in response.inputs]
-    outputs = [array[rows] if array.ndim and len(array) == size else array for array in response.outputs]
-    return PredictedBatch(response.model, response.at, [own], inputs, outputs)
+def _part(answered: PredictedBatch, request: PredictedRequest) -> PredictedBatch:
+    """Return one request of an answered batch as a batch of its own."""
+    rows, size = request.rows, answered.requests[-1].rows.stop
+    own = request._replace(rows=slice(0, rows.stop - rows.start))
+    inputs = [array[rows] if array.ndim and len(array) == size else array for array in answered.inputs]
+    outputs = [array[rows] if array.ndim and len(array) == size else array for array in answered.outputs]
+    return PredictedBatch(answered.model, answered.at, [own], inputs, outputs)
 
 
 def _named(inputs: dict[str, Any], features: Sequence[str]) -> dict[str, Any]:
-    """What went in: the columns of the one input if they have names, else whole tensors."""
+    """Return the inputs by column if the only input has named columns, else by tensor."""
     if len(inputs) == 1 and features:
         (block,) = inputs.values()
         if block.ndim == 2 and block.shape[1] == len(features):

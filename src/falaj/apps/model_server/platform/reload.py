@@ -1,4 +1,4 @@
-"""Follows the platform: what is to be served, and the policy epoch, as they change in the database."""
+"""Reload deployments and the policy epoch as they change in the database."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ T = TypeVar("T")
 
 POLL_S = 0.2
 RETRY_S = 10.0
-"""How long a version that could not be loaded is left alone."""
+"""Seconds before loading a failed version is retried."""
 
-Servable = Callable[[Transaction, StoredObject, DeployedEndpoint], None]
+RequireServable = Callable[[Transaction, StoredObject, DeployedEndpoint], None]
 """Raises if a version may no longer be served for an endpoint."""
 
-Tell = Callable[[str, tuple[LoadProblem, ...]], None]
-"""Reports to the platform which versions of an endpoint cannot be served, and which can again."""
+ReportProblems = Callable[[str, tuple[LoadProblem, ...]], None]
+"""Reports to the platform which versions of an endpoint cannot be served, and which recovered."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DesiredEndpoint:
-    """An endpoint as the platform wants it, its versions' files, and why there is none for the others.
+    """The desired state of an endpoint: the files of its versions, and the problems of those without a file.
 
-    `barred` are those that must not be served, even if they are loaded: the rules or their keys say so.
+    `barred` versions must not be served even if they are loaded, because of residency or a destroyed key.
     """
 
     deployed: DeployedEndpoint
@@ -54,24 +54,24 @@ class DesiredEndpoint:
 
 @dataclass
 class DeploymentReloader:
-    """Brings the server to what the database says, version by version: one that fails leaves the rest as it is."""
+    """Reconciles the server with the database, version by version; a failed version does not affect the others."""
 
     database: Database
     server: ModelServer
     admission: GateAdmission
-    log: PredictionRecorder
+    recorder: PredictionRecorder
     versions: LoadVersion
-    report_problems: Tell
-    servable: Servable
+    report_problems: ReportProblems
+    servable: RequireServable
     _known: tuple[int, int] = (-1, -1)
     _retry_at: float = float("inf")
     _serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = field(default_factory=dict)
-    _told: dict[VersionKey, str | None] = field(default_factory=dict)
+    _reported: dict[VersionKey, str | None] = field(default_factory=dict)
 
-    async def follow(self) -> None:
-        """Until cancelled; what cannot be read now is read a moment later.
+    async def run(self) -> None:
+        """Poll for changes until cancelled; failed reads are retried.
 
-        The epoch moves too when a label changes or a key is destroyed.
+        The epoch also moves when a label changes or a key is destroyed.
         """
         while True:
             try:
@@ -82,70 +82,72 @@ class DeploymentReloader:
                     await self.sync()
                     self._known = known
             except Exception:
-                _log.exception("what is to be served cannot be read; it is tried again")
+                _log.exception("reading the deployment failed; retrying")
             await asyncio.sleep(POLL_S)
 
     async def watch_epoch(self) -> None:
-        """Keep decisions usable, also while models are being loaded; until cancelled."""
+        """Refresh the policy epoch until cancelled, also while models are being loaded."""
         while True:
             try:
                 self.admission.observe(await asyncio.to_thread(self._read, current_epoch))
             except Exception:
-                _log.exception("the policy epoch cannot be read; it is tried again")
+                _log.exception("reading the policy epoch failed; retrying")
             await asyncio.sleep(POLL_S)
 
     async def sync(self) -> None:
-        """Serve what the database says now. Where no version of an endpoint can be served, the earlier ones stay."""
-        wanted = await asyncio.to_thread(self._wanted)
+        """Serve the current deployment. If no version of an endpoint can be served, the previous ones stay."""
+        desired = await asyncio.to_thread(self._desired)
         serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = {}
-        for each in wanted:
-            found = await self._loaded(each) or self._earlier(each)
+        for each in desired:
+            found = await self._loaded(each) or self._previous(each)
             if found is not None:
                 serving[each.deployed.id] = found
         files = {file: None for _, own in serving.values() for file in own.values()}
         endpoints = tuple(endpoint for endpoint, _ in serving.values())
-        self.log.sources = {**self.log.sources, **_sources(serving)}
+        self.recorder.sources = {**self.recorder.sources, **_sources(serving)}
         self.admission.endpoints = {endpoint.name: str(endpoint.id) for endpoint in endpoints}
         await self.server.apply(Deployment(models=tuple(files), endpoints=endpoints))
         self._serving = serving
-        failing = any(each.problems for each in wanted)
+        failing = any(each.problems for each in desired)
         self._retry_at = time.monotonic() + RETRY_S if failing else float("inf")
-        await asyncio.to_thread(self._tell, wanted)
+        await asyncio.to_thread(self._report_changes, desired)
 
-    def _earlier(self, wanted: DesiredEndpoint) -> tuple[Endpoint, dict[str, ServedFile]] | None:
-        """What is served now, unless that must not be."""
-        found = self._serving.get(wanted.deployed.id)
-        return None if found is None or wanted.barred & found[1].keys() else found
+    def _previous(self, desired: DesiredEndpoint) -> tuple[Endpoint, dict[str, ServedFile]] | None:
+        """Return the versions that are served now, unless one of them is barred."""
+        found = self._serving.get(desired.deployed.id)
+        return None if found is None or desired.barred & found[1].keys() else found
 
-    async def _loaded(self, wanted: DesiredEndpoint) -> tuple[Endpoint, dict[str, ServedFile]] | None:
-        """The endpoint with those of its versions that can be served; none if requests would have nowhere to go."""
+    async def _loaded(self, desired: DesiredEndpoint) -> tuple[Endpoint, dict[str, ServedFile]] | None:
+        """Return the endpoint with its loadable versions; None if none of them has a weight."""
         files = {}
-        for version, file in wanted.files.items():
+        for version, file in desired.files.items():
             try:
-                await self.server.prepare(file, wanted.endpoint)
+                await self.server.prepare(file, desired.endpoint)
                 files[version] = file
             except FalajError as error:
-                wanted.problems[version] = str(error)
+                desired.problems[version] = str(error)
                 _log.error("%s@%s is not served: %s", file.model, version, error)
-        routes = tuple(route for route in wanted.endpoint.routes if route.version in files)
+        routes = tuple(route for route in desired.endpoint.routes if route.version in files)
         if not any(route.weight for route in routes):
             return None
-        return wanted.endpoint.model_copy(update={"routes": routes}), files
+        return desired.endpoint.model_copy(update={"routes": routes}), files
 
-    def _tell(self, wanted: Sequence[DesiredEndpoint]) -> None:
-        """Report what has changed about which versions are served."""
-        for each in wanted:
+    def _report_changes(self, desired: Sequence[DesiredEndpoint]) -> None:
+        """Report versions whose problems have changed."""
+        for each in desired:
             now = {version: each.problems.get(version) for version in (*each.files, *each.problems)}
             before = {route.version: route.problem for route in each.deployed.routes}
             changed = {
                 version: problem
                 for version, problem in now.items()
-                if self._told.get((each.deployed.id, version), before.get(version)) != problem
+                if self._reported.get((each.deployed.id, version), before.get(version)) != problem
             }
             if changed:
-                told = tuple(LoadProblem(version=v, problem=p and p[:4000]) for v, p in changed.items())
-                self.report_problems(each.deployed.id, told)
-                self._told |= {(each.deployed.id, version): problem for version, problem in changed.items()}
+                problems = tuple(LoadProblem(version=v, problem=p and p[:4000]) for v, p in changed.items())
+                self.report_problems(each.deployed.id, problems)
+                self._reported |= {
+                    (each.deployed.id, version): problem for version, problem in changed.items()
+                }
 
     # ---------------------------------------------------------------------------------- in a thread
 
@@ -153,7 +155,7 @@ class DeploymentReloader:
         with self.database.read() as tx:
             return query(tx)
 
-    def _wanted(self) -> list[DesiredEndpoint]:
+    def _desired(self) -> list[DesiredEndpoint]:
         with self.database.read() as tx:
             return [self._one(tx, each) for each in store.all_endpoints(tx)]
 
@@ -180,7 +182,7 @@ class DeploymentReloader:
         return DesiredEndpoint(deployed, endpoint, files, problems, barred)
 
     def _file(self, tx: Transaction, ident: str, number: str, served: DeployedEndpoint) -> ServedFile:
-        """A version, if it is there, its signature holds, and it may be served still."""
+        """Return the model file of a version. Raise unless it exists, is signed and may still be served."""
         found = objects.by_id(tx, ident)
         if found is None:
             raise objects.unknown(ident, "model_version")
@@ -193,7 +195,7 @@ class DeploymentReloader:
 def _sources(
     serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]],
 ) -> dict[VersionKey, PredictionSource]:
-    """What the predictions of every version that is served come from."""
+    """Return the lineage sources of the predictions of every served version."""
     found: dict[VersionKey, PredictionSource] = {}
     for ident, (endpoint, files) in serving.items():
         lookup = endpoint.lookup

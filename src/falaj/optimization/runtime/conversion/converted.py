@@ -1,4 +1,4 @@
-"""What every converter gives, and which of them a model needs."""
+"""The result of a conversion to ONNX, and errors common to all converters."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from falaj.records.registry import TensorSpec
 Array = npt.NDArray[Any]
 
 FEATURES = "features"
-"""What the input of an exported model is called."""
+"""The name of the input of an exported model."""
 FEATURE_NAMES = "falaj.features"
-"""Where an ONNX file keeps the names of its columns, as a JSON list."""
+"""Metadata key of an ONNX file for its column names, a JSON list."""
 ALLOWED = "a torch module or exported program, a scikit-learn classifier or regressor, or an XGBoost model"
 
 
 @dataclass(frozen=True)
 class ConvertedModel:
-    """A model as ONNX, and what the original gives for the sample, output by output."""
+    """A model as ONNX, and the outputs of the original for the sample."""
 
     content: bytes
     inputs: tuple[TensorSpec, ...]
@@ -32,23 +32,23 @@ class ConvertedModel:
 
 
 def framework_of(model: Any) -> str:
-    """`torch`, `xgboost` or `sklearn`, told without importing any of them."""
+    """Return `torch`, `xgboost` or `sklearn` without importing any of them."""
     owners = [cls.__module__.partition(".")[0] for cls in type(model).__mro__]
-    for kind in ("torch", "xgboost", "sklearn"):  # XGBoost's estimators are scikit-learn's too
+    for kind in ("torch", "xgboost", "sklearn"):  # XGBoost estimators are scikit-learn estimators too
         if kind in owners:
             return kind
     raise InvalidInput.at("model", given=type(model).__name__, allowed=ALLOWED)
 
 
 def not_convertible(where: str, *, given: str, allowed: str, fix: str) -> InvalidInput:
-    """The error for a model that cannot become ONNX."""
+    """Return the error for a model that cannot be converted to ONNX."""
     fault = Fault(where=where, given=given, allowed=allowed, fix=fix)
-    return InvalidInput("the model does not export to ONNX; nothing was written", faults=[fault])
+    return InvalidInput("the model cannot be exported to ONNX; nothing was written", faults=[fault])
 
 
 def invalid_sample(error: Exception, *, given: str = "") -> InvalidInput:
-    """The error for a sample that the model itself does not take."""
-    told = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    words = shorten(f"{given}{type(error).__name__}: {told}", limit=300)
+    """Return the error for a sample that the model itself rejects."""
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    words = shorten(f"{given}{type(error).__name__}: {reason}", limit=300)
     fault = Fault(where="sample", given=words, allowed="rows that the model takes")
-    return InvalidInput("the model does not predict on the sample; nothing was written", faults=[fault])
+    return InvalidInput("the model fails on the sample; nothing was written", faults=[fault])

@@ -1,4 +1,4 @@
-"""scikit-learn to ONNX."""
+"""Convert scikit-learn models to ONNX."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _patching = threading.RLock()
 
 
 def convert(model: Any, rows: Array, columns: tuple[str, ...]) -> ConvertedModel:
-    """A fitted classifier with probabilities, a regressor, or a pipeline that ends in one."""
+    """Convert a fitted classifier with probabilities, a regressor, or a pipeline that ends in one."""
     reference = _reference(model, rows, columns)
     made = _to_onnx(model, rows.shape[1])
     classes = reference.shape[1] if _is_classifier(model) else 0
@@ -45,17 +45,17 @@ def convert(model: Any, rows: Array, columns: tuple[str, ...]) -> ConvertedModel
 
 
 def _reference(model: Any, rows: Array, columns: tuple[str, ...]) -> Array:
-    """What the model itself predicts, as rows of columns."""
+    """Return the predictions of the model as a matrix."""
     predict = _predictor(model)
     given: Any = rows
     if columns and hasattr(model, "feature_names_in_"):
-        pandas: Any = import_module("pandas")  # or the model could not have been trained on named columns
+        pandas: Any = import_module("pandas")  # present, as the model was trained on named columns
         given = pandas.DataFrame(rows, columns=[*columns])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             predicted = np.asarray(predict(given))
-    except Exception as error:  # estimators of others raise what they like
+    except Exception as error:  # third-party estimators may raise anything
         raise invalid_sample(error) from error
     return predicted if predicted.ndim == 2 else predicted.reshape(len(rows), -1)
 
@@ -93,8 +93,8 @@ def _to_onnx(model: Any, width: int) -> Any:
     from skl2onnx.common.data_types import FloatTensorType
     from skl2onnx.common.exceptions import MissingShapeCalculator
 
-    if "xgboost" in sys.modules:  # or no estimator of it can be in the pipeline
-        _know_xgboost()
+    if "xgboost" in sys.modules:  # otherwise no XGBoost estimator can be in the pipeline
+        _register_xgboost()
     options = {id(model): {"zipmap": False}} if _is_classifier(model) else None
     types = [(FEATURES, FloatTensorType([None, width]))]
     try:
@@ -105,21 +105,21 @@ def _to_onnx(model: Any, width: int) -> Any:
         found = re.search(r"<class '([\w.]+)'>", str(error))
         raise not_convertible(
             f"estimator {found[1].rpartition('.')[2] if found else type(model).__name__}",
-            given="one that skl2onnx has no converter for",
+            given="an estimator without a converter in skl2onnx",
             allowed="the estimators of scikit-learn",
             fix="use one of those, or export this step alone",
         ) from error
-    except Exception as error:  # converters raise what they like
+    except Exception as error:  # converters may raise anything
         raise not_convertible(
             f"estimator {type(model).__name__}",
             given=shorten(f"{type(error).__name__}: {error}", limit=300),
-            allowed="what skl2onnx can convert, on one matrix of numbers",
+            allowed="estimators on one numeric matrix that skl2onnx can convert",
             fix="choose columns by number instead of name, and encode text before the pipeline",
         ) from error
 
 
-def _know_xgboost() -> None:
-    """Let a pipeline end in an estimator of XGBoost."""
+def _register_xgboost() -> None:
+    """Register converters for XGBoost estimators in pipelines."""
     from onnxmltools.convert.xgboost.operator_converters.XGBoost import convert_xgboost
     from skl2onnx import update_registered_converter
     from skl2onnx.common import shape_calculator as shapes
@@ -138,7 +138,7 @@ def _know_xgboost() -> None:
 
 @contextlib.contextmanager
 def _whole_numbers() -> Iterator[None]:
-    """skl2onnx 1.20 hands booleans to ONNX for boosted trees where ONNX takes whole numbers only."""
+    """Work around skl2onnx 1.20, which passes booleans for boosted trees where ONNX accepts integers only."""
     from skl2onnx.common import _container
 
     with _patching:

@@ -1,4 +1,4 @@
-"""torch to ONNX."""
+"""Convert torch models to ONNX."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONVERTIBLE = "operators that ONNX has"
 
 
 def convert(model: Any, rows: Array, columns: tuple[str, ...]) -> ConvertedModel:
-    """A module in its evaluation mode, or a program that was exported before."""
+    """Convert a module, in evaluation mode, or an exported program."""
     if not isinstance(model, nn.Module | ExportedProgram):
         given = type(model).__name__
         raise InvalidInput.at("model", given=given, allowed="a torch module or exported program")
@@ -49,14 +49,14 @@ def convert(model: Any, rows: Array, columns: tuple[str, ...]) -> ConvertedModel
 
 
 def _traced(model: nn.Module, rows: Array) -> tuple[ExportedProgram, list[Array]]:
-    """The program of `model`, and its outputs. Its training mode is put back."""
+    """Return the exported program of `model` and its outputs; its training mode is restored."""
     training = {module: module.training for module in model.modules()}
     first = next((p for p in model.parameters()), None)
     inputs = torch.from_numpy(rows).to(first.device if first is not None else "cpu")
     model.eval()
     try:
         references = _outputs(model, inputs)
-        # A first dimension of 1 would be taken for a constant.
+        # torch.export would treat a first dimension of 1 as a constant.
         traced_on = inputs if len(inputs) > 1 else torch.cat([inputs, inputs])
         try:
             return torch.export.export(model, (traced_on,), dynamic_shapes=({0: Dim("rows")},)), references
@@ -92,12 +92,12 @@ def _to_onnx(program: ExportedProgram) -> bytes:
     except Exception as error:  # OnnxExporterError and whatever its passes raise
         raise _not_converted(program, error) from error
     if made is None:
-        raise InvalidInput("torch.onnx.export made nothing")
+        raise InvalidInput("torch.onnx.export returned nothing")
     return bytes(made.model_proto.SerializeToString())
 
 
 def _not_traced(model: nn.Module, error: Exception) -> InvalidInput:
-    """Where in the user's code the tracing stopped, and why."""
+    """Return an error with the place in the user's code where tracing failed, and the reason."""
     text = "\n".join(str(each) for each in _chain(error))
     places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)\n\s*(.+)', text)
     where = f"{places[-1][0]}:{places[-1][1]} {places[-1][3].strip()}" if places else type(model).__name__
@@ -108,30 +108,30 @@ def _not_traced(model: nn.Module, error: Exception) -> InvalidInput:
         allowed=TRACEABLE,
         fix="use torch.where instead of if"
         if branches
-        else "make forward plain tensor code of any number of rows",
+        else "write forward as plain tensor code for any number of rows",
     )
 
 
 def _not_converted(program: ExportedProgram, error: Exception) -> InvalidInput:
-    """Which operator ONNX does not have, and in which layer it stands."""
+    """Return an error with the unsupported operator and its layer."""
     text = "\n".join(str(each) for each in _chain(error))
     found = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", text)
     if found is None:
         given = shorten(_first_line(error), limit=300)
         return not_convertible(
-            "model", given=given, allowed=CONVERTIBLE, fix="change the layer, or serve another format"
+            "model", given=given, allowed=CONVERTIBLE, fix="change the layer, or use another format"
         )
     operator = found[1]
     return not_convertible(
         _layer(program, operator) or "model",
         given=f"the operator {operator}",
         allowed=CONVERTIBLE,
-        fix="write the layer with operators of linear algebra that ONNX has, or move it out of the model",
+        fix="use operators that ONNX has, or move the layer out of the model",
     )
 
 
 def _layer(program: ExportedProgram, operator: str) -> str | None:
-    """The module that uses `operator`, and the line of its code."""
+    """Return the module that uses `operator`, and its line of code."""
     for node in program.run_decompositions().graph.nodes:
         if str(node.target).startswith(operator.replace("::", ".")):
             stack = [*(node.meta.get("nn_module_stack") or {}).values()]
@@ -144,7 +144,7 @@ def _layer(program: ExportedProgram, operator: str) -> str | None:
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """The module inside a compiled or distributed one."""
+    """Return the module inside a compiled or distributed one."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -167,7 +167,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """torch tells of missing packages and of itself at every export."""
+    """Silence the warnings that torch emits on every export."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

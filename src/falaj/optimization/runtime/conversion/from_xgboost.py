@@ -1,4 +1,4 @@
-"""XGBoost to ONNX."""
+"""Convert XGBoost models to ONNX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPSET = 15
 
 
 def convert(model: Any, rows: Array, columns: tuple[str, ...]) -> ConvertedModel:
-    """A booster, or an estimator of XGBoost. A missing value is NaN, as it is in XGBoost."""
+    """Convert a booster or an XGBoost estimator. Missing values are NaN, as in XGBoost."""
     booster = _used_part(model)
     _require_numbers(booster)
     reference = _reference(model, rows)
@@ -42,17 +42,17 @@ def convert(model: Any, rows: Array, columns: tuple[str, ...]) -> ConvertedModel
 
 
 def load_booster(content: bytes) -> Any:
-    """A booster from a file of XGBoost's own, JSON or UBJSON; neither can run code."""
+    """Load a booster from XGBoost JSON or UBJSON; neither can run code."""
     booster = xgb.Booster()
     try:
         booster.load_model(bytearray(content))
     except xgb.core.XGBoostError as error:
-        raise InvalidInput(f"this is not a model of XGBoost: {str(error).splitlines()[0]}") from None
+        raise InvalidInput(f"invalid XGBoost model: {str(error).splitlines()[0]}") from None
     return booster
 
 
 def _used_part(model: Any) -> Any:
-    """The trees that predict, in a copy whose columns have no names: the converter takes f0, f1, … only."""
+    """Return a copy of the trees used for prediction, without column names: the converter accepts f0, f1, … only."""
     if isinstance(model, xgb.XGBModel):
         booster = model.get_booster()
         if getattr(model, "early_stopping_rounds", None) and model.best_iteration is not None:
@@ -107,7 +107,7 @@ def _to_onnx(booster: Any, width: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return convert_xgboost(booster, initial_types=types, target_opset=OPSET)
-    except Exception as error:  # the converter raises what it likes
+    except Exception as error:  # the converter may raise anything
         objective = _config(booster)["learner"]["objective"]["name"]
         raise not_convertible(
             f"XGBoost, objective {objective}",

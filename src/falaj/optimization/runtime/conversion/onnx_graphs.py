@@ -1,4 +1,4 @@
-"""Small changes to an ONNX graph: one output of the wanted columns, names for the columns, no dead nodes."""
+"""Edits of ONNX graphs: select an output, name the columns, remove dead nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from falaj.optimization.runtime.conversion.converted import FEATURE_NAMES, Array
 def converted_model(
     model: onnx.ModelProto, references: list[Array], columns: tuple[str, ...], *, batch_fix: str | None = None
 ) -> ConvertedModel:
-    """`model` with the names of its columns in it, and the tensors as ONNX Runtime sees them."""
+    """Return `model` with its column names in the metadata, and its tensors as ONNX Runtime reports them."""
     from falaj.optimization.runtime.sessions import open_session, tensor_specs
 
     if columns:
@@ -26,7 +26,7 @@ def converted_model(
 
 
 def keep_output(model: onnx.ModelProto, output: str, *, name: str, width: int, second: bool = False) -> None:
-    """Make `output` the only one, called `name`, of `width` columns. `second`: only its second column is kept."""
+    """Make `output` the only output, renamed to `name`, with `width` columns; `second` keeps its second column only."""
     graph = model.graph
     if second:
         graph.initializer.append(helper.make_tensor("falaj_second", TensorProto.INT64, [1], [1]))
@@ -57,5 +57,5 @@ def _drop_dead_nodes(graph: Any) -> None:
 
 
 def operators(model: onnx.ModelProto) -> set[str]:
-    """The operators of the graph."""
+    """Return the operators of the graph."""
     return {node.op_type for node in model.graph.node}
