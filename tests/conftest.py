@@ -266,7 +266,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     """Turn a skip into a failure where FALAJ_NO_SKIPS=1 says so."""
-    if NO_SKIPS and report.skipped:
+    if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
         reason = skip_reason(report)
         report.outcome = "failed"
         report.longrepr = f"skipped, and FALAJ_NO_SKIPS=1 makes that a failure: {reason}"

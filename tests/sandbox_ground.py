@@ -23,12 +23,30 @@ DEADLINE_SECONDS = 10
 PLAIN = {"LC_ALL": "C.UTF-8"}
 
 PLATFORM = """
-import ctypes, json, os, socket, sys
+import ctypes, json, os, select, socket, sys
 word = ctypes.create_string_buffer(os.environ["WORD"].encode())
 listener = socket.create_server(("127.0.0.1", 0))
-address, port = ctypes.addressof(word), listener.getsockname()[1]
-print(json.dumps({"pid": os.getpid(), "address": address, "length": len(word), "port": port}), flush=True)
-sys.stdin.read()
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(("127.0.0.1", 0))
+abstract = f"falaj-{os.getpid()}"
+by_name, by_path = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+by_name.bind("\\0" + abstract)
+os.chdir(sys.argv[1])
+if os.path.lexists("platform.sock"):
+    os.unlink("platform.sock")
+by_path.bind("platform.sock")
+by_name.listen()
+by_path.listen()
+print(json.dumps({
+    "pid": os.getpid(), "address": ctypes.addressof(word), "length": len(word), "port": listener.getsockname()[1],
+    "datagram_port": datagrams.getsockname()[1], "abstract": abstract, "unix": os.path.abspath("platform.sock"),
+}), flush=True)
+while True:
+    ready, _, _ = select.select([sys.stdin, datagrams], [], [])
+    if sys.stdin in ready:
+        break
+    received, sender = datagrams.recvfrom(100)
+    datagrams.sendto(received, sender)
 """
 
 
@@ -74,18 +92,23 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 @functools.cache
 def machine(mechanism: Mechanism) -> MachineFacts:
     """This machine's facts; as another uid, for the first Python that the uid can reach."""
-    pythons = [sys.executable, "/usr/bin/python3"] if mechanism == "uid" else [sys.executable]
+    pythons = [sys.executable, "/usr/bin/python3"] if mechanism in ("landlock", "uid") else [sys.executable]
     tried = [probe(python=python) for python in pythons if Path(python).exists()]
+    if mechanism == "landlock":
+        return next((facts for facts in tried if facts.landlock_own_uid), tried[0])
     return next((facts for facts in tried if facts.uid_works), tried[0])
 
 
 @contextmanager
-def running_platform(secret: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a secret in its memory and environment, listening on loopback; it prints where."""
+def running_platform(secret: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a secret in its memory and environment, which listens in many ways; it prints where.
+
+    `folder` holds its unix socket.
+    """
     environment = {**os.environ, "WORD": secret}
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-c", PLATFORM], stdin=pipe, stdout=pipe, env=environment
+        [sys.executable, "-c", PLATFORM, str(folder)], stdin=pipe, stdout=pipe, env=environment
     ) as process:
         try:
             yield process

@@ -15,7 +15,7 @@ from falaj.errors import IsolationRefused
 from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed
 from polling import eventually
 
-ISOLATED = pytest.mark.parametrize("testbed", ["bubblewrap", "uid"], indirect=True)
+ISOLATED = pytest.mark.parametrize("testbed", ["bubblewrap", "landlock", "uid"], indirect=True)
 
 
 # -------------------------------------------------------------------------------------------------- gangs
@@ -60,7 +60,7 @@ if fails:
 """
 
 
-@pytest.mark.parametrize("testbed", ["bubblewrap", "same-uid"], indirect=True)
+@pytest.mark.parametrize("testbed", ["bubblewrap", "landlock-shared", "same-uid"], indirect=True)
 def test_torch_processes_reduce_together_without_a_network(testbed: LauncherTestbed) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
@@ -144,6 +144,8 @@ def test_environment_is_what_was_given_and_what_the_launcher_decides(
     testbed.launcher().start(launch)
 
     found: dict[str, Any] = eventually(lambda: json.loads(testbed.log() or b"{}"), within=10)
+    if testbed.sandbox.mechanism == "landlock":
+        found.pop("TMPDIR")
     assert found == {
         "LC_ALL": "C.UTF-8",
         "MINE": "1",

@@ -2,72 +2,112 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from falaj.drivers.sandbox import sandbox_for
+from falaj.drivers.sandbox import gaps_of, sandbox_for
 from falaj.drivers.sandbox.facts import try_bubblewrap
+from falaj.drivers.sandbox.landlock import remove_short_name
 from falaj.errors import IsolationRefused
-from falaj.governance.isolation import Protection, decide
-from falaj.ports.sandbox import Mechanism, UserCode
+from falaj.governance.isolation import decide
+from falaj.ports.sandbox import PROMISES, MachineFacts, Mechanism, Promise, UserCode
 from sandbox_ground import DEADLINE_SECONDS, PLAIN, Ground, ended, first_line, kill, machine, running_platform
 
-ISOLATED = pytest.mark.parametrize("ground", ["bubblewrap", "uid", "uid-plain"], indirect=True)
+LANDLOCK = [
+    "landlock",
+    "landlock-one-uid",
+    "landlock-shared",
+    "landlock-abi5-shared",
+    "landlock-abi2",
+    "landlock-abi1-shared",
+]
+RUNGS = ["bubblewrap", *LANDLOCK, "uid", "uid-plain", "same-uid"]
+ISOLATED = pytest.mark.parametrize("ground", [rung for rung in RUNGS if rung != "same-uid"], indirect=True)
 BUBBLEWRAP = pytest.mark.parametrize("ground", ["bubblewrap"], indirect=True)
 SAME_UID = pytest.mark.parametrize("ground", ["same-uid"], indirect=True)
 
 KEY, ROWS, WORD, TOKEN = "key-b41c", "rows-77e0", "word-90da", "token-3fd2"
-SECRETS: dict[str, Protection] = {KEY: "files", ROWS: "files", WORD: "platform", TOKEN: "jobs"}
+SECRETS: dict[str, Promise] = {KEY: "files", ROWS: "files", WORD: "platform", TOKEN: "jobs"}
 HOSTILE_CODE = Path(__file__).with_name("hostile_code.py")
 
 NEIGHBOUR = """
-import os, signal
-with open("secret", "w") as file:
-    file.write(os.environ["TOKEN"])
+import os, signal, sys
+for path in ("secret", sys.argv[1]):
+    with open(path, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(os.environ["TOKEN"])
 print("ready", flush=True)
 signal.pause()
 """
 
-ATTACKS: list[tuple[str, Protection]] = [
+ATTACKS: list[tuple[str, Promise]] = [
     ("read key", "files"),
     ("read database", "files"),
+    ("read key by hard link", "files"),
+    ("read key by symbolic link", "files"),
     ("list home", "files"),
+    ("watch home", "files"),
     ("write into home", "files"),
+    ("open key to everyone", "files"),
+    ("truncate key", "files"),
+    ("ask for a path", "names"),
     ("read neighbour", "jobs"),
     ("list neighbour", "jobs"),
     ("write into neighbour", "jobs"),
     ("read platform environment", "platform"),
     ("read platform memory", "platform"),
+    ("copy platform memory", "platform"),
     ("trace platform", "platform"),
-    ("signal platform", "platform"),
+    ("limit platform", "platform"),
+    ("slow platform down", "platform"),
+    ("pin platform", "platform"),
+    ("signal platform", "signals"),
+    ("list processes", "processes"),
     ("write outside", "writes"),
+    ("delete outside", "writes"),
+    ("move out", "writes"),
+    ("move in", "writes"),
+    ("truncate", "writes"),
+    ("truncate by opening", "writes"),
     ("connect", "network"),
+    ("connect by sending", "network"),
+    ("connect on several paths", "network"),
+    ("send datagram", "network"),
+    ("connect to unix socket", "sockets"),
+    ("connect to abstract socket", "abstract-sockets"),
+    ("read shared memory", "shared-memory"),
 ]
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "uid", "uid-plain", "same-uid"])
+@pytest.fixture(scope="module", params=RUNGS)
 def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
-    """Each mechanism; uid also as in a container that has one spare uid and may not make namespaces."""
+    """Each mechanism; uid also as in a container that has one spare uid and may not make namespaces.
+
+    Landlock also without a uid of its own, and as in older kernels: versions differ in what they govern.
+    """
     if sys.platform != "linux":
         pytest.skip("the sandboxes: this is not Linux")
-    mechanism: Mechanism = "uid" if request.param == "uid-plain" else request.param
-    facts = machine(mechanism)
-    if request.param == "uid-plain":
-        facts = replace(facts, unshare=None, spare_uids=facts.spare_uids[:1])
+    mechanism: Mechanism = next(
+        name for name in ("bubblewrap", "landlock", "uid", "same-uid") if name in request.param
+    )
+    if request.param == "same-uid":
+        mechanism = "same-uid"
+    facts = weakened(machine(mechanism), request.param)
     try:
-        isolation = decide(facts, users=1, prefer=mechanism)
+        isolation = decide(facts, users=1, gaps=gaps_of, prefer=mechanism)
     except IsolationRefused as refused:
         pytest.skip(f"the {mechanism} sandbox: {refused.faults[0].given}")
     root = Path(tempfile.mkdtemp(prefix="falaj-sandbox-"))
@@ -76,12 +116,27 @@ def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
     shutil.rmtree(root)
 
 
+def weakened(facts: MachineFacts, rung: str) -> MachineFacts:
+    """The facts of a machine that offers no more than `rung` says."""
+    if rung == "uid-plain":
+        return replace(facts, unshare=None, spare_uids=facts.spare_uids[:1])
+    if rung == "landlock-one-uid":
+        return replace(facts, spare_uids=facts.spare_uids[:1])
+    if rung.endswith("-shared"):
+        facts = replace(facts, landlock_own_uid=False)
+    for abi in (1, 2, 5):
+        if f"abi{abi}" in rung:
+            facts = replace(facts, landlock_abi=min(abi, facts.landlock_abi))
+    return facts
+
+
 @dataclass(frozen=True)
 class Raid:
     """One run of the hostile code beside a platform process, its home, and another job."""
 
     loot: dict[str, dict[str, str]]
-    protects: tuple[Protection, ...]
+    protects: tuple[Promise, ...]
+    broken: Mapping[Promise, str]
     platform_exit: int | None
     command_lines: str
 
@@ -92,19 +147,25 @@ class Raid:
 @pytest.fixture(scope="module")
 def raid(ground: Ground) -> Iterator[Raid]:
     home = furnish_home(ground.root)
-    neighbour = ground.python(NEIGHBOUR, job="neighbour", environment={**PLAIN, "TOKEN": TOKEN})
+    shared_memory = Path("/dev/shm", ground.root.name)
+    neighbour = ground.python(
+        NEIGHBOUR, str(shared_memory), job="neighbour", environment={**PLAIN, "TOKEN": TOKEN}
+    )
     with ExitStack() as stack:
-        platform = stack.enter_context(running_platform(WORD))
+        stack.callback(shared_memory.unlink, missing_ok=True)
+        platform = stack.enter_context(running_platform(WORD, home["home"]))
         other = stack.enter_context(ground.started(neighbour))
         first_line(other)
         targets = {
             **json.loads(first_line(platform)),
             **{name: str(path) for name, path in home.items()},
             "neighbour": str(neighbour.directory),
+            "shared_memory": str(shared_memory),
         }
         raider = ground.code(
             *[ground.facts.python, "attack.py", json.dumps(targets)],
             job="raider",
+            readable=[home["given"], home["input"]],
             hidden=[home["home"]],
             environment={**PLAIN, "MINE": "1"},
         )
@@ -113,7 +174,7 @@ def raid(ground: Ground) -> Iterator[Raid]:
         assert done.returncode == 0, done.stderr.decode()
         loot = json.loads(done.stdout)
         exit_code = platform.wait(DEADLINE_SECONDS) if "loot" in loot["signal platform"] else platform.poll()
-        yield Raid(loot, ground.isolation.protects, exit_code, command_lines())
+        yield Raid(loot, ground.isolation.protects, ground.isolation.broken, exit_code, command_lines())
 
 
 def furnish_home(root: Path) -> dict[str, Path]:
@@ -125,6 +186,12 @@ def furnish_home(root: Path) -> dict[str, Path]:
     paths["database"].write_text(ROWS)
     paths["open"].mkdir()
     paths["open"].chmod(0o777)
+    for name in ("deleted", "moved"):
+        (paths["open"] / name).write_text(name)
+    for name in ("given", "input"):
+        paths[name] = root / name
+        paths[name].write_text(name)
+        paths[name].chmod(0o666)
     return paths
 
 
@@ -138,15 +205,31 @@ def command_lines() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(("attack", "protection"), ATTACKS)
-def test_attack_succeeds_only_where_no_protection_is_claimed(
-    raid: Raid, attack: str, protection: Protection
+@pytest.mark.parametrize(("attack", "promise"), ATTACKS)
+def test_attack_succeeds_only_where_the_promise_is_declared_as_broken(
+    raid: Raid, attack: str, promise: Promise
 ) -> None:
-    claimed = protection in raid.protects
-    if not claimed and attack in ("read platform memory", "trace platform") and kernel_limits_tracing():
-        return  # then the attack may fail without any help of ours
+    sentence = raid.broken.get(promise)
 
-    assert raid.succeeded(attack) == (not claimed), raid.loot[attack]
+    assert not (raid.succeeded(attack) and sentence is None), raid.loot[attack]
+    if sentence is not None:
+        assert raid.succeeded(attack) or attack in may_fail_anyway(), f"{promise} is kept: claim it"
+        pytest.xfail(f"{promise}: {sentence}")
+
+
+def may_fail_anyway() -> set[str]:
+    """Attacks that some kernels stop without any help of ours."""
+    tracing = {"read platform memory", "copy platform memory", "trace platform"}
+    always = {"connect on several paths"} | ({"pin platform"} if len(os.sched_getaffinity(0)) == 1 else set())
+    return always | (tracing if kernel_limits_tracing() else set())
+
+
+def test_gaps_are_declared_once_and_say_what_happens(ground: Ground) -> None:
+    promises = [gap.promise for gap in ground.sandbox.gaps]
+
+    assert len(promises) == len(set(promises))
+    assert set(promises) <= set(PROMISES)
+    assert all(gap.sentence for gap in ground.sandbox.gaps)
 
 
 def kernel_limits_tracing() -> bool:
@@ -156,7 +239,7 @@ def kernel_limits_tracing() -> bool:
 
 @SAME_UID
 def test_the_attacks_work_where_nothing_is_protected(raid: Raid) -> None:
-    assert raid.protects == ()
+    assert raid.protects == ("renames", "gpus")
     assert raid.loot["read key"]["loot"] == KEY
     assert raid.loot["read database"]["loot"] == ROWS
     assert WORD in raid.loot["read platform environment"]["loot"]
@@ -166,7 +249,9 @@ def test_the_attacks_work_where_nothing_is_protected(raid: Raid) -> None:
 
 @ISOLATED
 def test_no_protected_secret_is_anywhere_in_the_loot(raid: Raid) -> None:
-    guarded = [secret for secret, protection in SECRETS.items() if protection in raid.protects]
+    guarded = [secret for secret, promise in SECRETS.items() if promise in raid.protects]
+    if "shared-memory" in raid.broken and TOKEN in guarded:
+        guarded.remove(TOKEN)  # the neighbour keeps it there, too
 
     found = json.dumps(raid.loot)
 
@@ -176,11 +261,18 @@ def test_no_protected_secret_is_anywhere_in_the_loot(raid: Raid) -> None:
 
 @ISOLATED
 def test_platform_outlives_the_raid(raid: Raid) -> None:
+    if (sentence := raid.broken.get("signals")) is not None:
+        pytest.xfail(f"signals: {sentence}")
+
     assert raid.platform_exit is None
 
 
 def test_environment_is_exactly_what_was_given(raid: Raid) -> None:
-    assert json.loads(raid.loot["own environment"]["loot"]) == {**PLAIN, "MINE": "1"}
+    found = json.loads(raid.loot["own environment"]["loot"])
+    if "tmp" in raid.broken:
+        found.pop("TMPDIR", None)
+
+    assert found == {**PLAIN, "MINE": "1"}
 
 
 def test_job_environment_is_on_no_command_line(raid: Raid) -> None:
@@ -194,6 +286,8 @@ def test_no_rights_are_left_and_none_can_be_gained(raid: Raid) -> None:
 
     assert {status[name] for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {"0" * 16}
     assert status["NoNewPrivs"] == "1"
+    if (sentence := raid.broken.get("identity")) is not None:
+        pytest.xfail(f"identity: {sentence}")
     assert "0" not in [*status["Uid"].split(), *status["Gid"].split(), *status["Groups"].split()]
 
 
@@ -244,16 +338,44 @@ def test_inputs_open_to_everyone_still_cannot_be_changed(ground: Ground) -> None
     assert b"Read-only file system" in done.stderr
 
 
+@pytest.mark.parametrize("ground", LANDLOCK, indirect=True)
+def test_inputs_open_to_everyone_cannot_be_changed_under_landlock(ground: Ground) -> None:
+    shared = ground.root / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+
+    done = ground.run(
+        ground.python("import sys; open(sys.argv[1] + '/x', 'w')", str(shared), readable=[shared])
+    )
+
+    assert b"Permission denied" in done.stderr
+
+
 def test_scratch_and_shared_memory_work(ground: Ground) -> None:
     script = """
-import multiprocessing, tempfile
-tempfile.TemporaryFile(dir="/tmp").close()
+import multiprocessing, sys, tempfile
+tempfile.TemporaryFile(dir=sys.argv[1] or None).close()
 multiprocessing.Semaphore()
 print("ok")
 """
+    folder = "" if ground.isolation.mechanism == "landlock" else "/tmp"
 
-    done = ground.run(ground.python(script))
+    done = ground.run(ground.python(script, folder))
 
+    assert done.stdout == b"ok\n", done.stderr.decode()
+
+
+def test_processes_pass_messages_by_unix_sockets_however_long_the_path(ground: Ground) -> None:
+    script = """
+from multiprocessing.connection import Client, Listener
+with Listener(family="AF_UNIX") as listener, Client(listener.address), listener.accept():
+    print("ok")
+"""
+    code = ground.python(script, job="/".join(["deep" * 10] * 3))
+
+    done = ground.run(code)
+
+    remove_short_name(code.directory)
     assert done.stdout == b"ok\n", done.stderr.decode()
 
 
@@ -264,15 +386,63 @@ with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(
     print("ok")
 """
 
-    done = ground.run(ground.python(script))
+    done = ground.run(ground.python(script, loopback=True))
 
     assert done.stdout == b"ok\n", done.stderr.decode()
+
+
+def test_job_of_several_processes_reaches_nobody_else(ground: Ground) -> None:
+    script = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5); print('ok')"
+
+    with running_platform(WORD, ground.root) as platform:
+        port = str(json.loads(first_line(platform))["port"])
+        done = ground.run(ground.python(script, port, loopback=True))
+
+    if (sentence := ground.isolation.broken.get("gang-network")) is not None:
+        assert done.stdout == b"ok\n"
+        pytest.xfail(f"gang-network: {sentence}")
+    assert done.stdout == b"", done.stderr.decode()
+
+
+@pytest.mark.parametrize("ground", ["landlock", "landlock-shared"], indirect=True)
+def test_job_of_several_processes_reaches_no_port_below_those_that_the_kernel_gives(ground: Ground) -> None:
+    script = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)"
+    if ground.facts.landlock_abi < 4:
+        pytest.skip("Landlock of version 4, which knows ports")
+    with socket.socket() as listener:
+        port = bind_low(listener)
+        listener.listen()
+
+        done = ground.run(ground.python(script, str(port), loopback=True))
+
+    assert b"PermissionError" in done.stderr
+
+
+def bind_low(listener: socket.socket) -> int:
+    """Bind to some port that the kernel does not give out by itself."""
+    for port in range(20000, 30000):
+        with contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+@ISOLATED
+def test_no_setuid_file_is_made_as_it_is_opened(ground: Ground) -> None:
+    script = "import os; os.close(os.open('made', os.O_CREAT | os.O_WRONLY, 0o4755))"
+    code = ground.python(script, job="made-setuid")
+
+    ground.run(code)
+
+    made = code.directory / "made"
+    if made.exists() and made.stat().st_mode & 0o4000:
+        assert made.stat().st_uid in (ground.facts.spare_uids or [os.getuid()])
 
 
 def test_granted_network_reaches_a_listener(ground: Ground) -> None:
     script = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5); print('ok')"
 
-    with running_platform(WORD) as platform:
+    with running_platform(WORD, ground.root) as platform:
         port = str(json.loads(first_line(platform))["port"])
         done = ground.run(ground.python(script, port, network=True))
 
@@ -298,11 +468,13 @@ def test_child_that_leaves_the_session_dies_too_where_claimed(ground: Ground) ->
 
         kill(process)
 
-        if "children" in ground.isolation.protects:
+        sentence = ground.isolation.broken.get("children")
+        if sentence is None:
             assert ended(process.stdout.fileno())
             return
         process.wait(DEADLINE_SECONDS)
         os.kill(stray, signal.SIGKILL)  # it is still there to be killed
+        pytest.xfail(f"children: {sentence}")
 
 
 @ISOLATED
@@ -376,13 +548,54 @@ def test_job_directory_inside_the_hidden_home_is_all_that_shows_of_it(ground: Gr
     assert (home / "job" / "made").exists()
 
 
+def test_job_moves_files_between_its_own_folders(ground: Ground) -> None:
+    script = "import os; os.makedirs('a/b'); open('made', 'w'); os.rename('made', 'a/b/moved'); print('ok')"
+
+    done = ground.run(ground.python(script, job="mover"))
+
+    if (sentence := ground.isolation.broken.get("renames")) is not None:
+        assert b"Invalid cross-device link" in done.stderr
+        pytest.xfail(f"renames: {sentence}")
+    assert done.stdout == b"ok\n", done.stderr.decode()
+
+
+def test_job_changes_the_mode_of_its_own_files(ground: Ground) -> None:
+    script = (
+        "import os; open('tool', 'w'); os.chmod('tool', 0o755); print(oct(os.stat('tool').st_mode & 0o777))"
+    )
+
+    done = ground.run(ground.python(script, job="chmod"))
+
+    if (
+        ground.isolation.mechanism != "same-uid"
+        and (sentence := ground.isolation.broken.get("modes")) is not None
+    ):
+        assert done.stdout == b"0o644\n", done.stderr.decode()
+        pytest.xfail(f"modes: {sentence}")
+    assert done.stdout == b"0o755\n", done.stderr.decode()
+
+
+def test_job_renews_the_time_of_its_own_files_as_heartbeats_do(ground: Ground) -> None:
+    code = ground.python("import os; os.utime('beat')", job="beating")
+    (code.directory / "beat").touch()
+    os.utime(code.directory / "beat", (1, 1))
+
+    ground.run(code)
+
+    assert (code.directory / "beat").stat().st_mtime > 1
+
+
 @ISOLATED
 def test_files_left_by_a_job_are_not_roots(ground: Ground) -> None:
     code = ground.python("import os; open('tool', 'w'); os.chmod('tool', 0o4755)", job="setuid")
 
     ground.run(code)
 
-    assert (code.directory / "tool").stat().st_uid in (ground.facts.spare_uids or [os.getuid()])
+    left = (code.directory / "tool").stat()
+    if (sentence := ground.isolation.broken.get("identity")) is not None:
+        assert not left.st_mode & 0o6000
+        pytest.xfail(f"identity: {sentence}")
+    assert left.st_uid in (ground.facts.spare_uids or [os.getuid()])
 
 
 @ISOLATED

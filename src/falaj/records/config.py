@@ -207,7 +207,7 @@ class Config(Record):
     )
     audit: AuditConfig = AuditConfig()
     policies: tuple[str, ...] = ()
-    isolation: Literal["auto", "bubblewrap", "uid", "same-uid"] = "auto"
+    isolation: Literal["auto", "bubblewrap", "landlock", "uid", "same-uid", "none"] = "auto"
     jobs: JobsConfig = JobsConfig()
     queue: QueueConfig = QueueConfig()
     prices: Prices | None = None

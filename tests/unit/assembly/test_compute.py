@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from falaj.assembly.compute import allowance_in, secret_files
+from falaj.assembly import compute
+from falaj.assembly.compute import LocalCompute, allowance_in, secret_files
 from falaj.assembly.home import open_home
 from falaj.control.jobs.storage_limits import CHECKPOINT_BYTES, StorageLimits
+from falaj.ports.sandbox import MachineFacts
 from falaj.records.config import Config
 
 
@@ -61,3 +67,37 @@ def test_what_a_job_may_save_follows_from_where_blobs_lie(
 
     expected = {None: CHECKPOINT_BYTES, "200GiB": 200 << 30}.get(limit, limit)  # type: ignore[arg-type]
     assert found == StorageLimits(expected, disk=disk and tmp_path / disk)  # type: ignore[arg-type]
+
+
+BARE = MachineFacts(is_root=False, python="/opt/python")
+
+
+@pytest.mark.parametrize(
+    ("facts", "users", "settings", "is_refused"),
+    [
+        (BARE, 1, {}, False),
+        (BARE, 2, {}, True),
+        (BARE, 2, {"isolation": "none"}, False),
+        (BARE, 1, {"isolation": "landlock"}, True),
+        (replace(BARE, landlock_abi=7, landlock_works=True), 2, {}, False),
+    ],
+)
+def test_platform_says_in_one_line_why_it_refuses_jobs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    facts: MachineFacts,
+    users: int,
+    settings: dict[str, str],
+    is_refused: bool,
+) -> None:
+    monkeypatch.setattr(compute, "count_users", lambda _: users)
+    monkeypatch.setattr("falaj.drivers.sandbox.probe", lambda: facts)
+    home = open_home(tmp_path / "home", tmp_path / "config")
+    database: Any = SimpleNamespace(read=nullcontext)
+    zone: Any = None
+    bench = LocalCompute(home, Config.model_validate(settings), database, zone)
+
+    refusal = bench.refusal()
+
+    assert (refusal is not None) == is_refused
+    assert refusal is None or ("\n" not in refusal and refusal.startswith("jobs are refused: "))

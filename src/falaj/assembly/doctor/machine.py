@@ -67,9 +67,11 @@ def _is_encrypted(device: int) -> bool:
 
 
 def check_isolation(context: DoctorContext) -> Iterable[Finding]:
-    from falaj.drivers.sandbox import probe
+    from falaj.drivers.sandbox import gaps_of, probe
 
-    return isolation.report(probe(), users=_count_users(context), prefer=context.config.isolation)
+    return isolation.report(
+        probe(), users=_count_users(context), gaps=gaps_of, prefer=context.config.isolation
+    )
 
 
 def check_limits(context: DoctorContext) -> Iterable[Finding]:

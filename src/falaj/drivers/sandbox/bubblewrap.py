@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,24 +16,10 @@ from typing import NamedTuple
 from falaj.drivers.sandbox.identity import allowed, become, hand_over, job_uid, readable
 from falaj.drivers.sandbox.launch import launch
 from falaj.drivers.sandbox.refusals import refused, refused_at
-from falaj.ports.sandbox import MachineFacts, Mechanism, UserCode
+from falaj.drivers.sandbox.system_paths import NETWORK_SETTINGS, SETTINGS, SYSTEM, python_folders
+from falaj.ports.sandbox import Gap, MachineFacts, Mechanism, UserCode
 
 NOBODY = "65534"
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# Not all of /etc/ssl: it holds private keys too.
-SETTINGS = (
-    "/etc/alternatives",
-    "/etc/group",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/nsswitch.conf",
-    "/etc/passwd",
-    "/etc/pki/ca-trust/extracted",
-    "/etc/pki/tls/certs",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-)
-NETWORK_SETTINGS = ("/etc/hosts", "/etc/resolv.conf")
 # Without the network there is still a loopback, and programs call it by its name.
 LOOPBACK_HOSTS = Path(__file__).with_name("hosts")
 
@@ -48,6 +33,10 @@ class BubblewrapSandbox:
     @property
     def name(self) -> Mechanism:
         return "bubblewrap"
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        return ()
 
     def start(self, code: UserCode, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         if not self.facts.bubblewrap:
@@ -141,16 +130,6 @@ def visible(code: UserCode) -> Iterable[Mount]:
 
 def shown(path: Path) -> Mount:
     return Mount(("--ro-bind",), path.resolve(), path.absolute())
-
-
-def python_folders() -> list[Path]:
-    """Where this Python lives, under the names it goes by, unless the system's folders hold it already."""
-    named = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix)}
-    named |= {path.resolve() for path in named}
-    held = [Path(path) for path in SYSTEM]
-    return sorted(
-        path for path in named if path != Path("/") and not any(path.is_relative_to(h) for h in held)
-    )
 
 
 def covers(hidden: Iterable[Path], binds: Iterable[Mount]) -> Iterable[Mount]:

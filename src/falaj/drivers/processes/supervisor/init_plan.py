@@ -50,6 +50,7 @@ def build_user_code(
         readable=[*launch.readable, *gpu_folders(launch), *nsys_folders(spec.nsys)],
         hidden=[*launch.hidden, control],
         network=launch.network,
+        loopback=launch.processes > 1 or launch.framework != "plain",
         devices=gpu_devices(launch),
         # A file system in memory is no process's own, and escapes the limits of processes.
         scratch_bytes=min(filter(None, [launch.disk_bytes, launch.memory_bytes]), default=None),
