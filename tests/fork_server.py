@@ -1,6 +1,6 @@
-"""One process that has loaded torch, from which all gangs of a test session are forked, one request after the other.
+"""A fork server that has loaded torch: all gangs of a test session are forked from it, one request after the other.
 
-As a script: each line of its input names a script beside it, what to run, and a folder; its answer is a line of JSON.
+As a script: each line of its input names a script, its arguments and a folder; the response is one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that train together, forked from one that has loaded what they need, which takes the longest."""
+"""Gangs of processes that train together, forked from one that has imported the modules they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the launcher tests run attempts: a launcher over one mechanism, and views of what really runs."""
+"""The testbed of the launcher tests: a launcher over one sandbox, and views of the real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from falaj.ports.launcher import AttemptState, Launch, Launcher
 from polling import eventually
 
 STRONGEST_SANDBOX = pytest.mark.parametrize("testbed", ["bubblewrap"], indirect=True)
-"""For what does not depend on the mechanism."""
+"""For tests that do not depend on the sandbox."""
 
 DEADLINE_S = 20
 ATTEMPT = "job_1/1"
@@ -31,12 +31,12 @@ STARTER = """
 import json, sys
 from pathlib import Path
 from falaj.drivers.processes.launcher import ProcessLauncher
-from falaj.drivers.processes.attempt_spec import Order
-root, order = Path(sys.argv[1]), Order.from_json(json.loads(sys.argv[2]))
+from falaj.drivers.processes.attempt_spec import AttemptSpec
+root, spec = Path(sys.argv[1]), AttemptSpec.from_json(json.loads(sys.argv[2]))
 launcher = ProcessLauncher(root, sandbox=lambda: spec.sandbox)
 print("ready", flush=True)
 sys.stdin.readline()
-launcher.start(order.launch)
+launcher.start(spec.launch)
 print("started", flush=True)
 sys.stdin.readline()
 """
@@ -44,7 +44,7 @@ sys.stdin.readline()
 
 @dataclass(frozen=True)
 class LauncherTestbed:
-    """One folder with attempts, their launcher, and the walls around them."""
+    """A folder with attempts, their launcher and their sandbox."""
 
     root: Path
     sandbox: SandboxSpec

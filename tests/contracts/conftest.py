@@ -1,4 +1,4 @@
-"""The yard where the launcher tests run attempts, over each mechanism."""
+"""The testbed of the launcher tests, over each sandbox."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_attempt_ends_well_with_as_few_as_it_may(testbed: LauncherTestbed) -> No
     launch, agents = start_agents(testbed)
 
     os.kill(agents[0], signal.SIGKILL)
-    testbed.wait_for(b"was lost (signal 9); the others go on")
+    testbed.wait_for(b"was lost (signal 9); the others continue")
     (launch.directory / "code" / "go").touch()
 
     assert end(testbed).exit_code == 0
@@ -203,7 +203,7 @@ def test_two_ranks_of_torch_learn_one_model(testbed: LauncherTestbed) -> None:
 
 
 @STRONGEST_SANDBOX
-def test_torch_goes_on_with_fewer_when_an_agent_is_lost(testbed: LauncherTestbed) -> None:
+def test_torch_continues_with_fewer_when_an_agent_is_lost(testbed: LauncherTestbed) -> None:
     launch = learn(testbed, "torch_elastic.py", "1000", framework="torch", processes=2, processes_min=1)
     eventually((launch.directory / "code" / "saved.pt").exists, within=PATIENCE_S)
     agents = [pid for pid in processes_mentioning(str(launch.directory)) if is_agent(pid)]
@@ -212,7 +212,7 @@ def test_torch_goes_on_with_fewer_when_an_agent_is_lost(testbed: LauncherTestbed
 
     assert end(testbed).exit_code == 0, testbed.log()
     assert len(agents) == 2
-    assert testbed.log().count(b"was lost (signal 9); the others go on") == 1
+    assert testbed.log().count(b"was lost (signal 9); the others continue") == 1
     (only,) = learned(launch)
     assert (only["world"], only["began"] > 0) == (1, True)
     assert only["weights"] == pytest.approx([1, 2, 3, 4], abs=0.05)

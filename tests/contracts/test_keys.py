@@ -243,5 +243,5 @@ class TestToken:
     ) -> None:
         from falaj.drivers.pkcs11.keys import Pkcs11Keys
 
-        with pytest.raises(KeyUnavailable, match="does not serve"):
+        with pytest.raises(KeyUnavailable, match="is unavailable"):
             Pkcs11Keys.open(module or softhsm.module, label or softhsm.label, softhsm.pin)

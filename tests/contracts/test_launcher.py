@@ -1,4 +1,4 @@
-"""The Launcher contract: attempts run once, apart from the platform, and end when they are told to."""
+"""The Launcher contract: attempts run once, independently of the platform, and end on request."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_starters_that_race_run_it_once(testbed: LauncherTestbed) -> None:
     assert runs(testbed) == 1
 
 
-def test_it_goes_on_when_its_starter_is_killed(testbed: LauncherTestbed) -> None:
+def test_attempt_continues_when_its_starter_is_killed(testbed: LauncherTestbed) -> None:
     launch = testbed.launch(UNTIL_TOLD)
     with testbed.starter(launch) as starter:
         release(starter)
@@ -173,7 +173,7 @@ def test_starter_killed_at_any_moment_leaves_an_attempt_that_runs_once(
     assert runs(testbed) == 1
 
 
-def test_killed_shim_takes_the_code_with_it_and_the_attempt_is_lost(testbed: LauncherTestbed) -> None:
+def test_killed_supervisor_ends_the_code_and_the_attempt_is_lost(testbed: LauncherTestbed) -> None:
     word = f"daemon-{time.monotonic_ns()}"
     launch = testbed.launch(ONCE + WITH_DAEMON, word, "600")
     testbed.launcher().start(launch)
@@ -189,14 +189,14 @@ def test_killed_shim_takes_the_code_with_it_and_the_attempt_is_lost(testbed: Lau
     assert (runs(testbed), testbed.supervisors()) == (1, [])
 
 
-def test_killed_process_inside_takes_the_code_with_it_too(testbed: LauncherTestbed) -> None:
+def test_killed_init_process_ends_the_code_too(testbed: LauncherTestbed) -> None:
     word = f"daemon-{time.monotonic_ns()}"
     testbed.launcher().start(testbed.launch(WITH_DAEMON, word, "600"))
     testbed.wait_for(b"up")
     here = os.fsencode(testbed.root)
-    inside = [pid for pid in processes_mentioning("The first process inside") if here in cmdline(pid)]
+    init = [pid for pid in processes_mentioning("The init process inside") if here in cmdline(pid)]
 
-    kill(inside[-1])
+    kill(init[-1])
 
     state = testbed.end()
     assert (state.phase, state.exit_code, state.signal) == ("ended", None, signal.SIGKILL)
@@ -268,7 +268,7 @@ def test_time_limit_stops_it(testbed: LauncherTestbed) -> None:
 
 
 @STRONGEST_SANDBOX
-def test_time_limit_is_no_success_even_for_a_script_that_takes_its_leave_politely(
+def test_script_that_exits_cleanly_at_its_time_limit_has_failed(
     testbed: LauncherTestbed,
 ) -> None:
     script = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + WAITING
@@ -354,7 +354,7 @@ os.mkfifo('pipe')
 """
 
 
-def test_what_code_has_nested_without_end_is_removed(testbed: LauncherTestbed) -> None:
+def test_deeply_nested_folders_are_removed(testbed: LauncherTestbed) -> None:
     state = testbed.run(VERY_DEEP_AND_CLOSED)
     assert state.exit_code == 0, state
 

@@ -1,4 +1,4 @@
-"""The Launcher contract, fourth part: code that misbehaves ends with a clear reason, and leaves nothing behind."""
+"""The Launcher contract, fourth part: misbehaving code ends with a clear reason, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if rank != "1":
         ("raise ValueError('bad column')", "exit code 1: ValueError: bad column"),
         ("sys.exit('no rows for carrier AA')", "exit code 1: no rows for carrier AA"),
         ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("sys.exit(137)", "exit code 137 (something that it ran was killed by SIGKILL)"),
+        ("sys.exit(137)", "exit code 137 (a process that it ran was killed by SIGKILL)"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV in string_at (script.py:6)"),
         ("os.kill(os.getpid(), signal.SIGBUS)", "killed by SIGBUS at script.py:6"),
@@ -48,7 +48,7 @@ def test_one_rank_that_fails_is_named_with_its_cause(
     testbed.assert_nothing_is_left()
 
 
-def test_script_that_removes_its_own_directory_goes_on(testbed: LauncherTestbed) -> None:
+def test_script_that_removes_its_own_directory_continues(testbed: LauncherTestbed) -> None:
     script = """
 import os, shutil, time
 shutil.rmtree(os.path.dirname(os.getcwd()), ignore_errors=True)

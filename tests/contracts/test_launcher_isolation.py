@@ -1,4 +1,4 @@
-"""The Launcher contract, second part: gangs, logs, the environment, and the walls around user code."""
+"""The Launcher contract, second part: gangs, logs, the environment, and the isolation of user code."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_log_keeps_bytes_as_they_are(testbed: LauncherTestbed) -> None:
     assert state.reason.isprintable()
 
 
-# -------------------------------------------------------------------------------------------------- walls
+# -------------------------------------------------------------------------------------------------- isolation
 
 
 def test_environment_is_what_was_given_and_what_the_launcher_decides(
@@ -187,7 +187,7 @@ for act in (os.listdir, lambda path: open(path + "/ended.json", "w")):
 
 
 @pytest.mark.parametrize("testbed", ["uid"], indirect=True)
-def test_walls_that_cannot_be_put_up_end_the_attempt_with_the_reason(testbed: LauncherTestbed) -> None:
+def test_sandbox_that_cannot_be_built_ends_the_attempt_with_the_reason(testbed: LauncherTestbed) -> None:
     launch = testbed.launch("print(1)")
     (testbed.root / "attempts").chmod(0o700)
 
@@ -215,7 +215,7 @@ def test_refused_start_leaves_nothing_and_may_be_tried_again(testbed: LauncherTe
     assert testbed.end().exit_code == 0
 
 
-def test_link_in_the_place_of_the_folder_of_heartbeats_leads_nobody_astray(testbed: LauncherTestbed) -> None:
+def test_link_instead_of_the_heartbeat_folder_is_not_followed(testbed: LauncherTestbed) -> None:
     target = testbed.root / "somebody-elses"
     (target / "kept").mkdir(parents=True)
     target.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The Launcher contract, third part: what an attempt may use, and how a hang is noticed."""
+"""The Launcher contract, third part: limits of resources, and the detection of hangs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_file_cannot_outgrow_the_quota(testbed: LauncherTestbed) -> None:
 
 @STRONGEST_SANDBOX
 @pytest.mark.parametrize("given", ["inputs/rows", "code/weights"])
-def test_what_ends_well_within_its_quota_is_left_alone_and_what_it_was_given_is_not_its_own(
+def test_attempt_within_its_quota_succeeds_and_inputs_do_not_count(
     testbed: LauncherTestbed, given: str
 ) -> None:
     script = "import time; open('../outputs/x', 'wb').write(bytes(1 << 20)); time.sleep(2)"
@@ -181,14 +181,14 @@ def test_fork_bomb_is_bounded_and_ended(testbed: LauncherTestbed) -> None:
 
 
 @STRONGEST_SANDBOX
-def test_state_says_what_holds_the_limits(testbed: LauncherTestbed) -> None:
+def test_state_reports_how_limits_are_enforced(testbed: LauncherTestbed) -> None:
     state = testbed.run("pass", disk_bytes=MIB, memory_bytes=512 * MIB)
 
     assert {word.partition(":")[0] for word in state.limits} >= {"memory", "pids", "disk"}
 
 
 @pytest.mark.parametrize("testbed", ["same-uid"], indirect=True)
-def test_ranks_are_born_in_cgroups_of_their_own_and_an_oom_kill_is_told_by_rank(
+def test_ranks_start_in_cgroups_of_their_own_and_oom_kills_are_reported_by_rank(
     testbed: LauncherTestbed,
 ) -> None:
     """On plain files in the place of cgroups: tests/unit/drivers/processes/test_cgroup.py has the real ones."""
@@ -201,8 +201,8 @@ import os, signal, sys, time
 from pathlib import Path
 (group,) = Path(sys.argv[1]).glob('falaj-*')
 rank = os.environ['FALAJ_RANK']
-while (group / 'home' / 'cgroup.procs').read_text() != str(os.getppid()):
-    time.sleep(0.01)  # the first process inside was moved home again after it had started all ranks
+while (group / 'init' / 'cgroup.procs').read_text() != str(os.getppid()):
+    time.sleep(0.01)  # the init process returns to its cgroup after it has started all ranks
 assert (group / f'rank-{rank}' / 'cgroup.procs').read_text() == str(os.getppid())
 if rank == '0':
     time.sleep(600)
@@ -299,7 +299,7 @@ for _ in range(30):
 
 
 @STRONGEST_SANDBOX
-def test_hung_script_that_takes_its_leave_politely_has_failed_all_the_same(testbed: LauncherTestbed) -> None:
+def test_hung_script_that_exits_cleanly_on_sigterm_has_failed(testbed: LauncherTestbed) -> None:
     script = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -326,7 +326,7 @@ def test_whoever_shows_life_is_left_alone(testbed: LauncherTestbed, life: str) -
 
 
 @STRONGEST_SANDBOX
-def test_hang_of_a_program_that_is_no_python_is_told_by_the_kernel(testbed: LauncherTestbed) -> None:
+def test_hang_of_a_program_without_python_shows_the_kernel_stack(testbed: LauncherTestbed) -> None:
     state = testbed.run("", command=["sleep", "600"], hang_s=1)
 
     assert state.reason == "It hung: no sign of life for 1 s"

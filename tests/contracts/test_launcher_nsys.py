@@ -1,4 +1,4 @@
-"""Attempts under Nsight Systems, which is pretended here: it notes how it was called, and runs what follows."""
+"""Attempts under a fake Nsight Systems, which records its arguments and runs the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Launcher contract, fifth part: secrets reach the code, and nothing else."""
+"""The Launcher contract, fifth part: secrets reach the code and nothing else."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_shim_whose_secrets_did_not_come_whole_starts_nothing_and_another_start_
 
 
 @STRONGEST_SANDBOX
-def test_secret_takes_no_gpu_that_was_not_handed_out(testbed: LauncherTestbed) -> None:
+def test_secret_cannot_override_visible_gpus(testbed: LauncherTestbed) -> None:
     script = "import os; print([os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']])"
 
     testbed.run(script, secrets={"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "7"})

@@ -104,7 +104,7 @@ engine.close()
 """
 
 
-def test_a_first_start_that_is_killed_leaves_nothing_half_made(tmp_path: Path) -> None:
+def test_killed_first_start_leaves_no_partial_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'workflows.db'}"
     for wait_s in (0.0, 0.05, 0.1, 0.2, 0.3):
         command = [sys.executable, "-c", FIRST_START, url]

@@ -128,7 +128,7 @@ def test_torch_goes_on_with_fewer_when_an_agent_is_killed(ground: MakeGround) ->
 
     trained = there.end(job)
     assert len(agents) == 3
-    assert said().count(b"was lost (signal 9); the others go on") == 1
+    assert said().count(b"was lost (signal 9); the others continue") == 1
     assert [each["world"] for each in trained.ranks] == [2, 2]
     assert all(each["began"] > 0 for each in trained.ranks)
     assert trained.ranks[0]["weights"] == pytest.approx([1, 2, 3, 4], abs=0.05)

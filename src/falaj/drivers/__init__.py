@@ -1,1 +1,1 @@
-"""The plumbing: one folder per technology, one file per port that it implements."""
+"""Drivers: one folder per technology, one file per port that it implements."""

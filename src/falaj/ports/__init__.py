@@ -1,1 +1,1 @@
-"""The sockets: one Protocol per backing service. Drivers implement them; assembly chooses."""
+"""Ports: one Protocol per backing service. Drivers implement them, and assembly selects the drivers."""

@@ -1,4 +1,4 @@
-"""Where bytes lie: immutable sequences under a key."""
+"""The port for blobs: immutable bytes under a key."""
 
 from __future__ import annotations
 
@@ -10,32 +10,39 @@ BlobKey = NewType("BlobKey", str)
 
 
 class StoredBlob(NamedTuple):
+    """One entry of a listing."""
+
     key: BlobKey
     size_bytes: int
     modified_at: datetime
 
 
 class BlobStore(Protocol):
-    """Bytes under a key. A key exists whole or not at all, is never overwritten, and is seen once `write` returned.
+    """Bytes under a key.
 
-    `write` raises AlreadyExists for a key that is there; `read` and `size` raise NotFound for one that is not;
-    `delete` of a missing key does nothing. A store that cannot be reached raises Unavailable.
+    A write is atomic: a key holds all bytes or does not exist, it is never overwritten, and every reader sees it once
+    `write` has returned. `write` raises AlreadyExists if the key exists. `read` and `size` raise NotFound if it does
+    not. `delete` of a missing key does nothing. Every method raises Unavailable if the store cannot be reached.
     """
 
     def write(self, key: BlobKey, chunks: Iterable[bytes]) -> int:
-        """Store `chunks` under `key`; the number of bytes. If `chunks` raises, nothing is stored."""
+        """Store `chunks` under `key` and return the number of bytes. If `chunks` raises, nothing is stored."""
         ...
 
     def read(self, key: BlobKey, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The bytes from `start`, at most `length` of them, in chunks."""
+        """Return the bytes from `start` on in chunks, at most `length` bytes in all."""
         ...
 
-    def size(self, key: BlobKey) -> int: ...
+    def size(self, key: BlobKey) -> int:
+        """Return the number of bytes."""
+        ...
 
     def delete(self, key: BlobKey) -> None: ...
 
     def delete_incomplete(self, *, before: datetime) -> int:
-        """Remove what writes that were interrupted before `before` left; how many."""
+        """Delete the data of writes that were interrupted before `before`, and return how many there were."""
         ...
 
-    def list(self, prefix: str = "") -> Iterator[StoredBlob]: ...
+    def list(self, prefix: str = "") -> Iterator[StoredBlob]:
+        """Return the blobs whose keys begin with `prefix`."""
+        ...

@@ -1,4 +1,4 @@
-"""Who is who: turns what a caller presents into a principal. Built-in tokens today, OIDC beside them later."""
+"""The port for directories, which verify credentials: built-in tokens, and later OIDC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from falaj.records.names import ObjectId
 
 
 class VerifiedPrincipal(NamedTuple):
-    """A principal that the directory vouches for until `until`, and how far what was presented reaches."""
+    """The principal that a credential belongs to, and what the credential is limited to.
+
+    The result may be used until `until`. `workspace` and `actions` restrict it; none means no restriction.
+    """
 
     name: str
     kind: PrincipalKind
@@ -21,9 +24,11 @@ class VerifiedPrincipal(NamedTuple):
 
 
 class Directory(Protocol):
-    """Answers whom a bearer credential belongs to; none if it is not one of this directory's.
+    """Verifies bearer credentials of one kind."""
 
-    A credential that is this directory's but forged, expired or revoked raises Unauthenticated.
-    """
+    def verify(self, credential: str) -> VerifiedPrincipal | None:
+        """Return the principal of `credential`, or none if another directory issued it.
 
-    def verify(self, credential: str) -> VerifiedPrincipal | None: ...
+        Raise Unauthenticated if it was issued here and is forged, expired or revoked.
+        """
+        ...

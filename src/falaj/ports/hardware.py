@@ -1,4 +1,4 @@
-"""What the machines that run jobs are made of."""
+"""The port for node discovery: the hardware of the machines that run jobs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from falaj.records.scheduling.snapshot import Gpu
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One machine, as far as jobs may use it: looked up, not guessed.
+    """The hardware of one node that jobs may use, as it was discovered.
 
-    `cpus` and `memory_bytes` are what this platform may use of it, where something limits it. `isa` names the
-    instruction sets that decide how fast a model runs: avx2, avx512, vnni, amx; neon, sve. `gpus` are what can be
-    handed out, whole cards and slices, those of one NVLink island side by side; `cards` are the cards themselves.
-    `gpu_fault` says why GPUs are missing, empty if none is. `shares`: an MPS daemon answers here.
+    `cpus` and `memory_bytes` respect the limits of the container or service that the platform runs in. `isa` names the
+    instruction sets that matter to inference: avx2, avx512, vnni, amx; neon, sve. `gpus` are the schedulable devices,
+    whole cards and MIG slices, with those of one NVLink island next to each other; `cards` are the physical cards.
+    `gpu_fault` says why GPUs are missing, and is empty if none is. `shares` is true if an MPS daemon is running.
     """
 
     name: str
@@ -35,8 +35,8 @@ class NodeFacts:
 
 
 class NodeInventory(Protocol):
-    """Where nodes come from: this machine, or a cluster."""
+    """The nodes of this platform: the local machine, or a cluster."""
 
     def nodes(self) -> list[NodeFacts]:
-        """The machines as they are now. Never fails for want of a GPU driver: `gpu_fault` says so instead."""
+        """Return the current nodes. A missing GPU driver is no error: `gpu_fault` reports it."""
         ...

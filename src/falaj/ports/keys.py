@@ -1,4 +1,4 @@
-"""Who holds the root key: wraps data keys and signs, and never hands the root out."""
+"""The port for key management: wraps data keys and signs, and never exposes the root key."""
 
 from __future__ import annotations
 
@@ -6,36 +6,45 @@ from typing import NamedTuple, Protocol
 
 
 class WrappedKey(NamedTuple):
-    """A data key that only the root key `root` can open."""
+    """A data key encrypted under the root key version `root`."""
 
     root: str
     ciphertext: bytes
 
 
 class KeyService(Protocol):
-    """A root key with versions, and an Ed25519 signing key.
+    """A versioned root key and an Ed25519 signing key.
 
-    `context` is authenticated: unwrapping under another context fails. A key that is gone, locked or unreadable
-    raises KeyUnavailable; a wrapped key that was altered raises Damaged.
+    `context` is additional authenticated data: a key unwraps only under the context it was wrapped with. Every method
+    raises KeyUnavailable if the key is missing, locked or unreadable. `unwrap` raises Damaged if the wrapped key was
+    altered or has another context.
     """
 
     @property
     def root(self) -> str:
-        """The name of the root key version that wraps now."""
+        """The name of the newest root key version, under which `wrap` encrypts."""
         ...
 
-    def wrap(self, key: bytes, *, context: bytes) -> WrappedKey: ...
+    def wrap(self, key: bytes, *, context: bytes) -> WrappedKey:
+        """Return `key` encrypted under the newest root key version."""
+        ...
 
-    def unwrap(self, wrapped: WrappedKey, *, context: bytes) -> bytes: ...
+    def unwrap(self, wrapped: WrappedKey, *, context: bytes) -> bytes:
+        """Return the data key, decrypted by the root key version that `wrapped` names."""
+        ...
 
     def rotate(self) -> str:
-        """Make a new root key version, which wraps from now on; earlier versions still unwrap. Its name."""
+        """Create a root key version for `wrap`, and return its name. Earlier versions still unwrap."""
         ...
 
-    def sign(self, message: bytes) -> bytes: ...
+    def sign(self, message: bytes) -> bytes:
+        """Return the Ed25519 signature of `message`."""
+        ...
 
     def public_key(self) -> bytes:
-        """The 32 raw bytes of the Ed25519 public key."""
+        """Return the 32 raw bytes of the Ed25519 public key."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the keys. Later calls raise KeyUnavailable."""
+        ...

@@ -1,4 +1,4 @@
-"""Where attempts at jobs run: this machine's processes, or a cluster."""
+"""The port for launching attempts at jobs: as processes of this machine, or on a cluster."""
 
 from __future__ import annotations
 
@@ -8,37 +8,45 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-if TYPE_CHECKING:  # not loaded with it: records take pydantic, for which every start of an attempt would wait
+if TYPE_CHECKING:  # records load pydantic, which would delay the start of every attempt
     from falaj.records.training.jobs import Framework
 
 WHOLE_GPU = 1000
-"""As in `records.scheduling`."""
+"""A whole GPU in thousandths, as in `records.scheduling`."""
 
 Phase = Literal["unknown", "starting", "running", "ended", "lost"]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One attempt at a job: the user's command, and all that it may use.
+    """One attempt at a job: the user's command, its resources and its limits.
 
-    `attempt` names it for good ("job_…/1"). `directory` is its private folder, which the caller has filled:
-    `code/` (the working directory), `inputs/` and `outputs/`; the launcher may hand it to another uid, so do
-    not trust what is left there, links least of all. `command` is complete for one process, program first;
-    with the framework torch it is Python, its options, and the script or `-m module` with its arguments.
-    `environment` is the whole environment: nothing of the platform's is added, only what the launcher decides
-    (threads, visible GPUs, unbuffered output, a rank's own variables).
+    Identity and files:
+    - `attempt` is its permanent name ("job_…/1").
+    - `directory` is its private folder, which the caller has filled: `code/` (the working directory), `inputs/` and
+      `outputs/`. The launcher may give it to another uid. Do not trust its content afterwards, in particular links.
+    - `readable` are further paths that it may read, `hidden` are paths that it must not reach.
 
-    `processes` are copies that live and die together: torchrun's workers, or plain copies with FALAJ_RANK and
-    FALAJ_WORLD_SIZE. `cpus` and `memory_bytes` are for all of them together.
-    `processes_min` is with how many torch may go on when some are lost; `roles` count the processes of each role, for
-    frameworks that tell them apart. `gpus` are the UUIDs of its cards or MIG slices; `gpu_milli` below 1000 is so many
-    thousandths of one card, by MPS, with `gpu_memory_bytes` of its memory, for all processes together; the daemon
-    listens in `mps_directory`. `disk_bytes` is what it may add to its directory. `secrets` are further variables of its
-    environment, which are neither written to a disk nor shown in its log. `readable` are further paths that it may
-    read, `hidden` are paths that it must not reach. After `timeout_s` it is stopped, and killed `grace_s` later. After
-    `hang_s` without a sign of life from a rank, the stacks of all ranks go to its log and it ends as failed. With
-    `nsys` its processes run under Nsight Systems, which leaves its reports in `outputs/`; InvalidInput where it is not
-    installed.
+    Program:
+    - `command` is the complete command of one process, program first. For torch it is Python, its options, and the
+      script or `-m module` with its arguments.
+    - `environment` is the whole environment. The launcher adds only what it decides: threads, visible GPUs, unbuffered
+      output, and the variables of a rank.
+    - `secrets` are further environment variables, which are neither written to disk nor shown in the log.
+    - `framework` selects the launch contract. `processes` start and end together: workers of torchrun, or copies with
+      FALAJ_RANK and FALAJ_WORLD_SIZE. `processes_min` is the smallest world size with which torch may continue.
+      `roles` count the processes of each role, for frameworks that have roles.
+    - With `nsys` its processes run under Nsight Systems, which writes its reports to `outputs/`.
+
+    Resources, for all processes together:
+    - `cpus`, `memory_bytes`, and `disk_bytes`, which is how much it may add to its directory.
+    - `gpus` are the UUIDs of its cards or MIG slices. `gpu_milli` below 1000 is a fraction of one card in thousandths,
+      by MPS, with `gpu_memory_bytes` of its memory; the MPS daemon listens in `mps_directory`.
+    - `network` is whether it may use the network.
+
+    Time:
+    - After `timeout_s` it is stopped, and killed `grace_s` later.
+    - After `hang_s` without a heartbeat of a rank, the stacks of all ranks are written to the log, and it fails.
     """
 
     attempt: str
@@ -68,7 +76,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class ResourceUsage:
-    """What an attempt has used, as far as it could be measured; none: it could not be."""
+    """The resources that an attempt used; none where it could not be measured."""
 
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
@@ -78,15 +86,18 @@ class ResourceUsage:
 
 @dataclass(frozen=True)
 class AttemptState:
-    """How far an attempt is.
+    """The state of an attempt.
 
-    `unknown`: none of its code has run, and none will unless `start` is called (again). `starting`: it was
-    accepted, its code does not run yet. `ended`: with an `exit_code`, or by a `signal`, or with neither where
-    the code could not be started at all; it went well if and only if `exit_code` is 0. `lost`: what watched
-    over it was killed; its code is gone, how far it came is not known, and it will not run again. `reason`
-    says in one sentence why it did not go well. `limits` say what holds it to its share here ("memory: cgroup").
-    `stopped` says of one that has ended whether that was because of `stop`; none: it is not known. `went_down` is
-    one that is lost because its machine was, and may be there again by now.
+    - `unknown`: none of its code has run, and none will unless `start` is called.
+    - `starting`: it was accepted, and its code does not run yet.
+    - `running`: its code runs.
+    - `ended`: with an `exit_code`, by a `signal`, or with neither if its code could not be started. It succeeded if and
+      only if `exit_code` is 0.
+    - `lost`: its supervisor was killed. Its processes are gone, its progress is unknown, and it will not run again.
+      `node_restarted` is true if that was because its node went down; the node may be back by now.
+
+    `reason` says in one sentence why it failed. `limits` say how each limit is enforced ("memory: cgroup"). `stopped`
+    says of an ended attempt whether `stop` caused the end; none if that is not known.
     """
 
     phase: Phase
@@ -102,37 +113,38 @@ class AttemptState:
 
 
 class Launcher(Protocol):
-    """Runs attempts apart from the platform: they go on when the process that started them is killed.
+    """Runs attempts independently of the platform: they continue when the process that started them is killed.
 
-    Everything but `start` needs only the attempt's name, so that any process can take up where another was
-    killed.
+    All methods but `start` need only the attempt's name, so that any process can take over from another.
     """
 
     def start(self, launch: Launch) -> None:
-        """Run `launch`, at most once for each attempt, whoever calls and however often.
+        """Run `launch`, at most once per attempt name, however many callers there are.
 
-        A second call, one by another process at the same time, or one after the first caller was killed,
-        changes nothing. InvalidInput, IsolationRefused and Unavailable mean that nothing was started, and that
-        it may be tried again; what goes wrong later is told by `state`.
+        Further calls have no effect, also concurrent ones of other processes and calls after the first caller was
+        killed. InvalidInput, IsolationRefused and Unavailable mean that nothing was started and that the call may be
+        repeated; later failures are reported by `state`. InvalidInput also if `nsys` is requested and not installed.
         """
         ...
 
-    def state(self, attempt: str) -> AttemptState: ...
+    def state(self, attempt: str) -> AttemptState:
+        """Return the current state."""
+        ...
 
     def stop(self, attempt: str, *, grace_s: float) -> None:
-        """Ask all its processes to end (SIGTERM), and kill them after `grace_s`.
+        """Send SIGTERM to all its processes, and SIGKILL after `grace_s`.
 
-        Returns at once; `state` tells when it has ended. Nothing happens if it has ended or is unknown.
+        Return at once; `state` reports the end. Without effect if the attempt has ended or is unknown.
         """
         ...
 
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
-        """Up to `limit` bytes of its output from `offset` on; empty at the end of what there is by now."""
+        """Return up to `limit` bytes of its output from `offset` on; empty at the current end."""
         ...
 
     def delete(self, attempt: str) -> None:
-        """Kill what is left of it, and remove its directory, its log and its state.
+        """Kill its remaining processes, and remove its directory, its log and its state.
 
-        Its name is unknown from then on: a later `start` would run it as a new one.
+        The name is unknown afterwards: `start` would run it as a new attempt.
         """
         ...

@@ -1,4 +1,4 @@
-"""Where facts lie: one relational schema, transactions, and the types that both databases share."""
+"""The port for metadata: one relational schema, transactions, and the column types that all databases share."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.types import TypeDecorator
 
 METADATA = MetaData()
-"""Every room's tables hang on this; migrations are compared with it."""
+"""The tables of all services. A test compares the migrations with it."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def to_micros(moment: datetime) -> int:
-    """How a moment is stored: microseconds since 1970."""
+    """Return `moment` as it is stored: microseconds since 1970."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
 def from_micros(stored: int) -> datetime:
+    """Return the moment that `to_micros` stored."""
     return _EPOCH + timedelta(microseconds=stored)
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A moment, stored as microseconds since 1970: it sorts, and is the same on both databases."""
+    """A moment, stored as microseconds since 1970: sortable, and the same on every database."""
 
     impl = BigInteger
     cache_ok = True
@@ -63,29 +64,39 @@ class Transaction(Protocol):
         statement: Executable,
         parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         /,
-    ) -> CursorResult[*tuple[Any, ...]]: ...
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """Run a SQLAlchemy statement."""
+        ...
 
     def execute_sql(self, sql: str, values: Sequence[Any] = (), /) -> list[tuple[Any, ...]]:
-        """The rows of a hot statement, past SQLAlchemy: plain SQL with `?`, values as the database stores them.
+        """Run plain SQL without SQLAlchemy and return its rows: parameters as `?`, values as the database stores them.
 
-        For the few statements that every call runs; ten times quicker than `execute` (see decision 0004).
+        For the few statements on the hot path of every call: ten times faster than `execute` (see decision 0004).
         """
         ...
 
     def bulk_insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], /) -> int:
-        """Insert many rows by the quickest way that the database has; how many."""
+        """Insert rows by the fastest way that the database has, and return how many there were."""
         ...
 
 
 class Database(Protocol):
-    """Transactions on the one schema. `write` serializes writers where the engine must; `read` never waits for them."""
+    """Transactions on the metadata schema. A transaction commits when its block ends, and rolls back if it raises.
 
-    def read(self) -> AbstractContextManager[Transaction]: ...
+    They raise Unavailable if the database cannot be reached or is busy for too long, Conflict if a concurrent change
+    violates a constraint, and Damaged if the database is corrupt.
+    """
 
-    def write(self) -> AbstractContextManager[Transaction]: ...
+    def read(self) -> AbstractContextManager[Transaction]:
+        """Begin a transaction that only reads. It never waits for writers."""
+        ...
+
+    def write(self) -> AbstractContextManager[Transaction]:
+        """Begin a transaction that may write. Writers run one at a time where the engine requires it."""
+        ...
 
     def purge_deleted(self) -> None:
-        """Make what was deleted disappear from the files as far as the engine can do that."""
+        """Erase deleted rows from the database files, as far as the engine supports it."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Where the newest features lie: one value per entity, read in microseconds."""
+"""The port for the online store: the newest feature row of each entity, read in microseconds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ ArrowBatch: TypeAlias = Any
 """A pyarrow RecordBatch."""
 
 COLUMNS = ("key", "event_time", "value")
-"""What rows to write consist of: binary, microseconds since 1970 as int64, binary."""
+"""The columns of a batch to write: binary; int64, microseconds since 1970; binary."""
 
 
 class OnlineStore(Protocol):
-    """Newest row per key. A read after a returned write sees it; an older event time never overwrites a newer one.
+    """The newest row per key. A read after a returned write sees it; an older event time never overwrites a newer one.
 
-    Of two rows with the same event time the later write counts. Reads never wait for writes. The store is a projection:
-    it may lose its last writes in a power cut, and can be filled again.
+    Of two rows with the same event time the later write wins. Reads never wait for writes. The store is a projection:
+    it may lose its last writes in a power failure, and can be rebuilt.
     """
 
     def write(self, view: ViewName, rows: ArrowBatch) -> int:
-        """Write `rows`, with the columns `key`, `event_time` and `value`; how many of them took effect."""
+        """Write `rows`, which have the columns `COLUMNS`, and return how many of them were stored."""
         ...
 
     def read(self, view: ViewName, keys: Sequence[EntityKey]) -> list[bytes | None]:
-        """The value of every key, in their order; none where there is none."""
+        """Return the value of each key in the order of `keys`; none for a key that is missing."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What computes over rows: SQL on the inputs that are handed in."""
+"""The port for queries: SQL over the inputs that the caller passes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ ArrowInput: TypeAlias = Any
 
 
 class QueryEngine(Protocol):
-    """One SELECT over named inputs, and over nothing else: no file, no network, no setting is within its reach.
+    """Runs one SELECT over named inputs. The statement cannot reach files, the network or settings.
 
-    Moments are microseconds in UTC. A statement that is refused, wrong or runs for too long raises InvalidInput, one
-    that needs more memory than it may have TooLarge.
+    Timestamps are microseconds in UTC. A statement that is not allowed, is invalid or exceeds its time limit raises
+    InvalidInput; one that exceeds its memory limit raises TooLarge.
     """
 
-    def select(self, sql: str, inputs: Mapping[str, ArrowInput]) -> ArrowTable: ...
+    def select(self, sql: str, inputs: Mapping[str, ArrowInput]) -> ArrowTable:
+        """Return the rows that `sql` selects from `inputs`, which it refers to by their names."""
+        ...

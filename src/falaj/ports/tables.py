@@ -1,37 +1,42 @@
-"""Where rows lie: tables of which every version stays readable."""
+"""The port for the table store: tables of which every version stays readable."""
 
 from __future__ import annotations
 
 from typing import Any, NewType, Protocol, TypeAlias
 
 TableKey = NewType("TableKey", str)
-"""Where a table lies in its store, such as `workspace/view/1`."""
+"""The path of a table in its store, such as `workspace/view/1`."""
 
 ArrowRows: TypeAlias = Any
 """A pyarrow Table or RecordBatchReader; pyarrow ships no types."""
 
 ArrowDataset: TypeAlias = Any
-"""A pyarrow Dataset: rows that are read when they are asked for."""
+"""A pyarrow Dataset, which reads rows lazily."""
 
 
 class TableStore(Protocol):
-    """Tables whose versions are pinned elsewhere. A version never changes, and is whole or not there.
+    """Versioned tables. A version is immutable, and is written completely or not at all.
 
-    Which version counts is for the caller to write down: what lies in the store beyond it was never published, and the
-    next `append` onto that version leaves it out. `read` of a table or version that is not there raises NotFound, a
-    store that cannot be reached Unavailable.
+    The caller records which version is published. Later versions in the store were never published, and the next
+    `append` onto the published version discards them. `read` raises NotFound if the table or version does not exist.
+    Every method raises Unavailable if the store cannot be reached.
     """
 
     def append(self, table: TableKey, rows: ArrowRows, *, onto: int) -> int:
-        """The version that holds what version `onto` holds, and `rows`. Conflict if another writer came between."""
+        """Write the rows of version `onto` followed by `rows` as a new version, and return its number.
+
+        Raise Conflict if another writer committed in between.
+        """
         ...
 
     def overwrite(self, table: TableKey, rows: ArrowRows) -> int:
-        """The version that holds `rows` only; makes the table if there is none."""
+        """Write `rows` alone as a new version, and return its number. Create the table if it does not exist."""
         ...
 
-    def read(self, table: TableKey, *, version: int) -> ArrowDataset: ...
+    def read(self, table: TableKey, *, version: int) -> ArrowDataset:
+        """Return the rows of one version."""
+        ...
 
     def delete(self, table: TableKey) -> None:
-        """Remove the table with all its versions; nothing happens if there is none."""
+        """Remove the table with all its versions. Without effect if it does not exist."""
         ...

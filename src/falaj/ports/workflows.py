@@ -1,4 +1,4 @@
-"""Durable work: a workflow of steps that goes on where it was after the process dies."""
+"""The port for durable workflows, which continue where they were after the process dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ JsonObject = dict[str, Any]
 
 
 class WorkflowSteps(Protocol):
-    """Handed to a workflow's body: each step's result is kept, so that a step which ended is not run again.
+    """Runs the steps of one workflow. The result of each step is stored, and a completed step is not run again.
 
     A step that was interrupted runs again: steps must be idempotent.
     """
@@ -19,11 +19,13 @@ class WorkflowSteps(Protocol):
         """The id of this run."""
         ...
 
-    def run(self, name: str, body: Callable[[], JsonObject]) -> JsonObject: ...
+    def run(self, name: str, body: Callable[[], JsonObject]) -> JsonObject:
+        """Return the result of `body`, or the stored result if the step was completed before."""
+        ...
 
 
 class WorkflowOutcome(NamedTuple):
-    """How a workflow ended: its result, or in words why it has none."""
+    """How a workflow ended: with its result, or with an error message."""
 
     result: JsonObject | None
     error: str | None = None
@@ -34,22 +36,22 @@ WorkflowBody = Callable[[WorkflowSteps, JsonObject], JsonObject]
 
 
 class Workflows(Protocol):
-    """An engine for workflows. Exactly one process may have it launched; the lease sees to that."""
+    """An engine for durable workflows. Only one process may have launched it; the controller's lease ensures that."""
 
     def launch(self, bodies: dict[str, WorkflowBody]) -> None:
-        """Take up unfinished workflows and be ready for new ones."""
+        """Resume unfinished workflows, and accept new ones. `bodies` are the workflows by name."""
         ...
 
     def start(self, workflow_id: str, name: str, inputs: JsonObject) -> None:
-        """Start `name` under the id `ident`; nothing happens if that id was started before."""
+        """Start the workflow `name` under `workflow_id`. Without effect if that id was started before."""
         ...
 
     def outcome(self, workflow_id: str) -> WorkflowOutcome | None:
-        """How `ident` ended; none while it runs or is unknown."""
+        """Return how the workflow ended; none while it runs or if it is unknown."""
         ...
 
     def cancel(self, workflow_id: str) -> None:
-        """Stop `ident` before its next step."""
+        """Stop the workflow before its next step."""
         ...
 
     def close(self) -> None: ...

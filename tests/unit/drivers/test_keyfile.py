@@ -79,7 +79,7 @@ def test_a_file_that_holds_something_else_is_refused(path: Path, content: str) -
     KeyFile.create(path)
     path.write_text(content)
 
-    with pytest.raises(KeyUnavailable, match="not a whole key file"):
+    with pytest.raises(KeyUnavailable, match="the key file is damaged"):
         KeyFile.open(path)
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_opened_up_while_it_is_in_use_is_refused(path: Path) -> N
         keys.wrap(b"k" * 32, context=CONTEXT)
 
 
-def test_a_file_that_is_removed_while_it_is_in_use_takes_the_keys_with_it(path: Path) -> None:
+def test_removing_the_file_in_use_removes_the_keys(path: Path) -> None:
     keys = KeyFile.create(path)
     wrapped = keys.wrap(b"k" * 32, context=CONTEXT)
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_removed_while_it_is_in_use_takes_the_keys_with_it(path: 
         keys.unwrap(wrapped, context=CONTEXT)
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(path: Path) -> None:
+def test_next_writer_removes_the_draft_of_a_killed_one(path: Path) -> None:
     keys = KeyFile.create(path)
     leftover = path.with_name(f".{path.name}.0123")
     leftover.write_text("half a key")

@@ -20,7 +20,7 @@ log = logging.getLogger("falaj.workflows")
 
 EXECUTOR = "controller"
 VERSION = "1"
-"""Pinned: dbos takes up only workflows of its own executor and version."""
+"""Fixed: dbos resumes only workflows of its own executor and version."""
 
 ENTRY = "falaj"
 
@@ -29,7 +29,7 @@ RENAMED = {"blob.copy": "blobs.copy", "queue.what_if": "queues.what_if"}
 
 
 class DbosWorkflows:
-    """One dbos runtime for the process; `url` is a SQLite file or a PostgreSQL database, where it keeps a schema."""
+    """The dbos runtime of this process. `url` is a SQLite file, or a PostgreSQL database in which it has a schema."""
 
     def __init__(self, url: str, *, schema: str = "falaj_dbos") -> None:
         config: DBOSConfig = {
@@ -38,7 +38,7 @@ class DbosWorkflows:
             "executor_id": EXECUTOR,
             "dbos_system_schema": schema,
             "serializer": JsonSerializer(),
-            "log_level": "CRITICAL",  # what fails is logged here, and told by `ended`
+            "log_level": "CRITICAL",  # failures are logged here and reported by `outcome`
             "notification_listener_polling_interval_sec": 0.2,
             "system_database_url": url,
             "use_listen_notify": False,
@@ -71,8 +71,8 @@ class DbosWorkflows:
         if status is None:
             return None
         if status.status == "SUCCESS":
-            told: JsonObject = status.output or {}
-            return WorkflowOutcome(result=told.get("result"), error=told.get("error"))
+            output: JsonObject = status.output or {}
+            return WorkflowOutcome(result=output.get("result"), error=output.get("error"))
         if status.status == "CANCELLED":
             return WorkflowOutcome(result=None, error="cancelled", cancelled=True)
         if status.status in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):
@@ -86,7 +86,7 @@ class DbosWorkflows:
         DBOS.destroy(destroy_registry=True)
 
     def _run(self, name: str, inputs: JsonObject) -> JsonObject:
-        """How the workflow ended; a refusal is one of the ways, and not a failure of the engine."""
+        """Run a workflow and return its result or error. A FalajError is an outcome, not a failure of the engine."""
         body = self._bodies.get(RENAMED.get(name, name))
         if body is None:
             return {"result": None, "error": f"this controller has no workflow {name!r}"}
@@ -95,12 +95,12 @@ class DbosWorkflows:
         except FalajError as error:
             return {"result": None, "error": error.message}
         except Exception:
-            log.exception("a workflow failed", extra={"workflow": name})
+            log.exception("workflow failed", extra={"workflow": name})
             raise
 
 
 def _drop_closed_handlers() -> None:
-    """dbos flushes the log handler that it made the last time, whose stream may have been closed since."""
+    """Remove log handlers with closed streams, which dbos would flush."""
     dbos_log = logging.getLogger("dbos")
     for handler in list(dbos_log.handlers):
         if getattr(getattr(handler, "stream", None), "closed", False):
@@ -120,7 +120,7 @@ class _DbosSteps:
 
 
 class JsonSerializer(Serializer):
-    """Inputs, results and errors as JSON; an exception comes back as the error it was, if it is one of ours."""
+    """Serialises inputs, results and errors as JSON. A FalajError is restored with its type."""
 
     def name(self) -> str:
         return "falaj_json"
@@ -138,7 +138,7 @@ def _encode_exception(value: Any) -> Any:
         return {"__error__": [value.code, value.message, faults, value.details]}
     if isinstance(value, BaseException):
         return {"__error__": ["internal", f"{type(value).__name__}: {value}", [], {}]}
-    raise TypeError(f"a workflow can keep JSON only, not {type(value).__name__}")
+    raise TypeError(f"a workflow stores JSON only, not {type(value).__name__}")
 
 
 def _decode_exception(value: dict[str, Any]) -> Any:
@@ -148,7 +148,7 @@ def _decode_exception(value: dict[str, Any]) -> Any:
 
 
 def _create_database(path: Path) -> None:
-    """Make the database under another name first: dbos migrates in many steps, and a half-made one is of no use."""
+    """Create the database under a temporary name, so that an interrupted migration leaves no partial database."""
     if path.exists():
         return
     with TemporaryDirectory(dir=path.parent, prefix="workflows-") as folder:

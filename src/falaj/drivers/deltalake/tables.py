@@ -13,11 +13,11 @@ from falaj.errors import Conflict, NotFound, Unavailable
 from falaj.ports.tables import ArrowDataset, ArrowRows, TableKey
 
 MARK = "falaj.write"
-"""Under this key a commit says which write it was: the newest version may be another writer's already."""
+"""The commit metadata key that identifies a write: the newest version may already be another writer's."""
 
 
 class DeltaTables:
-    """Each table is a folder below `root`: Parquet files and a log of versions."""
+    """A TableStore. Each table is a folder below `root` with Parquet files and a log of versions."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -25,16 +25,16 @@ class DeltaTables:
     def append(self, table: TableKey, rows: ArrowRows, *, onto: int) -> int:
         found = self._open(table)
         try:
-            if found.version() != onto:  # what came after was never published
+            if found.version() != onto:  # later versions were never published
                 found.restore(onto)
             before = found.version()
             write_deltalake(found, rows, mode="append")
         except CommitFailedError as error:
-            raise Conflict(f"table {table}: another writer came between; try again") from error
+            raise Conflict(f"table {table}: another writer committed in between; try again") from error
         except DeltaError as error:
             raise Unavailable(f"table {table} cannot be written: {error}") from error
         if found.version() != before + 1:
-            raise Conflict(f"table {table}: another writer came between; try again")
+            raise Conflict(f"table {table}: another writer committed in between; try again")
         return int(found.version())
 
     def overwrite(self, table: TableKey, rows: ArrowRows) -> int:
@@ -49,11 +49,11 @@ class DeltaTables:
             )
             version = _version_of(DeltaTable(str(path)), token)
         except CommitFailedError as error:
-            raise Conflict(f"table {table}: another writer came between; try again") from error
+            raise Conflict(f"table {table}: another writer committed in between; try again") from error
         except DeltaError as error:
             raise Unavailable(f"table {table} cannot be written: {error}") from error
-        if version != before + 1:  # then it holds the other writer's rows too
-            raise Conflict(f"table {table}: another writer came between; try again")
+        if version != before + 1:  # it may hold rows of another writer
+            raise Conflict(f"table {table}: another writer committed in between; try again")
         return version
 
     def read(self, table: TableKey, *, version: int) -> ArrowDataset:
@@ -67,7 +67,7 @@ class DeltaTables:
         try:
             return DeltaTable(str(self._path(table)), version=version)
         except (TableNotFoundError, DeltaError) as error:
-            raise NotFound(f"there is no table {shown}") from error
+            raise NotFound(f"table {shown} does not exist") from error
 
     def _path(self, table: TableKey) -> Path:
         return self._root / table

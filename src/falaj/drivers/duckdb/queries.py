@@ -1,4 +1,4 @@
-"""Queries on DuckDB, shut off from everything but its inputs."""
+"""Queries on DuckDB, isolated from everything but their inputs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LOCKDOWN = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
-    "python_enable_replacements": "false",  # or SQL would see the variables of the code that runs it
+    "python_enable_replacements": "false",  # otherwise SQL could read Python variables
 }
 
 
 class DuckDbQueryEngine:
-    """Every statement runs in a database of its own, which is gone afterwards.
+    """A QueryEngine. Every statement runs in an in-memory database of its own.
 
-    What exceeds `memory_mib` goes to a private folder below `spill`; without one it is refused.
+    Data beyond `memory_mib` is spilled to a private folder below `spill`; without one the query fails.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DuckDbQueryEngine:
 
     @contextmanager
     def _folder(self) -> Iterator[str]:
-        """Where this statement may spill. DuckDB lets SQL read that folder, so it is never a shared one."""
+        """Create the spill folder of one statement. DuckDB lets SQL read it, so that it is never shared."""
         if self._spill is None:
             yield ""
             return
@@ -100,9 +100,9 @@ def _translate_error(
     error: duckdb.Error, inputs: Mapping[str, ArrowInput], *, limit_s: float
 ) -> InvalidInput:
     if isinstance(error, duckdb.OutOfMemoryException):
-        return TooLarge("the query needs more memory than it may have; read fewer rows or columns")
+        return TooLarge("the query exceeds its memory limit; read fewer rows or columns")
     if isinstance(error, duckdb.InterruptException):
-        return InvalidInput(f"the query did not end within {limit_s:g} s and was stopped")
+        return InvalidInput(f"the query exceeded its time limit of {limit_s:g} s")
     if isinstance(error, duckdb.PermissionException):
         allowed = f"a query over {', '.join(sorted(inputs)) or 'no input'} and nothing else"
         return InvalidInput.at("sql", given=_first_line(error), allowed=allowed)

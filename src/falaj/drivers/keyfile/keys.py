@@ -27,7 +27,7 @@ ABOUT = "Who has this file can read all that this Falaj stores; without it nobod
 
 
 class KeyFile:
-    """A KeyService whose roots lie in a file. Another process that rotates or removes the file is felt at once."""
+    """A KeyService whose root keys are in a file. Changes by other processes take effect at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,25 +36,25 @@ class KeyFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The key file that is there."""
+        """Open an existing key file."""
         return cls(path)
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """A new key file; raises AlreadyExists if there is one, also one that another process makes right now."""
-        fresh = KeyFileSecrets(f"file-{secrets.token_hex(6)}", {1: new_key()}, signing=new_key())
+        """Create a key file. Raise AlreadyExists if it exists, also if another process creates it concurrently."""
+        fresh = KeyMaterial(f"file-{secrets.token_hex(6)}", {1: new_key()}, signing=new_key())
         with translate_os_errors(path, "made"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with directory_lock(path.parent):
                 try:
-                    write_key_file(fresh, path, os.link)  # unlike a rename, a link replaces nothing
+                    write_key_file(fresh, path, os.link)  # unlike a rename, a link never replaces a file
                 except FileExistsError:
-                    raise errors.AlreadyExists(f"there is already a key file {path}") from None
+                    raise errors.AlreadyExists(f"the key file {path} exists") from None
         return cls(path)
 
     @classmethod
     def open_or_create(cls, path: Path) -> Self:
-        """The key file that is there, or a new one."""
+        """Open the key file, or create it if it does not exist."""
         if not path.exists():
             try:
                 return cls.create(path)
@@ -76,14 +76,14 @@ class KeyFile:
         nonce, sealed = wrapped.ciphertext[:NONCE_BYTES], wrapped.ciphertext[NONCE_BYTES:]
         try:
             return AESGCM(root).decrypt(nonce, sealed, context)
-        except (InvalidTag, ValueError):  # ValueError: not even a whole nonce
+        except (InvalidTag, ValueError):  # ValueError: shorter than a nonce
             raise errors.Damaged(
                 f"a key wrapped by {wrapped.root} was altered, or belongs elsewhere"
             ) from None
 
     def rotate(self) -> str:
         self._now()
-        # Two rotations at once would lose one of the new keys, and with it what it wraps.
+        # Two concurrent rotations would lose one of the new keys, and what it wraps.
         with translate_os_errors(self._path, "rotated"), directory_lock(self._path.parent):
             held, _ = read_key_file(self._path)
             write_key_file(
@@ -103,8 +103,8 @@ class KeyFile:
     def __repr__(self) -> str:
         return f"KeyFile({str(self._path)!r})"
 
-    def _now(self) -> KeyFileSecrets:
-        """What the file holds now: it is read again when it changed."""
+    def _now(self) -> KeyMaterial:
+        """Return the keys, and read the file again if it has changed."""
         if self._closed:
             raise errors.KeyUnavailable(f"the key file {self._path} was closed")
         with translate_os_errors(self._path, "read"):
@@ -115,8 +115,8 @@ class KeyFile:
 
 
 @dataclass(frozen=True, repr=False)
-class KeyFileSecrets:
-    """What a key file holds. Roots are named by the file and their version, counted from 1; old ones may be removed."""
+class KeyMaterial:
+    """The content of a key file. Root keys are named by file and version, from 1; old versions may be removed."""
 
     name: str
     roots: dict[int, bytes]
@@ -141,7 +141,7 @@ class KeyFileSecrets:
         return json.dumps({"about": ABOUT, "format": FORMAT, **fields}, indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: bytes) -> KeyFileSecrets:
+    def from_json(cls, text: bytes) -> KeyMaterial:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise ValueError("another format")
@@ -156,7 +156,7 @@ class KeyFileSecrets:
 
 @dataclass(frozen=True)
 class FileVersion:
-    """Which state of the file was read. A change of mode or owner counts, too."""
+    """Identifies the state of the file that was read, including its mode and owner."""
 
     inode: int
     size: int
@@ -172,8 +172,8 @@ def new_key() -> bytes:
     return os.urandom(KEY_BYTES)
 
 
-def read_key_file(path: Path) -> tuple[KeyFileSecrets, FileVersion]:
-    """What the file holds, if nobody but us can have read or written it."""
+def read_key_file(path: Path) -> tuple[KeyMaterial, FileVersion]:
+    """Return the content of the file. Raise KeyUnavailable if others could read or write it."""
     with translate_os_errors(path, "read"):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(handle, "rb") as file:
@@ -181,10 +181,10 @@ def read_key_file(path: Path) -> tuple[KeyFileSecrets, FileVersion]:
         check_ownership(path, found)
         text = file.read()
     try:
-        return KeyFileSecrets.from_json(text), FileVersion.of(found)
+        return KeyMaterial.from_json(text), FileVersion.of(found)
     except (ValueError, KeyError, TypeError):
-        fault = errors.Fault(where=str(path), fix="put the copy of the key file back that you keep offline")
-        raise errors.KeyUnavailable("this is not a whole key file", faults=[fault]) from None
+        fault = errors.Fault(where=str(path), fix="restore your offline copy of the key file")
+        raise errors.KeyUnavailable("the key file is damaged", faults=[fault]) from None
 
 
 def check_ownership(path: Path, found: os.stat_result) -> None:
@@ -200,7 +200,7 @@ def check_ownership(path: Path, found: os.stat_result) -> None:
         faults.append(errors.Fault(where=str(path), given=mode, allowed="mode 0600", fix=f"chmod 600 {path}"))
     if faults:
         raise errors.KeyUnavailable(
-            f"the key file {path} is refused: others may have read or changed it", faults=faults
+            f"the key file {path} is refused: others could read or change it", faults=faults
         )
 
 
@@ -214,7 +214,7 @@ def translate_os_errors(path: Path, verb: str) -> Iterator[None]:
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Nobody else makes or rotates a key file in `directory` meanwhile."""
+    """Hold the lock of `directory`, so that no other process creates or rotates a key file there."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -224,8 +224,8 @@ def directory_lock(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write_key_file(held: KeyFileSecrets, path: Path, put: Callable[[Path, Path], None]) -> None:
-    """Write aside, make durable, then `put` in place. Holds the directory's lock, so what lies aside is left over."""
+def write_key_file(held: KeyMaterial, path: Path, put: Callable[[Path, Path], None]) -> None:
+    """Write a draft, flush it, then `put` it in place. The caller holds the lock, so other drafts are leftovers."""
     for leftover in path.parent.glob(f".{path.name}.*"):
         leftover.unlink()
     aside = path.parent / f".{path.name}.{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""Online features in LMDB: one file per process tree, read through the page cache."""
+"""The online store in LMDB: one memory-mapped file, shared by all processes of the platform."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ R = TypeVar("R")
 
 MAP_BYTES = 64 << 20
 BATCH_ROWS = 10_000
-"""Rows per transaction: writers of other processes wait no longer than that takes."""
+"""Rows per transaction, which bounds how long writers of other processes wait."""
 
 _TIME = struct.Struct("<q")
 
 
 class LmdbOnlineStore:
-    """A value is stored behind its event time (8 bytes). The map is doubled when it is full."""
+    """An OnlineStore. A value is stored after its event time (8 bytes). The map is doubled when it is full."""
 
     def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES) -> None:
         self._shared = _open_shared(path, map_bytes)
@@ -71,7 +71,7 @@ class LmdbOnlineStore:
 
 
 class _SharedEnvironment:
-    """The one environment that a process may have on a file; the map is resized only while nobody uses it."""
+    """The one environment that a process may open on a file. The map is resized only while nobody uses it."""
 
     def __init__(self, path: Path, map_bytes: int) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class _SharedEnvironment:
         self._changed = threading.Condition()
 
     def retried(self, work: Callable[[], R]) -> R:
-        """`work`, again with a larger map if it was full, or with the map that another process made."""
+        """Run `work`; retry it with a larger map if the map was full, or if another process resized it."""
         while True:
             try:
                 return work()
@@ -109,7 +109,7 @@ class _SharedEnvironment:
                     self._changed.notify_all()
 
     def _resize(self, *, factor: int) -> None:
-        """Grow the map by `factor`; 0 takes the size that the file says. New users wait until those within are done."""
+        """Grow the map by `factor`; 0 adopts the size of the file. New users wait until current ones have finished."""
         with self._changed:
             while self._resizing:
                 self._changed.wait()

@@ -1,1 +1,1 @@
-"""This machine as a node: its CPUs, memory and GPUs, as far as the platform may use them."""
+"""The local machine as a node: the CPUs, memory, GPUs and RDMA ports that the platform may use."""

@@ -1,4 +1,4 @@
-"""The NVIDIA cards of this machine and their MIG slices, as NVML tells of them."""
+"""The NVIDIA GPUs of this machine and their MIG slices, by NVML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SLICES = 8
 
 @dataclass(frozen=True)
 class GpuDiscovery:
-    """What was found; `fault` says why some or all are missing, empty if none is."""
+    """The cards that were found. `fault` says why cards are missing, and is empty if none is."""
 
     cards: tuple[GpuCard, ...] = ()
     driver: str = ""
@@ -28,7 +28,7 @@ class GpuDiscovery:
 
 
 def find_cards(*, root: Path = Path("/"), load: Load = load) -> GpuDiscovery:
-    """Every card in the order of the bus, those of one NVLink island side by side."""
+    """Return all cards in bus order, with those of one NVLink island next to each other."""
     try:
         nvml = load()
     except ImportError:
@@ -37,11 +37,11 @@ def find_cards(*, root: Path = Path("/"), load: Load = load) -> GpuDiscovery:
         with session(nvml):
             return list_cards(nvml, root)
     except nvml.NVMLError as error:
-        return GpuDiscovery(fault=f"NVML does not answer: {error}")
+        return GpuDiscovery(fault=f"NVML failed: {error}")
 
 
 def schedulable_gpus(cards: tuple[GpuCard, ...]) -> tuple[Gpu, ...]:
-    """What can be handed out. No slice is joined with another, so each is an island of its own."""
+    """Return the schedulable devices. MIG slices have no NVLink, so that each is an island of its own."""
     gpus = [
         Gpu(id=card.id, model=card.model, memory_bytes=card.memory_bytes, island=card.island)
         for card in cards
@@ -64,7 +64,7 @@ def schedulable_gpus(cards: tuple[GpuCard, ...]) -> tuple[Gpu, ...]:
 
 
 def list_cards(nvml: Any, root: Path) -> GpuDiscovery:
-    """A card that fails is left out."""
+    """Return all cards that respond; a failed card is reported in `fault`."""
     handles, cards, faults = [], [], []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -74,7 +74,7 @@ def list_cards(nvml: Any, root: Path) -> GpuDiscovery:
             faults.append(f"GPU {index}: {error}")
             continue
         if card.is_sliced and not card.slices:
-            faults.append(f"GPU {index} is in MIG mode, and has no slices")
+            faults.append(f"GPU {index} is in MIG mode and has no slices")
         handles.append(handle)
         cards.append(card)
     islands = find_islands(nvml, handles, [card.pci_address or "" for card in cards])
@@ -107,7 +107,7 @@ def describe_card(nvml: Any, handle: Any, index: int, root: Path) -> GpuCard:
 
 
 def card_memory_bytes(nvml: Any, handle: Any) -> int:
-    """Nothing where the card has none of its own, but that of the CPUs; a card that is lost says something else."""
+    """Return the memory of a card; 0 if it shares the CPU's memory. Raise if the card is lost."""
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     except nvml.NVMLError as error:
@@ -117,7 +117,7 @@ def card_memory_bytes(nvml: Any, handle: Any) -> int:
 
 
 def list_slices(nvml: Any, handle: Any) -> tuple[MigSlice, ...]:
-    """The slices that the card is cut into now."""
+    """Return the MIG slices of a card."""
     found = []
     for index in range(query(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or MAX_SLICES):
         part = query(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
@@ -129,7 +129,7 @@ def list_slices(nvml: Any, handle: Any) -> tuple[MigSlice, ...]:
 
 
 def slice_profile(nvml: Any, part: Any) -> str:
-    """What the slice was cut by, like 1g.18gb: from its name, or else from its measures."""
+    """Return the MIG profile, like 1g.18gb: from the name of the slice, or else from its attributes."""
     named = re.search(r" MIG (\S+)$", to_text(query(nvml, "nvmlDeviceGetName", part)))
     if named:
         return named[1]

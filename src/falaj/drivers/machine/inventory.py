@@ -1,4 +1,4 @@
-"""Finds out what this machine offers to jobs."""
+"""Discovers the resources of the local machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from falaj.drivers.machine.capacity import (
     sockets,
 )
 from falaj.drivers.machine.gpus import GpuDiscovery, find_cards, schedulable_gpus
+from falaj.drivers.machine.kernel_files import list_entries, read_number, read_text
 from falaj.ports.hardware import NodeFacts
-from falaj.records.scheduling.hardware import MPS_DIRECTORY
+from falaj.records.scheduling.hardware import MPS_DIRECTORY, RdmaPort
+
+RDMA_CLASS = "sys/class/infiniband"
+INFINIBAND = "infiniband"
 
 
 class LocalMachine:
-    """The one machine that the platform runs on. Tests hand in a recorded `root`, CPU count and cards."""
+    """The machine that the platform runs on. Tests pass a recorded `root`, CPU count and cards."""
 
     def __init__(
         self,
@@ -66,5 +70,45 @@ class LocalMachine:
 
 
 def node_name(host: str) -> str:
-    """The host's name, spelled as names are here."""
+    """Return the host name as a valid name of a node."""
     return re.sub(r"[^a-z0-9]+", "-", host.lower()).strip("-")[:128] or "this-machine"
+
+
+def rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
+    """Return every port of every RDMA adapter, InfiniBand and RoCE, in the order of their names."""
+    return tuple(
+        describe_port(device, port)
+        for device in list_entries(root / RDMA_CLASS)
+        for port in list_entries(device / "ports")
+        if port.name.isdecimal()
+    )
+
+
+def describe_port(device: Path, port: Path) -> RdmaPort:
+    link = read_text(port / "link_layer").lower() or "unknown"
+    return RdmaPort(
+        device=device.name,
+        port=int(port.name),
+        link=link,
+        state=parse_state(read_text(port / "state")),
+        rate_gbps=parse_rate_gbps(read_text(port / "rate")),
+        fabric=subnet(read_text(port / "gids/0")) if link == INFINIBAND else None,
+        numa_node=read_number(device / "device/numa_node"),
+    )
+
+
+def parse_state(told: str) -> str:
+    """Return `active` for `4: ACTIVE`."""
+    return told.partition(":")[2].strip().lower() or "unknown"
+
+
+def parse_rate_gbps(told: str) -> float | None:
+    """Return 400 for `400 Gb/sec (4X NDR)`."""
+    found = re.match(r"([\d.]+) Gb/sec", told)
+    return float(found[1]) if found else None
+
+
+def subnet(gid: str) -> str | None:
+    """Return the subnet prefix of a GID, which all ports of one fabric share."""
+    parts = gid.split(":")
+    return "".join(parts[:4]) if len(parts) == 8 and any(part.strip("0") for part in parts) else None

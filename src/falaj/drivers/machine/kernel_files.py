@@ -1,4 +1,4 @@
-"""What the kernel tells in small files: under /proc and /sys, or under a recorded copy of them."""
+"""Reads small files of the kernel under /proc and /sys, or under a recorded copy of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def read_text(path: Path) -> str:
-    """The file's text without the space around it; nothing where there is none, or it cannot be read."""
+    """Return the stripped text of a file; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -14,13 +14,13 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """The number in the file; none where there is none. The kernel says -1 for what does not exist."""
+    """Return the number in a file; none if there is none, or if it is negative, by which the kernel means absent."""
     text = read_text(path)
     return int(text) if text.isdecimal() else None
 
 
 def list_entries(folder: Path) -> list[Path]:
-    """What lies in a folder, by name; nothing where there is no such folder."""
+    """Return the entries of a folder by name; empty if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""NVIDIA's MPS daemon, by which several processes share a card: whether it answers."""
+"""NVIDIA's MPS daemon, through which several processes share a card."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ TIMEOUT_S = 2.0
 
 
 def is_running(directory: Path) -> bool:
-    """Whether a daemon listens there.
+    """Return whether a daemon listens in `directory`.
 
-    It listens for packets. The knock is that of a stream, which the kernel turns away as the wrong kind if somebody
-    listens, and as refused if nobody does; so the daemon is not bothered.
+    The daemon uses a SOCK_SEQPACKET socket. We connect with SOCK_STREAM: the kernel reports the wrong type if somebody
+    listens, and a refused connection otherwise, without involving the daemon.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-        knock.settimeout(TIMEOUT_S)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(TIMEOUT_S)
         try:
-            knock.connect(str(directory / CONTROL))
+            probe.connect(str(directory / CONTROL))
         except OSError as error:
             return error.errno == errno.EPROTOTYPE
     return True

@@ -1,4 +1,4 @@
-"""Which cards of a machine NVLink joins, directly or through NVSwitches."""
+"""NVLink islands: cards that NVLink connects, directly or through NVSwitches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL_SWITCHES = "switches"
 
 
 def find_islands(nvml: Any, handles: Sequence[Any], addresses: Sequence[str]) -> list[int]:
-    """The number of each card's island, counted from 0 in the order given; a card with no link has its own."""
+    """Return the island number of each card, from 0 in the given order. A card without links is its own island."""
     leader = list(range(len(handles)))
 
     def first(card: int) -> int:
@@ -30,10 +30,10 @@ def find_islands(nvml: Any, handles: Sequence[Any], addresses: Sequence[str]) ->
 
 
 def connected_pairs(nvml: Any, handles: Sequence[Any], addresses: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of cards between which data goes over NVLink.
+    """Return the pairs of cards that NVLink connects.
 
-    The driver is asked for each pair; where it does not say, two cards are joined that have a link to each other, or
-    each one to a switch.
+    The driver is queried for each pair. If it does not know, two cards are connected if they have a link to each other,
+    or each to a switch.
     """
     ends = [link_ends(nvml, handle) for handle in handles]
     pairs = []
@@ -48,14 +48,14 @@ def connected_pairs(nvml: Any, handles: Sequence[Any], addresses: Sequence[str])
 
 
 def p2p_by_nvlink(nvml: Any, one: Any, other: Any) -> bool | None:
-    """Whether the driver lets the two cards reach each other over NVLink; none: it does not say."""
+    """Return whether the driver reports peer-to-peer access over NVLink; none if it does not know."""
     index = getattr(nvml, "NVML_P2P_CAPS_INDEX_NVLINK", None)
     status = None if index is None else query(nvml, "nvmlDeviceGetP2PStatus", one, other, index)
     return None if status is None else bool(status == nvml.NVML_P2P_STATUS_OK)
 
 
 def link_ends(nvml: Any, handle: Any) -> set[str]:
-    """Where the card's links lead: to the PCI addresses of cards, or to switches."""
+    """Return the remote ends of the card's links: PCI addresses of cards, or switches."""
     ends = set()
     for link in links_up(nvml, handle):
         kind = query(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
@@ -68,5 +68,5 @@ def link_ends(nvml: Any, handle: Any) -> set[str]:
 
 
 def links_up(nvml: Any, handle: Any) -> list[int]:
-    """The numbers of the links that are up."""
+    """Return the numbers of the active links."""
     return [link for link in range(MAX_LINKS) if query(nvml, "nvmlDeviceGetNvLinkState", handle, link) == 1]

@@ -1,4 +1,4 @@
-"""NVIDIA's management library (NVML): a session with it, and questions that it need not answer."""
+"""NVIDIA's management library (NVML): sessions, and queries that may be unsupported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def session(nvml: Any) -> Iterator[None]:
 
 
 def query(nvml: Any, question: str, *of: Any) -> Any:
-    """The answer; none where the card, the driver or the release of the library has none."""
+    """Return the result of an NVML function; none if the card, the driver or the library does not support it."""
     try:
         return getattr(nvml, question)(*of)
     except (nvml.NVMLError, AttributeError):
@@ -32,11 +32,11 @@ def query(nvml: Any, question: str, *of: Any) -> Any:
 
 
 def to_text(given: str | bytes | None) -> str:
-    """Older releases of the library give bytes."""
+    """Return text: older releases of the library return bytes."""
     return given.decode(errors="replace") if isinstance(given, bytes) else given or ""
 
 
 def pci_address(told: str) -> str:
-    """NVML writes the domain in eight digits and capitals, the kernel in four and small letters."""
+    """Return a PCI address as the kernel writes it: four digits of the domain, in lower case."""
     domain, _, rest = told.lower().partition(":")
     return f"{domain[-4:]}:{rest}"

@@ -1,4 +1,4 @@
-"""Blobs over obstore: what a local directory and a bucket share. They differ in how a blob is published."""
+"""The BlobStore over obstore, for local directories and buckets, which differ in how a blob is published."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import GenericError
@@ -15,7 +15,7 @@ from obstore.store import LocalStore, ObjectStore, S3Store
 from falaj import errors
 from falaj.drivers.objectstore.bucket_publisher import BucketPublisher
 from falaj.drivers.objectstore.file_publisher import FilePublisher
-from falaj.drivers.objectstore.publisher import STAGING, translate_errors
+from falaj.drivers.objectstore.publisher import STAGING, Publisher, translate_errors
 from falaj.ports.blobs import BlobKey, StoredBlob
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ KEY_RULE = "up to 900 characters: parts of A-Z a-z 0-9 _ . = @ + - joined by '/'
 
 
 def local_blobs(directory: Path) -> ObjectStoreBlobs:
-    """Blobs in `directory`, which is made if it is not there."""
+    """Return a store in `directory`, which is created if necessary."""
     publisher = FilePublisher(directory)
     return ObjectStoreBlobs(LocalStore(directory), publisher, range_bytes=4 * MIB, ranges=1)
 
@@ -43,7 +43,7 @@ def s3_blobs(
     secret_access_key: str | None = None,
     prefix: str | None = None,
 ) -> ObjectStoreBlobs:
-    """Blobs in an S3 bucket. Without an access key, the credentials of the environment or the machine are used."""
+    """Return a store in an S3 bucket. Without an access key, the credentials of the environment or machine are used."""
     config: S3Config = {"region": region, "copy_if_not_exists": "multipart"}
     if endpoint is not None:
         config["endpoint"] = endpoint
@@ -63,14 +63,8 @@ def s3_blobs(
     return ObjectStoreBlobs(store, BucketPublisher(store), range_bytes=8 * MIB, ranges=4)
 
 
-class Publisher(Protocol):
-    """Makes a blob appear whole under a free key, or not at all; raises AlreadyExists if the key is taken."""
-
-    def publish(self, key: BlobKey, chunks: Iterable[bytes]) -> int: ...
-
-
 class ObjectStoreBlobs:
-    """A BlobStore. Reads fetch `ranges` ranges of `range_bytes` at a time: a bucket answers them side by side."""
+    """A BlobStore. Reads fetch `ranges` ranges of `range_bytes` concurrently."""
 
     def __init__(self, store: ObjectStore, publisher: Publisher, *, range_bytes: int, ranges: int) -> None:
         self._store = store
@@ -84,7 +78,7 @@ class ObjectStoreBlobs:
     def read(self, key: BlobKey, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         if start < 0 or (length is not None and length < 0):
             raise errors.InvalidInput.at(
-                "range", given=(start, length), allowed="start and length from 0 upwards"
+                "range", given=(start, length), allowed="start and length of at least 0"
             )
         first = self._range_bytes if length is None else min(self._range_bytes, length)
         opening, size = self._open(checked(key), start, first)
@@ -109,7 +103,6 @@ class ObjectStoreBlobs:
                 yield blob
 
     def delete_incomplete(self, *, before: datetime) -> int:
-        """Remove what writers that were killed before then left behind; how many pieces that was."""
         leftovers = [blob.key for blob in self._listed(STAGING) if blob.modified_at < before]
         for key in leftovers:
             with translate_errors(key):
@@ -117,7 +110,7 @@ class ObjectStoreBlobs:
         return len(leftovers)
 
     def _open(self, key: BlobKey, start: int, length: int) -> tuple[bytes, int]:
-        """The first `length` bytes from `start`, and the size of the blob, in one request."""
+        """Return the first `length` bytes from `start`, and the size of the blob, in one request."""
         if not length:
             return b"", self.size(key)
         with translate_errors(key):
@@ -149,7 +142,7 @@ class ObjectStoreBlobs:
 
 
 def checked(key: str) -> BlobKey:
-    """`key`, if it can name nothing outside the store."""
+    """Return `key`. Raise InvalidInput if it could name something outside the store."""
     if not KEY_PATTERN.fullmatch(key):
         raise errors.InvalidInput.at(
             "blob key", given=key, allowed=KEY_RULE, fix="name it by an id or a digest"

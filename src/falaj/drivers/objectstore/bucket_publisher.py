@@ -1,4 +1,4 @@
-"""Publishing a blob in a bucket: by one conditional request, or staged and then copied if the key is still free."""
+"""Publishes a blob in a bucket: by one conditional request, or staged and then copied if the key is still free."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from falaj.ports.blobs import BlobKey
 
 PART_BYTES = 32 << 20  # a bucket takes 10,000 parts: blobs up to 312 GiB
 PARTS_IN_FLIGHT = 3
-COPY_LIMIT_BYTES = 5 << 30  # the most that a bucket copies in one request
+COPY_LIMIT_BYTES = 5 << 30  # the limit of S3 for one copy request
 
 
 class BucketPublisher:
-    """Two writers of one key never both succeed, because the bucket itself checks that the key is free.
+    """Of two writers of one key only one succeeds, because the bucket checks that the key is free.
 
-    obstore cannot make a multipart upload conditional, but it can a copy inside the bucket: a large blob is staged and
-    copied. Above 5 GiB a bucket copies nothing in one request; there the key is checked and the blob is sent again, and
-    of two writers at the same moment the later wins, whole.
+    obstore cannot make a multipart upload conditional, but a copy inside the bucket: a large blob is staged and copied.
+    Above 5 GiB no copy in one request is possible: the key is checked and the blob is uploaded again, and of two
+    concurrent writers the later one wins.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -55,7 +55,7 @@ class BucketPublisher:
                 self._refuse_taken(key)
                 self._upload(key, self._parts(staged, rest.size_bytes))
         except errors.FalajError:
-            if rest.failure:  # what `chunks` raised is the caller's, whatever it was taken for
+            if rest.failure:  # an error of `chunks` belongs to the caller, however obstore reports it
                 raise rest.failure from None
             raise
         finally:
@@ -79,9 +79,9 @@ class BucketPublisher:
 
 
 def prefetch(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same chunks, made in a thread of their own, one ahead, for the same caller.
+    """Yield the same chunks, produced one ahead in another thread with the same context variables.
 
-    obstore asks for chunks inside its runtime, where a source that reads through obstore itself would panic.
+    obstore requests chunks inside its runtime, where a source that reads through obstore itself would panic.
     """
     context = copy_context()
 
@@ -96,7 +96,7 @@ def prefetch(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class CountingChunks:
-    """The same chunks, their size so far, and what they raised if they did."""
+    """Yields the same chunks, and records their size so far and the error that they raised."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)

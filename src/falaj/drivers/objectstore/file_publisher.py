@@ -1,4 +1,4 @@
-"""Publishing a blob in a local directory: written aside, made durable, then linked under its key."""
+"""Publishes a blob in a local directory: staged, flushed to disk, then linked under its key."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from falaj import errors
+from falaj.drivers.fsync import sync_directory
 from falaj.drivers.objectstore.publisher import STAGING, already_exists, staging_name
 from falaj.ports.blobs import BlobKey
 
-FLUSH_BYTES = 32 << 20  # the disk works while more is written, and the last fsync is short
+FLUSH_BYTES = 32 << 20  # flushes overlap with writes, and the last fsync is short
 
 
 class FilePublisher:
-    """A blob is there when its link is, and a link is made only to a file whose bytes are on the disk.
+    """A blob exists once it is linked, and only a file whose bytes are on disk is linked.
 
     obstore's own local writes are not used: they do not call fsync, and cannot both stream and refuse to overwrite.
     """
@@ -37,7 +38,7 @@ class FilePublisher:
             with translate_disk_errors():
                 self._link(staged, target, key)
         finally:
-            with suppress(OSError):  # what cannot be removed now is left over
+            with suppress(OSError):  # deleted later as an incomplete write
                 staged.unlink()
         return size
 
@@ -45,7 +46,7 @@ class FilePublisher:
         try:
             make_directories(target.parent)
             os.link(staged, target)
-        except (FileExistsError, NotADirectoryError):  # the key, or a part of its path, is another blob
+        except (FileExistsError, NotADirectoryError):  # the key, or a prefix of it, is another blob
             raise already_exists(key) from None
         sync_directory(target.parent)
 
@@ -59,13 +60,13 @@ def translate_disk_errors() -> Iterator[None]:
 
 
 def write_durably(path: Path, chunks: Iterable[bytes]) -> int:
-    """Write `chunks` to the new file `path` and wait until the disk has them; the number of bytes."""
+    """Write `chunks` to the new file `path`, flush it to disk, and return the number of bytes."""
     size = flushed = 0
     flushing: Future[None] | None = None
     with translate_disk_errors():
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with closing_handle(handle), ThreadPoolExecutor(max_workers=1) as beside:
-        for chunk in chunks:  # what `chunks` raises is the caller's, and stays as it is
+        for chunk in chunks:  # an error of `chunks` is passed to the caller unchanged
             with translate_disk_errors():
                 size += write_all(handle, chunk)
                 if size - flushed >= FLUSH_BYTES and (flushing is None or flushing.done()):
@@ -85,23 +86,18 @@ def write_all(handle: int, chunk: bytes) -> int:
 
 
 def raise_flush_error(flushing: Future[None] | None) -> None:
-    """Raise what a flush met: the system tells of a failed write only once, and fsync may come second."""
+    """Raise the error of a flush: the system reports a failed write only once, so a later fsync may succeed."""
     if flushing is not None:
         flushing.result()
 
 
 def make_directories(directory: Path) -> None:
-    """Make `directory` and those above it, durably."""
+    """Create `directory` and its parents durably."""
     if directory.is_dir():
         return
     make_directories(directory.parent)
     directory.mkdir(mode=0o700, exist_ok=True)
     sync_directory(directory.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    with closing_handle(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
-        os.fsync(handle)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Root keys that are made in a PKCS#11 token and never leave it: the token wraps, unwraps and signs."""
+"""Root keys that are generated in a PKCS#11 token and never leave it: the token wraps, unwraps and signs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ T = TypeVar("T")
 
 
 class Pkcs11Keys:
-    """A KeyService in a token. Roots are labelled falaj-root-VERSION-RANDOM, so that the name is one token's alone.
+    """A KeyService in a token. Root keys are labelled falaj-root-VERSION-RANDOM, so names are unique across tokens.
 
-    One session stays open, because logging in costs a hardware module 20 ms; a session does one thing at a time, hence
-    the lock. Keys are looked up at each use, so that one rotated or destroyed elsewhere is felt at once.
+    One session stays open, because a login takes a hardware module 20 ms. A session runs one operation at a time, hence
+    the lock. Keys are looked up at each use, so that a rotation elsewhere takes effect at once.
     """
 
     def __init__(self, module: str | Path, token_label: str, pin: str, *, prefix: str = "falaj") -> None:
@@ -52,7 +52,7 @@ class Pkcs11Keys:
 
     @classmethod
     def open(cls, module: str | Path, token_label: str, pin: str, *, prefix: str = "falaj") -> Self:
-        """The keys that the token holds."""
+        """Open the keys of a token."""
         keys = cls(module, token_label, pin, prefix=prefix)
         keys._use(keys._newest_root)
         keys.public_key()
@@ -60,7 +60,7 @@ class Pkcs11Keys:
 
     @classmethod
     def open_or_create(cls, module: str | Path, token_label: str, pin: str, *, prefix: str = "falaj") -> Self:
-        """The keys that the token holds; those that are missing are made. One process at a time may do this."""
+        """Open the keys of a token, and generate missing ones. Not safe for concurrent processes."""
         keys = cls(module, token_label, pin, prefix=prefix)
         keys._use(keys._make_missing)
         return keys
@@ -85,8 +85,8 @@ class Pkcs11Keys:
             try:
                 return decrypt(root, nonce, sealed, context)
             except PKCS11Error:
-                # Tokens name a false tag differently, SoftHSM2 by its general error. If the token opens what it
-                # seals, the ciphertext is at fault; if it does not, this raises what is wrong with the token.
+                # Tokens report an invalid tag differently, SoftHSM2 by its general error. If a probe decrypts,
+                # the ciphertext is at fault; otherwise the probe raises the error of the token.
                 probe = os.urandom(NONCE_BYTES)
                 decrypt(root, probe, encrypt(root, probe, b"probe", context), context)
                 raise errors.Damaged(
@@ -123,7 +123,7 @@ class Pkcs11Keys:
         return f"Pkcs11Keys({self._module!r}, {self._token_label!r})"
 
     def _use(self, action: Callable[[Any], T]) -> T:
-        """The result of `action` on the session; if it fails, once more on a fresh one."""
+        """Run `action` on the session; if it fails, retry once on a new session."""
         with self._lock:
             try:
                 return action(self._opened())
@@ -139,7 +139,7 @@ class Pkcs11Keys:
         if self._closed:
             raise errors.KeyUnavailable(f"the token {self._token_label!r} was closed")
         if self._session is None:
-            try:  # never a second try here: each false PIN brings the token closer to locking itself
+            try:  # no retry here: each wrong PIN brings the token closer to its lock-out
                 token = pkcs11.lib(self._module).get_token(token_label=self._token_label)
                 self._session = open_session(token, self._pin)
             except PKCS11Error as fault:
@@ -154,7 +154,7 @@ class Pkcs11Keys:
 
     def _unavailable(self, fault: PKCS11Error) -> errors.KeyUnavailable:
         said = f"{type(fault).__name__} {fault}".strip()
-        return errors.KeyUnavailable(f"the token {self._token_label!r} does not serve: {said}")
+        return errors.KeyUnavailable(f"the token {self._token_label!r} is unavailable: {said}")
 
     def _roots(self, session: Any) -> list[Any]:
         keys = list(
@@ -180,7 +180,7 @@ class Pkcs11Keys:
         return self._key(session, kind, KeyType.EC_EDWARDS, self._signing_label)
 
     def _key(self, session: Any, kind: ObjectClass, key_type: KeyType, label: str) -> Any:
-        """The one key of that label. None at all may also mean that the session was logged out meanwhile."""
+        """Return the key with a label. NoSuchKey may also mean that the session was logged out."""
         try:
             return session.get_key(kind, key_type, label)
         except (NoSuchKey, MultipleObjectsReturned) as fault:
@@ -209,7 +209,7 @@ class Pkcs11Keys:
 
 
 def open_session(token: Any, pin: str) -> Any:
-    """A session that may use private keys. Logging in holds for all sessions of a process."""
+    """Return a session that may use private keys. A login holds for all sessions of a process."""
     try:
         return token.open(rw=True, user_pin=pin)
     except UserAlreadyLoggedIn:

@@ -1,4 +1,4 @@
-"""The files by which one attempt is known: written by the launcher and the shim, never seen by user code."""
+"""The state of one attempt on disk: written by the launcher and the supervisor, hidden from user code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from falaj.drivers.fsync import sync_directory
+from falaj.ports.boot import boot_identity
+
 LOCK_TIMEOUT_S = 1.0
-BOOT_ID, PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 
 
 @dataclass(frozen=True)
 class AttemptFolder:
-    """`lock` is held while the shim lives; `started` is made just before the user's code is, and stays.
+    """The folder of one attempt.
 
-    It tells in which run of the machine that was.
+    The supervisor holds `lock` while it lives. It creates `started` just before it starts the user's code; the file
+    holds the identity of the boot, and is never removed before the folder is.
     """
 
     path: Path
@@ -51,35 +54,35 @@ class AttemptFolder:
 
     @property
     def usage(self) -> Path:
-        """Empty; its length is what the attempt holds on the disk, once that has become of interest."""
+        """An empty file whose length is the disk usage of the attempt, written while the volume is short of space."""
         return self.path / "usage"
 
     @property
     def cgroup(self) -> Path:
-        """Which cgroup was made for it, so that it can be removed after a shim that was killed."""
+        """The path of its cgroup, so that it can be removed after its supervisor was killed."""
         return self.path / "cgroup.json"
 
     @property
     def error_log(self) -> Path:
-        """What the shim itself had to say: empty unless it has a bug."""
-        return self.path / "shim.err"
+        """Errors of the supervisor itself: empty unless it has a bug."""
+        return self.path / "supervisor.err"
 
     def is_from_earlier_boot(self) -> bool:
-        """Whether the machine was started anew since: whatever ran then went down with it."""
+        """Return whether the machine has been restarted since the attempt started."""
         with contextlib.suppress(OSError):
-            told = self.started.read_text()
-            return bool(told) and told != boot_identity()
+            started_in = self.started.read_text()
+            return bool(started_in) and started_in != boot_identity()
         return False
 
     def acquire(self) -> int | None:
-        """The lock, for as long as the descriptor is open; none if another shim has it or had it before."""
+        """Acquire the lock until the returned descriptor is closed; none if a supervisor holds it or held it before."""
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                # A look by `is_held` lasts for microseconds; another shim stays, and says so soon.
+                # `is_locked` holds the lock for microseconds; another supervisor keeps it, and creates `started` soon.
                 if self.started.exists() or time.monotonic() > deadline:
                     os.close(lock)
                     return None
@@ -91,7 +94,7 @@ class AttemptFolder:
             return None
 
     def is_locked(self) -> bool:
-        """Whether a shim lives."""
+        """Return whether a supervisor is alive."""
         try:
             lock = os.open(self.path / "lock", os.O_RDWR)
         except FileNotFoundError:
@@ -106,7 +109,7 @@ class AttemptFolder:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Put `content` there, whole or not at all, for good."""
+    """Write `content` atomically and durably."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         with open(draft, "x", encoding="utf-8", opener=open_private) as file:
@@ -120,7 +123,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What `write` put there; none if it did not."""
+    """Return the content of a file that `write_json` wrote; none if it does not exist."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -129,29 +132,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def create_marker(path: Path, text: str = "") -> None:
-    """Make a short file for good; FileExistsError if it is there."""
+    """Create a short file durably. Raise FileExistsError if it exists."""
     with open(path, "x", encoding="utf-8", opener=open_private) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     sync_directory(path.parent)
-
-
-def boot_identity() -> str:
-    """One boot of this machine, or of the container with processes of its own; empty where that cannot be told."""
-    try:
-        return f"{BOOT_ID.read_text().strip()} {os.readlink(PROCESSES)}"
-    except OSError:
-        return ""
-
-
-def sync_directory(folder: Path) -> None:
-    """Have the names in `folder` survive a power cut."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def open_private(path: str, flags: int) -> int:

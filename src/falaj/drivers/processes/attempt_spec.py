@@ -1,4 +1,4 @@
-"""What the launcher tells the shim, as JSON: the launch, and the walls around it."""
+"""The instructions of the launcher to the supervisor, as JSON: the launch, its sandbox and its limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from falaj.ports.sandbox import MachineFacts, Mechanism
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """How user code is kept apart: enough to build the sandbox again in another process."""
+    """Which sandbox to use, and the facts that another process needs to build it."""
 
     mechanism: Mechanism
     facts: MachineFacts
@@ -21,10 +21,11 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class AttemptSpec:
-    """`most_tasks` are the processes and threads that it may have; `reserve_bytes` is what its volume should keep free.
+    """One attempt, for its supervisor. The JSON leaves secrets out.
 
-    `cgroup` is one in which attempts may have theirs. None: what is usual. Secrets are left out of the JSON. `nsys` is
-    the program of Nsight Systems, for a launch that asks for it.
+    `max_tasks` limits its processes and threads, `reserve_bytes` is the free space that its volume must keep, and
+    `cgroup` is the parent of the cgroups of attempts; none stands for the default. `nsys` is the path of Nsight Systems
+    if the launch requests it.
     """
 
     launch: Launch
@@ -47,7 +48,7 @@ class AttemptSpec:
         sandbox = {"mechanism": self.sandbox.mechanism, "facts": facts}
         return {
             "launch": launch,
-            "walls": sandbox,
+            "sandbox": sandbox,
             "log_limit_bytes": self.log_limit_bytes,
             "max_tasks": self.max_tasks,
             "reserve_bytes": self.reserve_bytes,
@@ -62,9 +63,9 @@ class AttemptSpec:
         launch["gpus"] = tuple(launch["gpus"])
         for paths in ("readable", "hidden"):
             launch[paths] = [Path(path) for path in launch[paths]]
-        facts = dict(found["walls"]["facts"])
+        facts = dict(found["sandbox"]["facts"])
         facts["spare_uids"] = range(*facts["spare_uids"])
-        sandbox = SandboxSpec(found["walls"]["mechanism"], MachineFacts(**facts))
+        sandbox = SandboxSpec(found["sandbox"]["mechanism"], MachineFacts(**facts))
         limits = {name: found.get(name) for name in ("max_tasks", "reserve_bytes")}
         cgroup = None if found.get("cgroup") is None else Path(found["cgroup"])
         return cls(

@@ -1,4 +1,4 @@
-"""The GPUs of an attempt: what its environment says of them, and which devices it may open."""
+"""The GPUs of an attempt: its environment variables and the devices that it may open."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from falaj.drivers.machine import mps
 from falaj.ports.launcher import WHOLE_GPU, Launch
 
 MPS_DISABLED = "/nonexistent"
-"""Where no daemon listens: CUDA would else look in /tmp, and share a card that a job has for itself."""
+"""A directory without MPS daemon: by default CUDA looks in /tmp, and would share a card that a job has to itself."""
 
 DRIVER_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
 MIB = 2**20
 
 
 def is_fraction(launch: Launch) -> bool:
-    """Whether it has a part of a card, rather than whole cards or slices."""
+    """Return whether the launch has a fraction of a card, not whole cards or MIG slices."""
     return bool(launch.gpus) and launch.gpu_milli < WHOLE_GPU
 
 
 def gpu_environment(launch: Launch) -> dict[str, str]:
-    """What CUDA reads: the visible GPUs by their UUIDs, and the limits of each process that has a part of one.
+    """Return the variables of CUDA: the visible GPUs by UUID, and the MPS limits of each process for a fraction.
 
-    The processes of a job share its part, so that each may have that much less: a limit holds for one process.
+    MPS limits hold per process, so that the fraction of the job is divided among its processes.
     """
     cards = {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if not launch.gpus:
@@ -36,21 +36,21 @@ def gpu_environment(launch: Launch) -> dict[str, str]:
     }
     if launch.gpu_memory_bytes:
         each = launch.gpu_memory_bytes // max(1, launch.processes) // MIB
-        # By UUID: a number that the daemon counts otherwise would be no error, and no limit either.
+        # By UUID: with an index that the daemon counts differently there would be no error, and no limit.
         limits["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"{launch.gpus[0]}={max(1, each)}M"
     return cards | limits
 
 
 def thread_percentage(milli: int, *, processes: int) -> str:
-    """Of the card's multiprocessors, for each process."""
+    """Return the share of the card's multiprocessors for each process, in percent."""
     return f"{max(0.1, milli / 10 / max(1, processes)):.4g}"
 
 
 def gpu_devices(launch: Launch, *, root: Path = Path("/")) -> list[Path]:
-    """The devices that CUDA needs: those of the driver, and of its own cards.
+    """Return the device files that CUDA needs: those of the driver and of the launch's cards.
 
-    Where the driver does not say which device a UUID belongs to (a slice's, say), all cards are shown, and CUDA
-    chooses by the environment.
+    If the driver does not map a UUID to a device (for example of a MIG slice), all cards are included, and CUDA selects
+    by the environment.
     """
     if not launch.gpus:
         return []
@@ -62,18 +62,21 @@ def gpu_devices(launch: Launch, *, root: Path = Path("/")) -> list[Path]:
 
 
 def gpu_folders(launch: Launch) -> list[Path]:
-    """What else it must be able to read: where the MPS daemon listens, for a part of a card.
+    """Return further folders that it must be able to read: the directory of the MPS daemon, for a fraction of a card.
 
-    To read is enough to reach the daemon, and keeps a job from shutting others out.
+    Read access is enough to reach the daemon, and prevents a job from shutting others out.
     """
     return [Path(launch.mps_directory)] if is_fraction(launch) else []
 
 
 def check_gpus(launch: Launch) -> None:
-    """Refuse what would not be kept: without its daemon, CUDA takes no notice of the limits of a part."""
+    """Raise if the limits of a fraction could not be enforced: without its MPS daemon, CUDA ignores them."""
     if not is_fraction(launch):
         return
-    from falaj.errors import InvalidInput, Unavailable  # not for the shim: pydantic would slow every start
+    from falaj.errors import (
+        InvalidInput,
+        Unavailable,
+    )  # loads pydantic, which would delay every start of a supervisor
 
     if len(launch.gpus) != 1 or launch.gpu_milli < 1:
         raise InvalidInput.at(
@@ -81,16 +84,16 @@ def check_gpus(launch: Launch) -> None:
         )
     if not mps.is_running(Path(launch.mps_directory)):
         raise Unavailable(
-            f"{launch.attempt} has a part of a GPU, and no MPS daemon answers in {launch.mps_directory}: start it"
-            " with nvidia-cuda-mps-control -d, or set node.mps in falaj.toml to where it listens"
+            f"{launch.attempt} has a fraction of a GPU, and no MPS daemon is running in {launch.mps_directory}:"
+            " start it with nvidia-cuda-mps-control -d, or set node.mps in falaj.toml to where it listens"
         )
 
 
 def minor_number(root: Path, uuid: str) -> int | None:
-    """The N of /dev/nvidiaN, as the driver tells it."""
-    for told in (root / "proc/driver/nvidia/gpus").glob("*/information"):
+    """Return the N of /dev/nvidiaN; none if the driver does not list the UUID."""
+    for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
         try:
-            text = told.read_text(errors="replace")
+            text = path.read_text(errors="replace")
         except OSError:
             continue
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)

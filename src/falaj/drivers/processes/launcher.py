@@ -26,15 +26,15 @@ LOG_LIMIT_BYTES = 256 * 1024 * 1024
 NAME_LIMIT = 200
 START_TIMEOUT_S = 30
 END_TIMEOUT_S = 10
-LOST = "What watched over it was killed, and its code with it"
+LOST = "Its supervisor was killed, and its processes with it"
 SOURCE_ROOT = Path(__file__).parents[3]
 
 
 class ProcessLauncher:
-    """Attempts as local processes; `root` holds what is known of each, closed to user code.
+    """Runs attempts as local processes. `root` holds the state of each attempt, and user code cannot reach it.
 
-    `walls` is asked at each start how user code is kept apart here; it raises IsolationRefused where it may not
-    run at all. Attempts' own directories must lie outside of `root`.
+    `sandbox` is called at each start and returns the sandbox to use; it raises IsolationRefused if user code may not
+    run. The directories of attempts must lie outside of `root`.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ProcessLauncher:
         folder.path.mkdir(mode=0o700, exist_ok=True)
         write_json(folder.launch, spec.to_json())
         try:
-            said = start_supervisor(folder, launch.secrets)
+            problem = start_supervisor(folder, launch.secrets)
         except subprocess.TimeoutExpired:
-            said = f"no sign of life within {START_TIMEOUT_S} s"
-        if said:
-            raise Unavailable(f"{launch.attempt} could not be started: {said}")
+            problem = f"the supervisor did not start within {START_TIMEOUT_S} s"
+        if problem:
+            raise Unavailable(f"{launch.attempt} could not be started: {problem}")
 
     def state(self, attempt: str) -> AttemptState:
         folder = self._folder(attempt)
@@ -77,7 +77,7 @@ class ProcessLauncher:
             return AttemptState(
                 "running", started_at=timestamp(running), limits=tuple(running.get("limits", ()))
             )
-        ended = ended or read_json(folder.ended)  # it may have ended between the two looks
+        ended = ended or read_json(folder.ended)  # it may have ended between the two reads
         if ended is not None:
             return AttemptState(
                 "ended",
@@ -86,7 +86,7 @@ class ProcessLauncher:
                 reason=ended["reason"],
                 started_at=timestamp(ended),
                 ended_at=timestamp(ended, "ended_at"),
-                # Not there where a shim of an earlier version wrote it, whose attempt we have adopted.
+                # Missing if a supervisor of an earlier version wrote the file.
                 used=ResourceUsage(**ended.get("used", {})),
                 limits=tuple(ended.get("limits", ())),
                 stopped=ended.get("stopped"),
@@ -117,11 +117,11 @@ class ProcessLauncher:
         deadline = time.monotonic() + END_TIMEOUT_S
         while folder.is_locked():
             if time.monotonic() > deadline:
-                raise Unavailable(f"{attempt} does not end: it was killed {END_TIMEOUT_S} s ago")
+                raise Unavailable(f"{attempt} did not end within {END_TIMEOUT_S} s after SIGKILL")
             time.sleep(0.01)
-        made = read_json(folder.cgroup)
-        if made is not None:
-            AttemptCgroup(Path(made["path"])).remove()
+        cgroup = read_json(folder.cgroup)
+        if cgroup is not None:
+            AttemptCgroup(Path(cgroup["path"])).remove()
         spec = read_json(folder.launch)
         if spec is not None:
             remove_tree(Path(spec["launch"]["directory"]))
@@ -136,9 +136,9 @@ class ProcessLauncher:
 
 
 def start_supervisor(folder: AttemptFolder, secrets: Mapping[str, str]) -> str:
-    """Empty as soon as a shim has the lock, and goes its own way; or what went wrong.
+    """Start a supervisor, wait until it holds the lock, and return an error message, empty on success.
 
-    It gets nothing of our environment, which holds secrets; those of the attempt reach it by a pipe alone.
+    It inherits nothing of our environment, which holds secrets. The secrets of the attempt are passed by a pipe only.
     """
     done = subprocess.run(
         [sys.executable, "-P", "-m", "falaj.drivers.processes.supervisor", str(folder.path)],
@@ -151,12 +151,12 @@ def start_supervisor(folder: AttemptFolder, secrets: Mapping[str, str]) -> str:
     )
     if done.returncode == 0:
         return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1] if said else f"exit code {done.returncode}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
 
 
 def check_launch(launch: Launch) -> None:
-    """Refuse what could never run."""
+    """Raise InvalidInput for a launch that could never run."""
     check_gpus(launch)
     if not launch.command:
         raise InvalidInput.at("command", given="nothing", allowed="a program and its arguments")
@@ -168,7 +168,7 @@ def check_launch(launch: Launch) -> None:
         )
     for name, value in {**launch.environment, **launch.secrets}.items():
         if not name or "=" in name or "\0" in name + value:
-            allowed = "a name without '=', and text without NUL"
+            allowed = "a name without '=', and a value without NUL"
             raise InvalidInput.at(
                 f"environment[{name!r}]", given="a value that is not shown", allowed=allowed
             )
@@ -179,9 +179,9 @@ def check_launch(launch: Launch) -> None:
 
 
 def explain_loss(folder: AttemptFolder) -> str:
-    said = folder.error_log.read_text(errors="replace").split("\n") if folder.error_log.exists() else []
-    fault = next((line for line in reversed(said) if line), "")
-    return f"What watched over it failed: {fault}" if fault else LOST
+    lines = folder.error_log.read_text(errors="replace").split("\n") if folder.error_log.exists() else []
+    fault = next((line for line in reversed(lines) if line), "")
+    return f"Its supervisor failed: {fault}" if fault else LOST
 
 
 def timestamp(found: dict[str, Any] | None, name: str = "started_at") -> datetime | None:

@@ -1,4 +1,4 @@
-"""Nsight Systems around the processes of an attempt: each writes a report among the attempt's outputs."""
+"""Runs the processes of an attempt under Nsight Systems, which writes a report for each to the outputs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ INSTALL_PATTERNS = (
     "opt/nvidia/nsight-systems*/nsys",
     "usr/local/cuda/bin/nsys",
 )
-"""Where its packages put it, if it is not on the path."""
+"""Paths of its packages, for when it is not on the PATH."""
 PROGRAM_FOLDERS = ("bin", "target-linux-x64", "target-linux-sbsa-armv8")
 OPTIONS = ("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
-"""Without samples of the CPU, which the kernel gives to few."""
+"""Without CPU sampling, which the kernel rarely permits."""
 NVTX_ENVIRONMENT = {"FALAJ_NVTX": "1"}
-"""Has `fit` mark its steps, and the parts of each."""
+"""Makes `fit` mark its steps and their phases."""
 
 
 def find_nsys(launch: Launch, *, root: Path = Path("/")) -> str | None:
-    """The program, if the launch asks for it; InvalidInput where it is not installed."""
+    """Return the path of nsys if the launch requests it. Raise InvalidInput if it is not installed."""
     if not launch.nsys:
         return None
     found = shutil.which("nsys")
     if found is None:
         found = next((str(path) for place in INSTALL_PATTERNS for path in sorted(root.glob(place))), None)
     if found is None:
-        from falaj.errors import InvalidInput  # not for the shim: pydantic would slow every start
+        from falaj.errors import InvalidInput  # loads pydantic, which would delay every start of a supervisor
 
         raise InvalidInput.at(
             "nsys",
             given="Nsight Systems is not installed on this machine",
-            allowed="a job with nsys on a machine that has the program nsys on its path",
+            allowed="nsys on a machine that has the program on its PATH",
             fix="install the package nsight-systems-cli there, or submit the job without --nsys",
         )
     return str(Path(found).resolve())
@@ -44,7 +44,7 @@ def find_nsys(launch: Launch, *, root: Path = Path("/")) -> str | None:
 def under_nsys(
     program: str | None, ranks: Sequence[Mapping[str, Any]], launch: Launch
 ) -> list[dict[str, Any]]:
-    """The planned processes, each under `program`, if there is one."""
+    """Return the planned processes, each run by `program` if it is set."""
     if program is None:
         return [dict(each) for each in ranks]
     outputs = launch.directory.absolute() / "outputs"
@@ -65,7 +65,7 @@ def under_nsys(
 
 
 def nsys_folders(program: str | None) -> list[Path]:
-    """What a process must be able to read to run it: where it is installed, unless that is with the system."""
+    """Return the folders that a process must be able to read to run nsys: its installation, unless that is in /usr."""
     if program is None or program.startswith("/usr/"):
         return []
     folder = Path(program).parent

@@ -1,4 +1,4 @@
-"""Removes what user code has left in a folder."""
+"""Removes folders that user code has filled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder that user code has filled, however deep: links in it are not followed, closed folders are opened.
+    """Remove `folder`, however deep it is. Links are not followed, and folders without permissions are opened.
 
-    Folders are moved up to the top before they are emptied, so neither depth nor open files add up. Nobody is left
-    who could put a link in the place of one meanwhile.
+    Folders are moved up to the top before they are emptied, so that the number of open files does not grow with the
+    depth. The user's processes have ended, so that nobody can replace a folder by a link meanwhile.
     """
     if not folder.exists():
         return
@@ -33,7 +33,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def empty_folder(folder: int, *, into: int | None) -> list[str]:
-    """Unlink what is no folder in `folder`, and move its folders `into` another; the names of those that stay."""
+    """Unlink all files in `folder`, move its folders `into` another one, and return the names that remain."""
     staying = []
     for name in os.listdir(folder):
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -41,16 +41,16 @@ def empty_folder(folder: int, *, into: int | None) -> list[str]:
         elif into is None:
             staying.append(name)
         else:
-            os.close(open_folder(name, folder))  # a closed one could not be moved
+            os.close(open_folder(name, folder))  # one without permissions could not be moved
             os.rename(name, f".{os.urandom(16).hex()}", src_dir_fd=folder, dst_dir_fd=into)
     return staying
 
 
 def open_folder(folder: str | Path, above: int | None = None) -> int:
-    """A descriptor of a folder, in which we may change everything from now on; never of what a link leads to."""
+    """Return a descriptor of a folder after making it writable. Never follow a link."""
     try:
         found = os.open(folder, OPEN_FLAGS, dir_fd=above)
-    except PermissionError:  # closed to its owner, whom we are: by its name, a link would be followed
+    except PermissionError:  # no permissions for its owner, which we are; chmod by name would follow a link
         closed = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
         try:
             os.chmod(f"/proc/self/fd/{closed}", 0o700)

@@ -1,1 +1,1 @@
-"""Metadata on SQLite and PostgreSQL, by one schema."""
+"""Metadata on SQLite and PostgreSQL, with one schema."""

@@ -30,12 +30,12 @@ POSTGRES_CONNECTIONS = 16
 
 
 def open_database(url: str) -> Database:
-    """The database at `url`, whose schema is there already (see migrate)."""
+    """Open the database at `url`, whose schema is up to date (see `migrate`)."""
     return SqliteDatabase(url) if url.startswith("sqlite") else PostgresDatabase(url)
 
 
 class SqlTransaction:
-    """A SQLAlchemy connection in its transaction, and the driver's own connection for quick statements."""
+    """A SQLAlchemy connection in its transaction, and the driver's connection for plain SQL."""
 
     __slots__ = ("_connection", "_percent", "_raw")
 
@@ -76,7 +76,7 @@ class SqlTransaction:
 
 
 class SqliteDatabase:
-    """Readers never wait for a writer; one writer at a time here, and a busy wait against other processes."""
+    """Readers never wait for a writer. One writer at a time in this process, and a busy timeout for other processes."""
 
     def __init__(self, url: str) -> None:
         self._readers = _Connections(sqlite_engine(url, begin="BEGIN"), SQLITE_READERS)
@@ -85,8 +85,8 @@ class SqliteDatabase:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        if getattr(self._thread, "reads", False):  # with few readers it would wait for itself
-            raise RuntimeError("a read inside a read: hand the transaction on")
+        if getattr(self._thread, "reads", False):  # a nested read could wait for itself
+            raise RuntimeError("nested read transaction: pass the outer one on")
         self._thread.reads = True
         try:
             with translate_errors(), self._readers.begin() as tx:
@@ -109,7 +109,7 @@ class SqliteDatabase:
 
 
 class _Connections:
-    """A few connections that stay open; handing one out costs less than SQLAlchemy's pool, on every call."""
+    """A small pool of open connections, which is cheaper per call than SQLAlchemy's pool."""
 
     def __init__(self, engine: sa.Engine, count: int) -> None:
         self._engine = engine
@@ -122,7 +122,7 @@ class _Connections:
         try:
             connection = self._idle.get(timeout=BUSY_TIMEOUT_S)
         except queue.Empty:
-            raise Unavailable("the metadata database is busy: no connection came free in time") from None
+            raise Unavailable("the metadata database is busy: no connection became free in time") from None
         try:
             connection = connection or self._engine.connect()
             with connection.begin():
@@ -132,7 +132,7 @@ class _Connections:
 
     @contextmanager
     def idle(self) -> Iterator[Any]:
-        """The driver's connection, outside any transaction."""
+        """Yield the driver's connection outside of any transaction."""
         connection = self._idle.get(timeout=BUSY_TIMEOUT_S)
         try:
             connection = connection or self._engine.connect()
@@ -149,7 +149,7 @@ class _Connections:
 
 
 class PostgresDatabase:
-    """Read committed; what must not interleave locks its rows."""
+    """Transactions at the level read committed. Callers lock rows where interleaving matters."""
 
     def __init__(self, url: str) -> None:
         self._engine = sa.create_engine(
@@ -172,14 +172,14 @@ class PostgresDatabase:
             yield SqlTransaction(connection, percent=True)
 
     def purge_deleted(self) -> None:
-        """PostgreSQL reuses the space in time; its write-ahead log is kept as its administrator set it."""
+        """Do nothing: PostgreSQL reuses the space, and its administrator decides how long the log is kept."""
 
     def close(self) -> None:
         self._engine.dispose()
 
 
 def _limit_idle_transactions(connection: Any, _record: Any) -> None:
-    """A process that is stopped in the middle of a transaction must not hold its locks, the lease's say, for ever."""
+    """Limit idle transactions, so that a frozen process does not hold its locks forever, such as that of the lease."""
     connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION_TIMEOUT_S}s'")
     connection.commit()
 
@@ -191,7 +191,7 @@ def sqlite_engine(url: str, *, begin: str) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN is off; ours follows
+        connection.isolation_level = None  # disables the driver's own BEGIN; ours follows
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -205,18 +205,18 @@ def sqlite_engine(url: str, *, begin: str) -> sa.Engine:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """A database that is gone or busy is Unavailable, a row that another made first a Conflict, whoever noticed it."""
+    """Translate errors of the driver: Unavailable if the database is down or busy, Conflict for a constraint."""
     try:
         yield
     except sa.exc.TimeoutError as error:
-        raise Unavailable("the metadata database is busy: no connection came free in time") from error
+        raise Unavailable("the metadata database is busy: no connection became free in time") from error
     except Exception as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if _is_driver_error(cause, "OperationalError") or _is_driver_error(
             cause, "IdleInTransactionSessionTimeout"
         ):
-            log.warning("the metadata database does not answer", extra={"reason": str(cause)})
-            raise Unavailable("the metadata database does not answer; the log says why") from error
+            log.warning("metadata database unavailable", extra={"reason": str(cause)})
+            raise Unavailable("the metadata database is unavailable; see the log") from error
         if _is_driver_error(cause, "DatabaseError") and type(cause).__name__ == "DatabaseError":
             raise Damaged(f"the metadata database is damaged: {cause}") from error
         if _is_driver_error(cause, "IntegrityError"):
@@ -225,7 +225,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def _is_driver_error(error: BaseException | None, name: str) -> bool:
-    """Whether a driver raised it; both drivers use the same names."""
+    """Return whether a driver raised an error of class `name`; both drivers use the same names."""
     return any(
         kind.__name__ == name and kind.__module__.partition(".")[0] in ("sqlite3", "psycopg")
         for kind in type(error).__mro__

@@ -1,4 +1,4 @@
-"""Bring a database to the schema of this version."""
+"""Migrates a database to the schema of this version."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from falaj.drivers.sql.database import sqlite_engine, translate_errors
 from falaj.errors import Conflict
 
 HEAD = "0014"
-"""The newest migration: a database that is there already starts without loading alembic."""
+"""The newest migration. An up-to-date database opens without loading alembic."""
 
 LOCK = 0x66616C616A
-"""Two platforms that start at once on one PostgreSQL migrate one after the other."""
+"""Serialises the migrations of platforms that start concurrently on one PostgreSQL."""
 
 
 def migrate(url: str) -> None:
-    """Run the migrations that `url` lacks, all or none."""
+    """Run the missing migrations in one transaction."""
     engine = (
         sqlite_engine(url, begin="BEGIN IMMEDIATE") if url.startswith("sqlite") else sa.create_engine(url)
     )
@@ -26,7 +26,7 @@ def migrate(url: str) -> None:
             version = current_version(engine)
         if version is not None and version > HEAD:
             raise Conflict(
-                f"the metadata database has schema {version}, made by a newer Falaj; this one knows {HEAD}"
+                f"the metadata database has schema {version}, of a newer Falaj; this version supports {HEAD}"
             )
         if version != HEAD:
             _upgrade(engine)

@@ -1,4 +1,4 @@
-"""What is found out about machines that were recorded: a DGX-class node, slices, islands, and broken drivers."""
+"""Discovery on recorded machines: a DGX-class node, MIG slices, NVLink islands, and broken drivers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_slices_are_handed_out_beside_whole_cards_and_a_cut_card_is_not(tmp_path
     assert facts.gpus[0].id == facts.cards[3].id
     assert all(gpu.id.startswith("MIG-") for gpu in facts.gpus[1:])
     assert facts.gpus[8].memory_bytes == 74_621_911_040
-    assert facts.gpu_fault == "GPU 2 is in MIG mode, and has no slices"
+    assert facts.gpu_fault == "GPU 2 is in MIG mode and has no slices"
 
 
 def test_no_slice_is_joined_with_anything(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_a_machine_without_cards_says_why(tmp_path: Path) -> None:
     facts = found("no-gpu", tmp_path)
 
     assert (facts.gpus, facts.cards, facts.rdma) == ((), (), ())
-    assert facts.gpu_fault == "NVML does not answer: NVML Shared Library Not Found"
+    assert facts.gpu_fault == "NVML failed: NVML Shared Library Not Found"
     assert node("no-gpu", tmp_path).fabric is None
 
 
-def test_a_broken_driver_takes_the_cards_and_nothing_else(tmp_path: Path) -> None:
+def test_broken_driver_hides_only_the_cards(tmp_path: Path) -> None:
     facts = found("broken-driver", tmp_path)
 
-    assert facts.gpu_fault == "NVML does not answer: Driver/library version mismatch"
+    assert facts.gpu_fault == "NVML failed: Driver/library version mismatch"
     assert facts.cpus == 8
 
 

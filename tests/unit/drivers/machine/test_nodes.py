@@ -1,4 +1,4 @@
-"""The machines as people see them: what is free, in the room, on the command line, and to the doctor."""
+"""Nodes and their free resources, as the service, the command line and the doctor show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cgroup of an attempt: on a tree of plain files, and for real as far as this machine has one to write to."""
+"""The cgroup of an attempt: on a tree of plain files, and on real cgroups where this machine permits it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def settings(group: AttemptCgroup, leaf: str = "") -> dict[str, str]:
     return {path.name: path.read_text() for path in (group.path / leaf).iterdir() if path.is_file()}
 
 
-def test_memory_is_of_the_whole_attempt_and_who_runs_out_of_it_dies_as_one_rank(tmp_path: Path) -> None:
+def test_memory_limit_holds_for_the_whole_attempt_and_kills_one_rank(tmp_path: Path) -> None:
     group = AttemptCgroup.named(CgroupParent(tmp_path, ALL), "job_1/1")
 
     group.make(share(), ALL)
@@ -118,7 +118,7 @@ def test_controllers_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     assert settings(group) == {"pids.max": "1000"}
 
 
-def test_oom_kill_is_told_by_rank(tmp_path: Path) -> None:
+def test_oom_kill_is_reported_by_rank(tmp_path: Path) -> None:
     group = AttemptCgroup.named(CgroupParent(tmp_path, ALL), "job_1/1")
     group.make(share(), ALL)
     for rank, kills in enumerate((0, 1)):
@@ -149,7 +149,7 @@ FORKS = "import os, time; os.fork() or os.setsid(); print(1, flush=True); time.s
 
 
 @pytest.mark.on_request("FALAJ_TEST_CGROUP")
-def test_real_group_takes_processes_in_and_ends_them(real: CgroupParent) -> None:
+def test_real_cgroup_moves_and_kills_processes(real: CgroupParent) -> None:
     group = AttemptCgroup.named(real, f"test-{os.getpid()}")
     group.make(share(memory_bytes=None), real.controllers)
     enter = f"open('{group.path}/rank-1/cgroup.procs', 'w').write(str(__import__('os').getpid()))\n"
@@ -158,8 +158,8 @@ def test_real_group_takes_processes_in_and_ends_them(real: CgroupParent) -> None
         assert process.stdout is not None
         assert process.stdout.read(4) == b"1\n1\n"
         assert len((group.path / "rank-1" / "cgroup.procs").read_text().split()) == 2
-        group.enter(process.pid, "home")
-        assert (group.path / "home" / "cgroup.procs").read_text().split() == [str(process.pid)]
+        group.enter(process.pid, "init")
+        assert (group.path / "init" / "cgroup.procs").read_text().split() == [str(process.pid)]
 
         group.remove()
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from pydantic import ValidationError
+
+from falaj.drivers.processes.diagnosis.reasons import AttemptOutcome, explain_failure
 from falaj.drivers.processes.frameworks.contracts import (
     CONTRACTS,
     plan_processes,
     process_name,
     tolerated_losses,
 )
-from pydantic import ValidationError
-
-from falaj.drivers.processes.diagnosis.reasons import AttemptOutcome, explain_failure
 from falaj.drivers.processes.frameworks.process import PlannedProcess
 from falaj.drivers.processes.supervisor.init_plan import free_ports, plan_ranks, shared_environment
 from falaj.ports.launcher import Launch
@@ -41,7 +41,7 @@ def test_every_framework_has_a_contract() -> None:
 
 
 @pytest.mark.parametrize("framework", get_args(Framework))
-def test_plan_fits_into_json_and_names_who_decides(framework: Framework) -> None:
+def test_plan_is_json_and_marks_essential_processes(framework: Framework) -> None:
     ranks = plan_ranks(replace(LAUNCH, framework=framework))
 
     assert json.loads(json.dumps(ranks)) == ranks
@@ -116,7 +116,7 @@ def test_chief_and_workers_decide_together_without_servers() -> None:
     assert all(each.is_essential for each in planned("tensorflow", roles={"chief": 1, "worker": 1}))
 
 
-def test_gpus_go_to_those_who_compute() -> None:
+def test_gpus_go_to_computing_tasks() -> None:
     gpus = ("GPU-a", "GPU-b")
 
     alone = planned("tensorflow", gpus=gpus)

@@ -1,4 +1,4 @@
-"""What an attempt is told of its GPUs, what it may open, and when a part of one is refused."""
+"""The GPU environment and devices of an attempt, and when a fraction of a GPU is refused."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_daemon_is_found_without_being_bothered(daemon: Path) -> None:
     assert mps.is_running(daemon)
 
 
-def test_neither_nothing_nor_what_a_killed_daemon_left_counts_as_one(tmp_path: Path) -> None:
+def test_missing_or_stale_mps_socket_is_no_daemon(tmp_path: Path) -> None:
     assert not mps.is_running(tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "control"))
@@ -116,8 +116,8 @@ def test_neither_nothing_nor_what_a_killed_daemon_left_counts_as_one(tmp_path: P
     assert not mps.is_running(tmp_path)
 
 
-def test_a_part_of_a_card_is_refused_where_nobody_would_hold_it_to_its_limits(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="no MPS daemon answers"):
+def test_fraction_of_a_card_without_mps_daemon_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no MPS daemon is running"):
         check_gpus(replace(PART, mps_directory=str(tmp_path)))
 
 

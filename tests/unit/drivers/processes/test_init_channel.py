@@ -1,4 +1,4 @@
-"""What the shim hears of the first process inside."""
+"""The channel between the supervisor and the init process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[InitChannel, socket.socket]]:
         talk._socket.close()
 
 
-def test_a_wish_for_a_cgroup_is_heard_behind_what_was_said_before(
+def test_cgroup_request_after_other_messages_is_received(
     ends: tuple[InitChannel, socket.socket],
 ) -> None:
     talk, peer_pid = ends

@@ -1,4 +1,4 @@
-"""What an attempt has used: really measured on this machine, and energy from recorded counters."""
+"""Metering of attempts: real processes on this machine, and energy from recorded counters."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SHIM = """
 import json, subprocess, sys, time
 from dataclasses import asdict
 from pathlib import Path
-from falaj.drivers.processes.metering.meter import Meter
+from falaj.drivers.processes.metering.meter import ResourceMeter
 from falaj.ports.launcher import Launch
 
 before, code, group = sys.argv[1:]
 subprocess.run([sys.executable, "-c", before], check=True)
-meter = Meter(Launch("job_1/1", Path("/jobs/1"), ["python"]), group=Path(group) if group else None)
+meter = ResourceMeter(Launch("job_1/1", Path("/jobs/1"), ["python"]), group=Path(group) if group else None)
 with subprocess.Popen([sys.executable, "-c", code]) as process:
     while process.poll() is None:
         meter.sample()
@@ -44,7 +44,7 @@ print(json.dumps(asdict(meter.used())))
 
 
 def finished(code: str, *, before: str = "", group: Path | str = "") -> ResourceUsage:
-    """What a process with nothing else below it measures, as the shim is one."""
+    """Return what a meter measures in a process without other descendants, as in the supervisor."""
     words = [sys.executable, "-c", SHIM, before, code, str(group)]
     done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60)
     return ResourceUsage(**json.loads(done.stdout))
@@ -62,14 +62,14 @@ def test_the_time_of_all_processes_counts_those_of_children_too() -> None:
     assert 1.0 <= used.cpu_s < 10.0
 
 
-def test_what_ran_before_does_not_count() -> None:
+def test_usage_before_the_meter_does_not_count() -> None:
     used = finished("pass", before=BUSY)
 
     assert used.cpu_s is not None
     assert used.cpu_s < 0.5
 
 
-def test_the_time_of_a_child_that_nobody_waited_for_counts_as_far_as_it_was_seen() -> None:
+def test_cpu_time_of_an_unreaped_child_counts_as_sampled() -> None:
     code = f"""
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -142,7 +142,7 @@ def dgx(tmp_path: Path) -> Path:
     return unpack(recording("dgx-h200"), tmp_path)
 
 
-def test_packages_and_their_memory_count_and_what_counts_them_again_does_not(dgx: Path) -> None:
+def test_packages_and_memory_are_counted_once(dgx: Path) -> None:
     energy = CpuEnergy(dgx)
 
     rapl(dgx, rapl_0=3_000_000, rapl_0_0=6_500_000, rapl_2=99_000_000)
@@ -152,7 +152,7 @@ def test_packages_and_their_memory_count_and_what_counts_them_again_does_not(dgx
     assert energy.read_j() == 0.0
 
 
-def test_a_counter_that_wraps_goes_on(dgx: Path) -> None:
+def test_wrapped_counter_continues(dgx: Path) -> None:
     energy = CpuEnergy(dgx)
 
     rapl(dgx, rapl_1=1_000_000)  # it stood at 262,000 J, and wraps at 262,143.32885 J

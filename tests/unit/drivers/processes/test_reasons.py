@@ -1,4 +1,4 @@
-"""Why an attempt failed, from how it ended and the end of its log."""
+"""Explanations of failed attempts, from the exit status and the end of the log."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_reason_is_one_line_of_bounded_length() -> None:
     assert len(reason) == 300
 
 
-def test_walls_that_fail_are_not_the_script() -> None:
+def test_sandbox_failure_is_not_blamed_on_the_script() -> None:
     reason = explain_failure(AttemptOutcome(exit_code=1, began=False), PLAIN, b"bwrap: no such file\n")
 
     assert reason == "Its sandbox did not start: bwrap: no such file"

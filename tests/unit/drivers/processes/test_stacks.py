@@ -1,4 +1,4 @@
-"""Where a hung or crashed rank stood, and whom torchrun should have blamed, from the log alone."""
+"""Locating hung and crashed ranks, and the failed rank of torchrun, from the log alone."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def why(silent_ranks: list[int], text: str, processes: int = 2) -> str:
     return explain_hang(silent_ranks, hang_s=120, text=text, processes=processes)
 
 
-@pytest.mark.parametrize("silent", [[], [0, 1], [1], [1, 0]])
-def test_rank_that_others_wait_for_is_blamed_wherever_it_stands(silent_ranks: list[int]) -> None:
+@pytest.mark.parametrize("silent_ranks", [[], [0, 1], [1], [1, 0]])
+def test_rank_that_others_wait_for_is_blamed_wherever_it_is(silent_ranks: list[int]) -> None:
     assert why(silent_ranks, AGENT + WAITING + STUCK) == (
         "rank 1 hung: no sign of life for 120 s; it stood in next_batch (reader.py:3)"
     )
@@ -71,7 +71,7 @@ def test_stack_is_of_the_main_thread_of_the_rank_itself() -> None:
     assert [frame.function for frame in found[1]] == ["next_batch", "main"]
 
 
-def test_hang_is_told_in_the_reason() -> None:
+def test_hang_is_explained_in_the_reason() -> None:
     ended = AttemptOutcome(
         signal=15, cause="hung", silent_ranks=[0, 1], hang_output=(WAITING + STUCK).encode()
     )
@@ -143,7 +143,7 @@ def test_first_that_torchrun_noticed_need_not_be_the_culprit(
     assert failed_rank_of_torchrun(said + REPORT.format(zero=zero, one=one)) == death
 
 
-def test_memory_that_a_cgroup_refused_is_told_by_rank() -> None:
+def test_memory_that_a_cgroup_refused_is_reported_by_rank() -> None:
     launch = replace(PAIR, memory_bytes=1 << 30)
 
     own = explain_failure(AttemptOutcome(rank=1, signal=9, killed_for_memory=[1]), launch, b"")

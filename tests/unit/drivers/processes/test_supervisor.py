@@ -1,4 +1,4 @@
-"""The parts of the launcher that need no process: ranks, stopping, the log's limit, the order as JSON."""
+"""Parts of the launcher that need no process: ranks, termination, the limit of the log, the spec as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from falaj.ports.boot import boot_identity
 
 from falaj.drivers.processes.attempt_folder import AttemptFolder, create_marker, write_json
 from falaj.drivers.processes.attempt_spec import AttemptSpec, SandboxSpec
@@ -19,6 +18,7 @@ from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
 from falaj.drivers.processes.supervisor.init_plan import plan_ranks, shared_environment
 from falaj.drivers.processes.supervisor.termination import TEARDOWN_DELAY_S, Termination
 from falaj.drivers.sandbox.bubblewrap import view
+from falaj.ports.boot import boot_identity
 from falaj.ports.launcher import Launch, ResourceUsage
 from falaj.ports.sandbox import MachineFacts, UserCode
 
@@ -82,9 +82,9 @@ def test_a_gang_that_can_do_without_one_has_all_the_others_started(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("run", "went_down"), [(boot_identity(), False), ("another boot", True), ("", False)]
+    ("run", "node_restarted"), [(boot_identity(), False), ("another boot", True), ("", False)]
 )
-def test_what_ran_before_the_machine_was_started_anew_went_down_with_it(
+def test_attempt_of_an_earlier_boot_is_lost_by_a_restart(
     tmp_path: Path, run: str, node_restarted: bool
 ) -> None:
     folder = AttemptFolder(tmp_path / "job_1%2F1")

@@ -1,4 +1,4 @@
-"""What watches over an attempt and needs no process: secrets in the log, the disk, heartbeats, and counting."""
+"""Checks of an attempt that need no process: secrets in the log, disk usage, heartbeats and task counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from falaj.drivers.processes.attempt_folder import AttemptFolder
 from falaj.drivers.processes.diagnosis import heartbeats
 from falaj.drivers.processes.diagnosis.heartbeats import HeartbeatMonitor
 from falaj.drivers.processes.limits.disk_quota import DiskPressure, DiskQuota, UsageScan, publish_usage
-from falaj.drivers.processes.limits.disk_usage import MAX_DEPTH, MAX_SHARES, measure_usage
+from falaj.drivers.processes.limits.disk_usage import MAX_DEPTH, MAX_SHARES, DiskUsage, measure_usage
 from falaj.drivers.processes.limits.tasks import TaskLimit, count_descendant_tasks
 from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
 from falaj.drivers.processes.supervisor.secret_mask import SecretMask
@@ -44,7 +44,7 @@ def test_secret_is_hidden_however_it_is_cut(secrets: list[str], text: str, cuts:
     assert shown == SecretMask(secrets).hide(data)
 
 
-def test_text_that_is_made_to_be_like_a_secret_takes_no_longer_than_any_other() -> None:
+def test_masking_time_is_bounded_for_adversarial_text() -> None:
     """It would take minutes for each MiB, and the watch over the attempt would rest meanwhile."""
     almost = "a" * 65_000
     mask = SecretMask([almost + "b", "other"])
@@ -99,14 +99,14 @@ def test_nothing_is_hidden_in_a_folder_that_its_owner_has_closed(tmp_path: Path,
     script = f"""
 import os, sys
 from pathlib import Path
-from falaj.drivers.processes.limits.disk_usage import measure
+from falaj.drivers.processes.limits.disk_usage import measure_usage
 if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
 hiding = Path("hiding")
 hiding.mkdir()
 (hiding / "big").write_bytes(bytes({MIB}))
 hiding.chmod({mode})
-print(measure(Path(".")).size_bytes)
+print(measure_usage(Path(".")).size_bytes)
 """
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
 
@@ -121,7 +121,7 @@ print(measure(Path(".")).size_bytes)
         ({"core": 3, "outputs/a": 1}, "core"),
     ],
 )
-def test_largest_entry_is_named_as_deep_as_it_says_something(
+def test_largest_entry_is_named_with_its_largest_child(
     tmp_path: Path, files: dict[str, int], largest: str
 ) -> None:
     for name, size in files.items():
@@ -160,20 +160,24 @@ def test_folder_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     assert measure_usage(tmp_path / "none").size_bytes == 0
 
 
-def test_walk_goes_on_slice_by_slice_and_pauses_after_it(tmp_path: Path) -> None:
+def test_scan_continues_in_time_slices_and_pauses_after_it(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / str(number)).touch()
-    measuring, looks = UsageScan(tmp_path), 1
+    scan = UsageScan(tmp_path)
 
-    while (usage := measuring.advance(now=10.0)) is None:
-        looks += 1
-
-    assert usage.entries == 300
-    assert measuring.advance(now=10.1) is None
-    assert measuring.advance(now=100.0) is not None or looks > 1
+    assert completed(scan, now=10.0).entries == 300
+    assert scan.advance(now=10.1) is None
+    assert completed(scan, now=100.0).entries == 300
 
 
-def test_volume_that_runs_short_takes_the_largest_that_lives(tmp_path: Path) -> None:
+def completed(scan: UsageScan, *, now: float) -> DiskUsage:
+    """Return the usage once the scan is complete, however many time slices that takes."""
+    while (usage := scan.advance(now)) is None:
+        pass
+    return usage
+
+
+def test_disk_pressure_stops_the_largest_living_attempt(tmp_path: Path) -> None:
     directory = tmp_path / "job"
     directory.mkdir()
     (directory / "x").write_bytes(os.urandom(65 * MIB))
@@ -196,7 +200,7 @@ def test_volume_that_runs_short_takes_the_largest_that_lives(tmp_path: Path) -> 
     assert "it held most of all attempts here: 65 MiB, most of it in x" in (shortage.fault(usage) or "")
 
 
-def test_volume_with_room_is_nobodys_fault(tmp_path: Path) -> None:
+def test_volume_with_free_space_stops_no_attempt(tmp_path: Path) -> None:
     shortage = DiskPressure(AttemptFolder(tmp_path), tmp_path, reserve_bytes=0)
 
     shortage.check(0)
@@ -289,7 +293,7 @@ def test_without_a_valid_promise_output_counts_again() -> None:
     assert silence.silent_ranks(11) == []
 
 
-def test_folder_full_of_heartbeats_is_looked_at_only_so_far(tmp_path: Path) -> None:
+def test_number_of_heartbeat_files_read_is_limited(tmp_path: Path) -> None:
     for number in range(heartbeats.MAX_FILES + 100):
         (tmp_path / str(number)).touch()
 
@@ -323,8 +327,8 @@ def test_runtime_beats_once_a_second_until_it_rests(tmp_path: Path, monkeypatch:
     early = file.stat().st_mtime
     heart.beat()
     late = file.stat().st_mtime
-    heart.stop()
-    heart.stop()
+    heart.rest()
+    heart.rest()
 
     assert early == 5
     assert late > 5
@@ -337,7 +341,7 @@ def test_runtime_runs_alone_without_a_heartbeat(tmp_path: Path, monkeypatch: pyt
     heart = heartbeat.rank_heartbeat()
 
     heart.beat()
-    heart.stop()
+    heart.rest()
 
     assert list(tmp_path.iterdir()) == []
 

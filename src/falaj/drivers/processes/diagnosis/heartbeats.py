@@ -1,9 +1,9 @@
-"""Notices that an attempt shows no sign of life.
+"""Detects hangs by heartbeats.
 
-The contract with the code: FALAJ_HEARTBEAT names a folder. A rank that touches the file of its number there, at most
-once a second, promises to go on doing so until it removes the file, and is judged by that alone. Whoever touches the
-file `any`, or prints something, shows life for all ranks that made no such promise. Only changes count, by our own
-monotonic clock: what time the files bear does not matter. The promise of a rank that has ended is void.
+The contract with user code: FALAJ_HEARTBEAT names a folder. A rank may touch the file of its number there, at most once
+a second; it must then continue until it removes the file, and is judged by that file alone. Touching the file `any`, or
+printing something, counts for all ranks without a file of their own. Only changes count, by our own monotonic clock:
+the modification times themselves do not matter. The file of a rank that has ended is ignored.
 """
 
 from __future__ import annotations
@@ -20,43 +20,47 @@ STACKS_FILE = "stacks"
 CHECK_INTERVAL_S = 0.5
 MAX_RANKS = 100_000
 MAX_FILES = 4096
-"""So many are looked at: user code can make any number, and has the rest of the time for it."""
+"""The most files that are read at once: user code can create any number."""
 
 
 class HeartbeatMonitor:
-    """How long each rank has been silent; every `now` is a reading of one monotonic clock."""
+    """Tracks since when each rank has been silent. Every `now` is a reading of one monotonic clock."""
 
     def __init__(self, hang_s: float, *, now: float) -> None:
         self._hang_s = hang_s
         self._life_at = now
         self._any: int | None = None
-        self._beats: dict[int, tuple[int, float]] = {}  # rank -> the file's time, and when we saw it change
-        self._discarded: dict[int, int] = {}  # rank -> the time that its file bore
+        self._beats: dict[int, tuple[int, float]] = {}  # rank -> modification time, and when we saw it change
+        self._discarded: dict[int, int] = {}  # rank -> modification time of its file
 
     def record_output(self, now: float) -> None:
-        """Something was printed."""
+        """Record that something was printed."""
         self._life_at = now
 
-    def check(self, beats: Mapping[str, int], now: float) -> None:
-        """Take note of the files by their names, and of the times they bear."""
-        touched = beats.get(ANY)
+    def check(self, read_heartbeats: Mapping[str, int], now: float) -> None:
+        """Record the heartbeat files: name and modification time of each."""
+        touched = read_heartbeats.get(ANY)
         if touched != self._any:
             self._any, self._life_at = touched, now
-        told = {int(name): at for name, at in beats.items() if name.isdecimal() and int(name) < MAX_RANKS}
+        told = {
+            int(name): at
+            for name, at in read_heartbeats.items()
+            if name.isdecimal() and int(name) < MAX_RANKS
+        }
         ranks = {rank: at for rank, at in told.items() if self._discarded.get(rank) != at}
         if self._beats.keys() - ranks.keys():
-            self._life_at = now  # one ended its promise, which is life too
+            self._life_at = now  # a rank removed its file, which is a sign of life
         self._beats = {
             rank: before if (before := self._beats.get(rank)) and before[0] == at else (at, now)
             for rank, at in ranks.items()
         }
 
     def discard(self, ranks: Iterable[int]) -> None:
-        """Expect nothing more of ranks that are gone, unless their files change again."""
+        """Ignore the files of ranks that have ended, until they change again."""
         self._discarded |= {rank: self._beats.pop(rank)[0] for rank in ranks}
 
     def silent_ranks(self, now: float) -> list[int] | None:
-        """The ranks that were silent for too long, the longest first; empty: who knows which; none: all is well."""
+        """Return the ranks that were silent too long, the longest first; empty if unknown which; none if none was."""
         late = [(seen, rank) for rank, (_, seen) in self._beats.items() if now - seen >= self._hang_s]
         if late:
             return [rank for _, rank in sorted(late)]
@@ -66,7 +70,7 @@ class HeartbeatMonitor:
 
 
 def prepare_folder(directory: Path, hook: str) -> Path:
-    """Make the folder of heartbeats, before user code owns the directory."""
+    """Create the folder of heartbeats, before user code owns the directory."""
     folder = directory / FOLDER
     folder.mkdir(mode=0o700)
     (folder / "sitecustomize.py").write_text(hook, encoding="utf-8")
@@ -75,7 +79,7 @@ def prepare_folder(directory: Path, hook: str) -> Path:
 
 
 def read_heartbeats(folder: Path) -> dict[str, int]:
-    """The files there and the times they bear, whatever user code has made of them."""
+    """Return name and modification time of each heartbeat file, whatever user code has made of them."""
     found = {}
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -87,7 +91,7 @@ def read_heartbeats(folder: Path) -> dict[str, int]:
                 if entry.name == ANY or entry.name.isdecimal():
                     found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
     except OSError:
-        pass  # one went meanwhile; there is a next look
+        pass  # a file was removed meanwhile; the next check reads again
     finally:
         os.close(opened)
     return found

@@ -1,4 +1,4 @@
-"""Finds in the end of a log what the user's code, or torchrun, said of its end. Pure."""
+"""Finds exceptions and reports of torchrun and horovodrun in the end of a log. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRACEBACK = "Traceback (most recent call last):"
 GROUP_TRACEBACK = "Exception Group Traceback (most recent call last):"
 GROUP_MARGIN = re.compile(r"^[ |+-]*(?=[A-Za-z_])")
 RANK_PREFIX = re.compile(r"^\[(?:(?:rank|default)(?=\d+\]:)|(?=\d+\]<std))(\d+)\](?:<std(?:out|err)>)?:\s?")
-"""As torchrun and horovodrun mark lines."""
+"""The prefixes that torchrun and horovodrun add to lines."""
 HOROVOD_REPORT = re.compile(r"The first process to do so was:\nProcess name: (\d+)\nExit code: (\d+)")
 BARE_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?$")
 LAUNCHER_ERRORS = (
@@ -25,7 +25,7 @@ SYMPTOMS = re.compile(
     r"Connection (?:closed|reset|refused)|closed by peer|Broken pipe|[Tt]imed? ?out|NCCL|[Gg]loo|TCPStore"
     r"|DistBackendError|DistNetworkError|DistStoreError|EOFError|recvBytes|heartbeat"
 )
-"""What a rank says when another one is gone: it is not the culprit."""
+"""Errors of a rank whose peer has ended: symptoms, not causes."""
 
 
 class RankExit(NamedTuple):
@@ -37,7 +37,7 @@ class RankExit(NamedTuple):
 
 
 def failed_rank(framework: str, text: str) -> RankExit | None:
-    """The rank that a program which starts the ranks itself tells of."""
+    """Return the failed rank that a launcher of ranks reports."""
     if framework == "torch":
         return failed_rank_of_torchrun(text)
     told = HOROVOD_REPORT.search(text) if framework == "horovod" else None
@@ -48,7 +48,7 @@ def failed_rank(framework: str, text: str) -> RankExit | None:
 
 
 def failed_rank_of_torchrun(text: str) -> RankExit | None:
-    """The culprit among the ranks that torchrun tells of: the first that it noticed need not be the first that died."""
+    """Return the likely culprit that torchrun reports: the first it noticed need not be the first that died."""
     deaths = torchrun_failures(text)
     if not deaths:
         return None
@@ -68,7 +68,7 @@ def failed_rank_of_torchrun(text: str) -> RankExit | None:
 
 
 def torchrun_failures(text: str) -> list[tuple[int, int]]:
-    """Rank and status of each failure in its report, the one that it calls the root cause first."""
+    """Return rank and status of each failure in the report, the root cause that it names first."""
     lines = text.splitlines()
     found, rank, is_root = list[tuple[int, int]](), None, False
     in_report = False
@@ -85,7 +85,7 @@ def torchrun_failures(text: str) -> list[tuple[int, int]]:
 
 
 def lines_by_rank(text: str) -> dict[int, list[str]]:
-    """The lines that are marked as a rank's."""
+    """Return the lines that are prefixed by a rank."""
     found: dict[int, list[str]] = {}
     for line in text.splitlines():
         if prefix := RANK_PREFIX.match(line):
@@ -94,7 +94,7 @@ def lines_by_rank(text: str) -> dict[int, list[str]]:
 
 
 def exception_line(text: str, *, rank: int | None) -> str:
-    """The last exception of the user's that was printed; that of `rank` if lines are marked by ranks."""
+    """Return the last exception of user code in the log; that of `rank` if lines are prefixed by ranks."""
     lines, marked = text.splitlines(), lines_by_rank(text)
     if rank is None or not marked:
         return last_exception([RANK_PREFIX.sub("", line) for line in lines])
@@ -108,7 +108,7 @@ def last_exception(lines: Sequence[str]) -> str:
 
 
 def exceptions(lines: Sequence[str]) -> Iterable[str]:
-    """The line that ends each traceback, and a bare one such as a syntax error's."""
+    """Yield the last line of each traceback, and bare exceptions such as syntax errors."""
     in_traceback = in_group = False
     for line in lines:
         if line.strip() == TRACEBACK:
@@ -126,7 +126,7 @@ def exceptions(lines: Sequence[str]) -> Iterable[str]:
 
 
 def without_torchrun_report(text: str) -> str:
-    """What the workers said, without torchrun's own account of it."""
+    """Return the output of the workers, without the report of torchrun."""
     return re.split(r"^[EW]\d{4} .*torch/distributed/elastic", text, maxsplit=1, flags=re.MULTILINE)[0]
 
 

@@ -1,4 +1,4 @@
-"""Says in one sentence why an attempt did not go well, from how it ended and the end of its log. Pure."""
+"""Explains in one sentence why an attempt failed, from its exit status and the end of its log. Pure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\u00a0-\U0010ffff]")
 
 @dataclass
 class AttemptOutcome:
-    """How an attempt ended. `refused` says why it was not started; `began` is False where the walls failed.
+    """How an attempt ended.
 
-    `why` says why we stopped it; `silent` and `told` are of a hang: the ranks that were silent, and what was printed
-    when they were asked where they stood. `killed_for_memory` are the ranks of which the kernel killed something,
-    `refused_tasks` is how often it refused a process, both by the attempt's cgroup; `out_of_memory` is of the machine.
-    `process_memory_bytes` is what each process could have, where no cgroup held them together.
+    `refused` says why it was not started; `began` is False if the sandbox failed to start. `cause` and `why` say why
+    the supervisor stopped it. For a hang, `silent_ranks` had no heartbeat, and `hang_output` holds the dumped stacks.
+    `killed_for_memory` are the ranks with OOM kills and `refused_tasks` counts refused processes, both by the attempt's
+    cgroup; `out_of_memory` means that the machine ran out of memory. `process_memory_bytes` is the limit of each
+    process if there is no cgroup.
     """
 
     rank: int | None = None
@@ -51,7 +52,7 @@ class AttemptOutcome:
 
 
 def explain_failure(ended: AttemptOutcome, launch: Launch, tail: bytes) -> str | None:
-    """None where it went well."""
+    """Return why an attempt failed; none if it succeeded."""
     if ended.exit_code == 0:
         return None
     if ended.refused is not None:
@@ -76,7 +77,7 @@ def explain_failure(ended: AttemptOutcome, launch: Launch, tail: bytes) -> str |
 
 
 def explain_stop(ended: AttemptOutcome, launch: Launch) -> str:
-    """Why we ended it ourselves; what it made of that does not matter."""
+    """Return why the supervisor ended it, whatever its exit status is."""
     if ended.cause == "timeout":
         return f"It was stopped after {launch.timeout_s:g} s, its time limit"
     if ended.cause == "hung":
@@ -90,19 +91,17 @@ def explain_stop(ended: AttemptOutcome, launch: Launch) -> str:
 
 
 def process_label(launch: Launch, rank: int | None) -> str:
-    """What people call a process that we started; empty for one that starts the ranks itself."""
+    """Return the name of a process of the plan; empty for a launcher that starts the ranks itself."""
     return "" if rank is None else process_name(launch, rank)
 
 
 def describe_exit(exit_code: int | None, number: int | None) -> str:
     if number is not None:
         return f"killed by {signal_name(number)}"
-    if (
-        exit_code is not None
-        and exit_code > SIGNAL_EXIT_BASE
-        and signal_name(exit_code - SIGNAL_EXIT_BASE).startswith("SIG")
-    ):
-        return f"exit code {exit_code} (something that it ran was killed by {signal_name(exit_code - SIGNAL_EXIT_BASE)})"
+    if exit_code is not None and exit_code > SIGNAL_EXIT_BASE:
+        name = signal_name(exit_code - SIGNAL_EXIT_BASE)
+        if name.startswith("SIG"):
+            return f"exit code {exit_code} (a process that it ran was killed by {name})"
     return f"exit code {exit_code}"
 
 
@@ -114,7 +113,7 @@ def signal_name(number: int) -> str:
 
 
 def describe_limit(ended: AttemptOutcome, death: RankExit, launch: Launch, why: str, text: str) -> str:
-    """What is known beyond the exit code: whose limit it met, and where it stood."""
+    """Return what is known beyond the exit code: the limit that was exceeded, or where it crashed."""
     if ended.killed_for_memory:
         return describe_oom(ended.killed_for_memory, death, launch)
     if ended.out_of_memory:
@@ -139,7 +138,7 @@ def describe_oom(ranks: Sequence[int], death: RankExit, launch: Launch) -> str:
 
 
 def to_sentence(said: str) -> str:
-    """One printable line of bounded length: what the user's code printed goes to other people's screens."""
+    """Return one printable line of limited length: output of user code is shown to other people."""
     clean = UNPRINTABLE.sub("", said).strip()
     clean = clean if len(clean) <= MAX_LENGTH else clean[: MAX_LENGTH - 1] + "…"
     return clean[:1].upper() + clean[1:]

@@ -1,4 +1,4 @@
-"""Reads where the ranks of a hung attempt stood, from the stacks in its log. Pure."""
+"""Locates where the ranks of a hung or crashed attempt were, from the stacks in its log. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StackFrame(NamedTuple):
 
 
 def explain_hang(silent_ranks: Sequence[int], *, hang_s: float, text: str, processes: int) -> str:
-    """Who hung, and where it stood; those that only waited for others in a collective are not to blame."""
+    """Return which ranks hung and where. Ranks that only waited in a collective are not blamed."""
     frames = parse_stacks(text)
     suspects = [rank for rank in silent_ranks or sorted(frames) if not is_in_collective(frames.get(rank, []))]
     blamed = suspects or list(silent_ranks) or sorted(frames)
@@ -45,7 +45,7 @@ def describe_position(frames: dict[int, list[StackFrame]], ranks: Sequence[int],
 
 
 def locate(frames: Sequence[StackFrame]) -> str:
-    """The innermost function, and the line of the user's that led there."""
+    """Return the innermost function, and the line of user code that led there."""
     if not frames:
         return ""
     own = next((frame for frame in frames if is_user_code(frame)), frames[0])
@@ -61,7 +61,7 @@ def is_user_code(frame: StackFrame) -> bool:
 
 
 def is_in_collective(frames: Sequence[StackFrame]) -> bool:
-    """Whether it stands in a function by which ranks wait for each other, below the user's own."""
+    """Return whether it waits for other ranks: a collective is called below user code."""
     below = list(frames_below_user_code(frames))
     return any(COLLECTIVE.fullmatch(frame.function) for frame in below)
 
@@ -74,14 +74,16 @@ def frames_below_user_code(frames: Sequence[StackFrame]) -> Iterable[StackFrame]
 
 
 def parse_stacks(text: str) -> dict[int, list[StackFrame]]:
-    """The frames of each rank's main thread, the innermost first; of its first process, which is the rank itself."""
+    """Return the frames of each rank's main thread, innermost first, from the first process of the rank."""
     found: dict[int, list[StackFrame]] = {}
     frames: list[StackFrame] | None = None
     rank: int | None = None
     for line in text.splitlines():
         if header := HEADER.match(line):
             rank, frames = int(header[1]) if int(header[1]) not in found else None, None
-        elif rank is not None and line.startswith("Current thread 0x"):  # the main one: it takes the signals
+        elif rank is not None and line.startswith(
+            "Current thread 0x"
+        ):  # the main thread, which handles signals
             frames = found[rank] = []
         elif line.startswith("Thread 0x"):
             frames = None
@@ -91,7 +93,7 @@ def parse_stacks(text: str) -> dict[int, list[StackFrame]]:
 
 
 def locate_crash(text: str) -> str:
-    """Where Python stood when a signal killed it, if it said so (PYTHONFAULTHANDLER)."""
+    """Return where Python was when a signal killed it, from the dump of PYTHONFAULTHANDLER; empty without one."""
     told = text.rpartition("Fatal Python error: ")[2]
     if told == text:
         return ""

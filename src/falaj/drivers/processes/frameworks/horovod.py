@@ -1,4 +1,4 @@
-"""Ranks of Horovod, started by the horovodrun of the job's own environment, which speak through Gloo."""
+"""Horovod: ranks started by the horovodrun of the job's environment, over Gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator at rank 0, which all processes call; jax.distributed takes number and count as arguments."""
+"""JAX: a coordinator at rank 0; jax.distributed takes rank and world size as arguments of the script's call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     count = launch.processes
     shared = {
         "JAX_COORDINATOR_ADDRESS": coordinator,
-        "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # else it listens on all addresses
+        "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # by default it listens on all addresses
         "JAX_NUM_PROCESSES": str(count),
     }
     return [

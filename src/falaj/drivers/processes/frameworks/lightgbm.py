@@ -1,4 +1,4 @@
-"""Machines of LightGBM: one address for each rank. It reads no variables: the script hands them on as parameters."""
+"""LightGBM: one address per rank. It reads no variables: the script passes them as parameters."""
 
 from __future__ import annotations
 

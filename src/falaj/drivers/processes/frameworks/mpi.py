@@ -1,4 +1,4 @@
-"""Ranks of MPI, started by the mpiexec of the job's own environment: MPICH's or Open MPI's."""
+"""MPI: ranks started by the mpiexec of the job's environment, MPICH or Open MPI."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
 
 
 def defaults(launch: Launch) -> dict[str, str]:
-    """By variables, since the two programs do not share their options."""
+    """Return settings as variables, since the two programs have different options."""
     mpich = {"HYDRA_LAUNCHER": "fork"}
-    # More ranks than cores are the scheduler's business. A container's root is as good as anybody.
+    # The scheduler decides how many ranks share a core. Jobs may run as root of a container.
     open_mpi = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

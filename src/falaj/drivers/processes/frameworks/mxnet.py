@@ -1,4 +1,4 @@
-"""Workers of MXNet with their parameter servers, and the scheduler that introduces them to each other."""
+"""MXNet: workers, parameter servers, and the scheduler that connects them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from falaj.ports.launcher import Launch
 
 
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
-    """Without `roles`, all processes are workers, and one server runs beside them. Whoever imports mxnet as a
-    scheduler or a server becomes one."""
+    """Return workers, servers and a scheduler. Without `roles`, all processes are workers, with one server. A process
+    with the role of scheduler or server becomes one by importing mxnet."""
     (port,) = ports(1)
     workers, servers = launch.roles.get("worker", launch.processes), launch.roles.get("server", 1)
     shared = {

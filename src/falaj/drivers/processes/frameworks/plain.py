@@ -1,4 +1,4 @@
-"""Copies of one command that find each other by themselves, or not at all; also scikit-learn's contract."""
+"""Copies of one command with rank and world size; also the contract of scikit-learn."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ from falaj.ports.launcher import Launch
 LOOPBACK = "127.0.0.1"
 
 PortAllocator = Callable[[int], Sequence[int]]
-"""That many ports on which nobody listens."""
+"""Returns the given number of free ports."""
 
 
 @dataclass(frozen=True)
 class PlannedProcess:
-    """A command, and the variables that it has alone.
+    """A command and its own variables.
 
-    `name` is what people call it ("rank 1", "ps 0"); it is empty for a program that starts the ranks itself. The
-    attempt has ended when all processes that decide have; what is left then is killed, whatever it makes of that.
+    `name` is shown to people ("rank 1", "ps 0"); it is empty for a launcher that starts the ranks itself. The attempt
+    ends when all essential processes have ended; the others are killed then, and their exit status does not matter.
     """
 
     command: Sequence[str]
@@ -28,12 +28,12 @@ class PlannedProcess:
 
 
 def rank_environment(rank: int, *, of: int) -> dict[str, str]:
-    """The rank, as copies of a plain command are told it."""
+    """Return the variables of Falaj for one rank."""
     return {"FALAJ_RANK": str(rank), "FALAJ_WORLD_SIZE": str(of)}
 
 
 def rank_gpu_environment(launch: Launch, rank: int, *, of: int) -> dict[str, str]:
-    """Nothing where the GPUs do not divide evenly: every rank sees all of them then."""
+    """Return the GPUs of one rank; empty if they do not divide evenly: every rank sees all of them then."""
     each, rest = divmod(len(launch.gpus), of)
     if each == 0 or rest:
         return {}

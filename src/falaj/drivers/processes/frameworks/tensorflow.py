@@ -1,4 +1,4 @@
-"""TF_CONFIG: who is in the cluster, and who this process is."""
+"""TensorFlow: TF_CONFIG with the cluster and the task of each process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES = ("chief", "worker", "ps")
 
 
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
-    """Workers only, unless `roles` say more. Parameter servers and their workers serve until they are killed."""
+    """Return workers, or the processes of `roles`. Parameter servers and their workers run until they are killed."""
     asked = {role: launch.roles[role] for role in ROLES if launch.roles.get(role)}
     roles = asked or {"worker": launch.processes}
     chosen = iter(addresses(ports(sum(roles.values()))))
@@ -41,14 +41,14 @@ def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
 
 
 def essential_roles(roles: Mapping[str, int]) -> tuple[str, ...]:
-    """With parameter servers the chief alone knows when the training is over."""
+    """Return the essential roles: with parameter servers, only the chief knows when training is done."""
     if "ps" not in roles:
         return ("chief", "worker")
     return ("chief",) if "chief" in roles else ("worker",)
 
 
 def gpu_environments(launch: Launch, tasks: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
-    """The GPUs go to those who compute: all, or with parameter servers the workers."""
+    """Return the GPUs of each task: divided among all tasks, or with parameter servers among the workers."""
     has_servers = any(role == "ps" for role, _ in tasks)
     computing = [task for task in tasks if task[0] == "worker" or not has_servers]
     return [

@@ -1,4 +1,4 @@
-"""Workers of torchrun: one agent for all of them, or an agent for each where some may be lost."""
+"""torchrun: one agent for all workers, or an agent per worker if some may be lost."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SCRIPT_LATER = ("-c", "-m")
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 RENDEZVOUS_FILE = ".falaj-rendezvous"
-"""In the attempt's directory. A store in a file outlives every agent; one on a port would die with its host."""
+"""In the attempt's directory. A file store outlives every agent; a TCP store would end with its host."""
 
 RENDEZVOUS_OPTIONS = "store_type=file,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
-"""A lost agent is missed after two seconds. At torchrun's own settings, going on with fewer takes 50 s."""
+"""A lost agent is detected after two seconds. With the defaults of torchrun, it takes 50 s to continue."""
 
 
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     if is_elastic(launch):
         return elastic_agents(launch)
-    # This is --standalone, by address: that option looks up "localhost", which need not have an address.
+    # Like --standalone, but by address: that option resolves "localhost", which may fail.
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={LOOPBACK}:0", f"--local-addr={LOOPBACK}"]
     options = ["--nnodes=1", f"--nproc-per-node={launch.processes}", *rendezvous]
     return [PlannedProcess(torchrun(launch.command, options))]
@@ -37,7 +37,7 @@ def is_elastic(launch: Launch) -> bool:
 
 
 def elastic_agents(launch: Launch) -> list[PlannedProcess]:
-    """An agent with one worker for each process: what is left of them goes on, from `processes_min` up."""
+    """Return an agent with one worker per process: at least `processes_min` of them continue."""
     least, most = launch.processes_min or launch.processes, launch.processes
     options = [
         f"--nnodes={least}:{most}",
@@ -57,7 +57,7 @@ def elastic_agents(launch: Launch) -> list[PlannedProcess]:
 
 
 def torchrun(command: Sequence[str], options: Sequence[str]) -> list[str]:
-    """`python [options] script …` or `python -m module …`, run by torchrun with its `options`."""
+    """Return the command that runs `python [options] script …` or `python -m module …` by torchrun."""
     python, *rest = command
     own, rest = split_options(rest)
     agent = [python, *own, "-m", "torch.distributed.run", *options]
@@ -67,7 +67,7 @@ def torchrun(command: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Python's own options, and the script or `-m module` with what follows."""
+    """Return Python's own options, and the script or `-m module` with its arguments."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] not in SCRIPT_LATER:
         at += 2 if words[at] in WITH_VALUE else 1
@@ -75,7 +75,7 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def defaults(launch: Launch) -> dict[str, str]:
-    # Sharing the rendezvous' store with the workers burns a second restart for each worker that was killed.
+    # Sharing the rendezvous store with the workers costs a second restart for each killed worker.
     decided = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     if not launch.network:
         decided |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

@@ -1,4 +1,4 @@
-"""Workers of XGBoost beside a tracker, which introduces them to each other."""
+"""XGBoost: workers, and the tracker that connects them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Holds an attempt to its share by a cgroup of its own (version 2), where this machine lets us make one.
+"""Limits an attempt by a cgroup of its own (version 2), where the platform may create one.
 
     PARENT/falaj-…            memory.max, pids.max, cpu.weight of the whole attempt
-        home                  the first process inside
-        rank-0, rank-1, …     one process that it starts, and all that this one starts: an OOM kill is told by rank
+        init                  the init process
+        rank-0, rank-1, …     one rank and its descendants: OOM kills are counted per rank
 
-PARENT is a cgroup that an administrator has named for jobs, or one that systemd has delegated to the platform
-(Delegate=yes with DelegateSubgroup=). It has controllers to hand on, and no processes of its own: the kernel's rule.
+PARENT is a cgroup that an administrator has configured for jobs, or one that systemd has delegated to the platform
+(Delegate=yes with DelegateSubgroup=). It has controllers to enable and no processes of its own, as the kernel requires.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from falaj.drivers.machine.kernel_files import read_text
+
 CONTROLLERS = ("memory", "pids", "cpu")
-INIT_LEAF = "home"
-LEAF_NAME = re.compile(r"home|rank-\d{1,6}")
+INIT_LEAF = "init"
+LEAF_NAME = re.compile(r"init|rank-\d{1,6}")
 DELEGATION_ATTRIBUTES = ("user.delegate", "trusted.delegate")
 REMOVE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """What an attempt may have as a whole.
+    """The limits of a whole attempt.
 
-    `ranks` are the processes that are started for it, `processes` those of the user.
+    `ranks` is the number of processes that the init process starts, `processes` the number of the user's processes.
     """
 
     memory_bytes: int | None
@@ -43,7 +45,7 @@ class CgroupLimits:
 
 @dataclass(frozen=True)
 class CgroupParent:
-    """A cgroup below which we may make others, and the controllers that those have."""
+    """A cgroup in which we may create others, and the controllers that those have."""
 
     path: Path
     controllers: frozenset[str]
@@ -55,9 +57,9 @@ def find_parent(
     mountinfo: Path = Path("/proc/self/mountinfo"),
     own: Path = Path("/proc/self/cgroup"),
 ) -> CgroupParent | None:
-    """The cgroup that was named for it, else the nearest above us that was delegated; none: there is none for us.
+    """Return the configured cgroup, or else the nearest delegated ancestor of our own; none if there is none.
 
-    Others are left alone, also where we might write to them: they are somebody's, who counts on what is in them.
+    Other cgroups are left alone, even if writable: they belong to other software.
     """
     path = named or find_delegated(mountinfo, own)
     controllers = usable_controllers(path) if path is not None else frozenset[str]()
@@ -65,7 +67,7 @@ def find_parent(
 
 
 def find_delegated(mountinfo: Path, own: Path) -> Path | None:
-    """Our own cgroup or one above it that systemd has marked as handed over to whoever runs in it."""
+    """Return our own cgroup or its nearest ancestor that systemd has marked as delegated."""
     mounted, here = mount_point(mountinfo), own_path(own)
     if mounted is None or here is None:
         return None
@@ -75,14 +77,14 @@ def find_delegated(mountinfo: Path, own: Path) -> Path | None:
 
 def is_delegated(path: Path) -> bool:
     for name in DELEGATION_ATTRIBUTES:
-        with contextlib.suppress(OSError, AttributeError):  # there is none, or this is not Linux
+        with contextlib.suppress(OSError, AttributeError):  # no such attribute, or not Linux
             if os.getxattr(path, name) == b"1":
                 return True
     return False
 
 
 def mount_point(mountinfo: Path) -> Path | None:
-    """Where version 2 is mounted."""
+    """Return the mount point of cgroup version 2."""
     with contextlib.suppress(OSError):
         for line in mountinfo.read_text().splitlines():
             before, _, after = line.partition(" - ")
@@ -98,14 +100,14 @@ def own_path(own: Path) -> str | None:
 
 
 def usable_controllers(path: Path) -> frozenset[str]:
-    """Which of the controllers we want children of `path` would have; empty where we could not use them."""
+    """Return which of `CONTROLLERS` children of `path` have, after enabling them; empty if it is not writable."""
     if not all(os.access(path / name, os.W_OK) for name in ("", "cgroup.procs", "cgroup.subtree_control")):
         return frozenset()
     available, enabled = (
-        set(read(path / f"cgroup.{name}").split()) for name in ("controllers", "subtree_control")
+        set(read_text(path / f"cgroup.{name}").split()) for name in ("controllers", "subtree_control")
     )
     for controller in (name for name in CONTROLLERS if name in available - enabled):
-        with contextlib.suppress(OSError):  # it has processes of its own, or is not ours to change
+        with contextlib.suppress(OSError):  # it has processes of its own, or is not writable
             (path / "cgroup.subtree_control").write_text(f"+{controller}")
             enabled.add(controller)
     return frozenset(enabled & set(CONTROLLERS))
@@ -122,8 +124,8 @@ class AttemptCgroup:
         return cls(parent.path / f"falaj-{hashlib.sha256(name.encode()).hexdigest()[:20]}")
 
     def make(self, share: CgroupLimits, controllers: frozenset[str]) -> None:
-        """OSError where it cannot be made after all; then nothing is left of it."""
-        self.remove()  # of a shim that was killed
+        """Create the cgroup. Raise OSError, and leave nothing behind, if that is not possible."""
+        self.remove()  # left by a supervisor that was killed
         self.path.mkdir()
         try:
             self._limit(share, controllers)
@@ -141,7 +143,7 @@ class AttemptCgroup:
         if inherited:
             (self.path / "cgroup.subtree_control").write_text(f"+{inherited[0]}")
         (self.path / INIT_LEAF).mkdir()
-        # One process each: it and what it started die together. A launcher of several tells by itself who died.
+        # One process per rank: it dies with its descendants. A launcher of several ranks reports by itself which died.
         alone = {"memory.oom.group": 1} if share.ranks == share.processes else {}
         for rank in range(share.ranks):
             leaf = self.path / f"rank-{rank}"
@@ -149,10 +151,10 @@ class AttemptCgroup:
             write_settings(leaf, alone, controllers)
 
     def _try_to_enter(self) -> None:
-        """Whether a process of ours may be moved here depends on where it comes from: try it with one."""
+        """Move a short-lived process here, since the permission depends on where it comes from. Raise OSError."""
         trial = os.fork()
         if trial == 0:
-            time.sleep(REMOVE_TIMEOUT_S)  # and no longer, should we be killed meanwhile
+            time.sleep(REMOVE_TIMEOUT_S)  # it ends by itself if we are killed
             os._exit(0)
         try:
             self.enter(trial)
@@ -161,13 +163,13 @@ class AttemptCgroup:
             os.waitpid(trial, 0)
 
     def enter(self, pid: int, leaf: str = INIT_LEAF) -> None:
-        """Move a process there; what it starts from now on is born there. Whoever asks for it may be user code."""
+        """Move a process there; its later children belong there. Invalid names are ignored: user code may send them."""
         if LEAF_NAME.fullmatch(leaf) is None:
             return
         (self.path / leaf / "cgroup.procs").write_text(str(pid))
 
     def oom_killed(self) -> list[int]:
-        """The ranks of which the kernel has killed something for want of memory."""
+        """Return the ranks in which the kernel has killed a process for lack of memory."""
         return [
             int(leaf.name.removeprefix("rank-"))
             for leaf in sorted(self.path.glob("rank-*"))
@@ -175,7 +177,7 @@ class AttemptCgroup:
         ]
 
     def refused_tasks(self) -> int:
-        """How often a process or thread was refused."""
+        """Return how often the creation of a process or thread was refused."""
         return read_events(self.path / "pids.events").get("max", 0)
 
     def kill(self) -> None:
@@ -183,7 +185,7 @@ class AttemptCgroup:
             (self.path / "cgroup.kill").write_text("1")
 
     def remove(self) -> None:
-        """Kill what is left in it, and remove it; nothing happens if it is not there."""
+        """Kill its processes and remove it. Without effect if it does not exist."""
         deadline = time.monotonic() + REMOVE_TIMEOUT_S
         while self.path.is_dir():
             self.kill()
@@ -193,12 +195,12 @@ class AttemptCgroup:
                 self.path.rmdir()
                 return
             if time.monotonic() > deadline:
-                return  # a process that even SIGKILL does not end: it waits for a device
+                return  # SIGKILL does not end a process that waits for a device
             time.sleep(0.005)
 
 
 def write_settings(path: Path, settings: Mapping[str, int], controllers: Iterable[str]) -> None:
-    """Write the settings whose controllers there are; a kernel may lack one file or the other."""
+    """Write the settings of available controllers. A kernel may lack some files."""
     for name, value in settings.items():
         if name.partition(".")[0] in controllers:
             try:
@@ -209,11 +211,5 @@ def write_settings(path: Path, settings: Mapping[str, int], controllers: Iterabl
 
 
 def read_events(path: Path) -> dict[str, int]:
-    pairs = [line.split() for line in read(path).splitlines()]
+    pairs = [line.split() for line in read_text(path).splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-
-
-def read(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return ""

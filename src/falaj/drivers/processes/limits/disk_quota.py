@@ -1,8 +1,8 @@
-"""Decides when an attempt holds too much of the disk: more than its quota, or most of what is left for all.
+"""Decides when an attempt uses too much disk: more than its quota, or the most of all when the volume runs full.
 
-A quota in the file system is not to be had everywhere, so the attempt's directory is measured again and again.
-Between two looks a single file cannot outgrow the quota (RLIMIT_FSIZE), and all attempts together cannot fill the
-volume for long: where it runs short, the attempt that holds most is stopped rather than the platform.
+File system quotas are not available everywhere, so the attempt's directory is measured repeatedly. Between two
+measurements a single file cannot exceed the quota (RLIMIT_FSIZE), and all attempts together cannot fill the volume for
+long: under disk pressure, the attempt with the highest usage is stopped.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from falaj.drivers.processes.attempt_folder import AttemptFolder
 from falaj.drivers.processes.limits.disk_usage import DiskUsage, free_bytes, scan_usage, volume_bytes
 from falaj.records.sizes import format_size
 
-MIN_INTERVAL_S, SELDOMEST_S = 0.5, 30.0
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.5, 30.0
 PAUSE_FACTOR = 20
-"""Of a walk's own time, the pause after it."""
+"""The pause after a scan, as a multiple of its duration."""
 SLICE_S = 0.01
 ENTRY_BYTES = 4096
 ENTRIES_FREE = 10_000
 RESERVE_BYTES = 1 << 30
 RESERVE_SHARE = 0.02
 MIN_CULPRIT_BYTES = 64 << 20
-"""An attempt that holds less is not what fills the volume."""
+"""An attempt that uses less is not stopped for disk pressure."""
 CONFIRMING_CHECKS = 3
 CHECK_INTERVAL_S = 1.0
 
 
 class UsageScan:
-    """Walks through a directory again and again, a slice of time after the other."""
+    """Scans a directory repeatedly, in short time slices."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -42,7 +42,7 @@ class UsageScan:
         self._next_at = 0.0
 
     def advance(self, now: float) -> DiskUsage | None:
-        """Go on for a slice of time; the usage, once a walk is over."""
+        """Continue for one time slice. Return the usage when a scan is complete."""
         if self._walk is None:
             if now < self._next_at:
                 return None
@@ -54,7 +54,7 @@ class UsageScan:
         except StopIteration as done:
             self._spent_s += time.monotonic() - begun
             self._walk = None
-            self._next_at = now + min(SELDOMEST_S, max(MIN_INTERVAL_S, PAUSE_FACTOR * self._spent_s))
+            self._next_at = now + min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, PAUSE_FACTOR * self._spent_s))
             usage: DiskUsage = done.value
             return usage
         self._spent_s += time.monotonic() - begun
@@ -63,17 +63,17 @@ class UsageScan:
 
 @dataclass(frozen=True)
 class DiskQuota:
-    """What an attempt may put on the disk."""
+    """The disk quota of an attempt."""
 
     limit_bytes: int
 
     @property
     def limit_entries(self) -> int:
-        """Each file takes a block, or is empty: those are bounded too."""
+        """The most files: empty ones use no blocks, and are limited too."""
         return ENTRIES_FREE + self.limit_bytes // ENTRY_BYTES
 
     def fault(self, usage: DiskUsage) -> str | None:
-        """Why it has to end; none: it is within its quota."""
+        """Return why the attempt must end; none if it is within its quota."""
         size, entries = usage.size_bytes, usage.entries
         where = f" in {usage.largest}" if usage.largest else ""
         if size > self.limit_bytes:
@@ -87,9 +87,9 @@ class DiskQuota:
 
 
 class DiskPressure:
-    """Whether this attempt is to give way, because its volume runs short and it holds most of all that run here.
+    """Decides whether this attempt must end because its volume runs full and it has the highest usage of all here.
 
-    Attempts tell each other what they hold by the length of an empty file, which needs no room on the disk.
+    Attempts publish their usage as the length of an empty file, which needs no disk space.
     """
 
     def __init__(self, folder: AttemptFolder, directory: Path, *, reserve_bytes: int | None = None) -> None:
@@ -105,14 +105,14 @@ class DiskPressure:
         if now < self._next_at:
             return
         self._next_at = now + CHECK_INTERVAL_S
-        with contextlib.suppress(OSError):  # its own code has removed the directory
+        with contextlib.suppress(OSError):  # user code has removed the directory
             self.is_short = free_bytes(self._directory) < self._reserve_bytes
         self._looks = self._looks + 1 if self.is_short else 0
 
     def fault(self, usage: DiskUsage) -> str | None:
-        """Why it has to end; none: another one has to, or it is not known yet."""
+        """Return why the attempt must end; none if another one must, or if that is not known yet."""
         publish_usage(self._folder.usage, usage.size_bytes)
-        is_settled = self._looks >= CONFIRMING_CHECKS  # by then, the others have told too
+        is_settled = self._looks >= CONFIRMING_CHECKS  # by then, the others have published theirs
         if not is_settled or usage.size_bytes < MIN_CULPRIT_BYTES or not self._is_largest(usage.size_bytes):
             return None
         held, free = format_size(usage.size_bytes), format_size(free_bytes(self._directory))

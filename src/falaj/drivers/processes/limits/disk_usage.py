@@ -1,4 +1,4 @@
-"""Measures what an attempt has put on the disk, a little at a time, while its code may change all of it."""
+"""Measures the disk usage of an attempt incrementally, while its code may change the files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_DEPTH = 200
-"""Each folder on the way down is kept open, so that no link can lead the walk astray: there must be an end."""
+"""The depth is limited because each folder on the path is kept open, so that no link can redirect the scan."""
 BLOCK_BYTES = 512
 MAX_SHARES = 10_000
 PAUSE_EVERY = 64
@@ -20,7 +20,7 @@ OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @dataclass
 class DiskUsage:
-    """What a folder holds. `shares` are the bytes below each of its entries, two levels deep, as far as it has few."""
+    """The usage of a folder. `shares` are the bytes below its entries, two levels deep, for at most `MAX_SHARES`."""
 
     size_bytes: int = 0
     entries: int = 0
@@ -30,7 +30,7 @@ class DiskUsage:
 
     @property
     def largest(self) -> str:
-        """The entry that holds most, by its path in the folder; a deeper one where it is as good as all of it."""
+        """The path of the largest entry; of its largest child if that is more than half of it."""
         if not self.shares:
             return ""
         deep = [(size, path) for path, size in self.shares.items() if "/" in path]
@@ -39,19 +39,19 @@ class DiskUsage:
         return below[1] if below[0] * 2 > size else path
 
     def subtract(self, given: DiskUsage) -> None:
-        """Take no account of what there was in the beginning."""
+        """Subtract the usage at the start."""
         self.size_bytes = max(0, self.size_bytes - given.size_bytes)  # user code may have removed it
         self.entries = max(0, self.entries - given.entries)
         self.shares.subtract(given.shares)
 
     def add_unlinked(self, size_bytes: int) -> None:
-        """Count files that have no name any more, and are open still."""
+        """Add the size of files that were unlinked and are still open."""
         if size_bytes:
             self.size_bytes += size_bytes
             self.shares["files that were removed and are still open"] += size_bytes
 
     def add(self, path: list[str], found: os.stat_result) -> None:
-        """Count one entry; a file with several names once."""
+        """Count one entry; a file with several hard links once."""
         self.entries += 1
         if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
             if (found.st_dev, found.st_ino) in self.seen:
@@ -65,7 +65,7 @@ class DiskUsage:
 
 
 def measure_usage(folder: Path) -> DiskUsage:
-    """All of it at once."""
+    """Return the usage of `folder`."""
     walk = scan_usage(folder)
     while True:
         try:
@@ -76,9 +76,9 @@ def measure_usage(folder: Path) -> DiskUsage:
 
 
 def scan_usage(folder: Path) -> Generator[None, None, DiskUsage]:
-    """A walk that stops now and then for others to have the time; what is gone by then counts as nothing.
+    """Scan `folder` and return its usage; yield regularly, so that the caller can interleave other work.
 
-    Links are not followed, not even one that takes the place of a folder meanwhile.
+    Entries that disappear count as nothing. Links are not followed, even if one replaces a folder meanwhile.
     """
     usage, path = DiskUsage(), list[str]()
     levels: list[tuple[int, Iterator[os.DirEntry[str]]]] = []
@@ -91,7 +91,7 @@ def scan_usage(folder: Path) -> Generator[None, None, DiskUsage]:
                 _leave(levels)
                 del path[-1:]
                 continue
-            with contextlib.suppress(OSError):  # gone, or closed to us
+            with contextlib.suppress(OSError):  # removed, or not readable
                 found = entry.stat(follow_symlinks=False)
                 usage.add([*path, entry.name], found)
                 if stat.S_ISDIR(found.st_mode):
@@ -103,7 +103,7 @@ def scan_usage(folder: Path) -> Generator[None, None, DiskUsage]:
             if usage.entries % PAUSE_EVERY == 0:
                 yield
     except OSError:
-        pass  # the folder itself is gone, or somebody took all our descriptors
+        pass  # the folder was removed, or no descriptors are left
     finally:
         while levels:
             _leave(levels)
@@ -126,7 +126,7 @@ def _enter(levels: list[tuple[int, Iterator[os.DirEntry[str]]]], name: str, *, a
 
 
 def _opened(name: str, above: int | None) -> int:
-    """Also a folder that user code has closed: where it has our own uid, it could else hide things there."""
+    """Open a folder, also without permissions: user code with our uid could otherwise hide files there."""
     try:
         opened = os.open(name, OPEN_FLAGS, dir_fd=above)
     except PermissionError:
@@ -151,7 +151,7 @@ def _leave(levels: list[tuple[int, Iterator[os.DirEntry[str]]]]) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What its volume has left for others than root."""
+    """Return the free space of the volume for ordinary users."""
     volume = os.statvfs(folder)
     return volume.f_bavail * volume.f_frsize
 
@@ -159,13 +159,3 @@ def free_bytes(folder: Path) -> int:
 def volume_bytes(folder: Path) -> int:
     volume = os.statvfs(folder)
     return volume.f_blocks * volume.f_frsize
-
-
-def format_bytes(size_bytes: float) -> str:
-    """A size for people: 1.2 GiB."""
-    units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while size_bytes >= 1024 and len(units) > 1:
-        size_bytes /= 1024
-        del units[0]
-    unit = units[0]
-    return f"{size_bytes:.0f} {unit}" if size_bytes >= 100 else f"{size_bytes:.3g} {unit}"

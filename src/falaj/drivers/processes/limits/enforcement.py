@@ -1,4 +1,4 @@
-"""Chooses what holds an attempt to its share on this machine: a cgroup of its own, else limits of each process."""
+"""Applies the limits of an attempt: by a cgroup of its own, or else by resource limits of each process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from falaj.drivers.processes.limits.cgroup import (
 
 @dataclass(frozen=True)
 class AppliedLimits:
-    """`processes` are resource limits by their names, set in each rank; `words` say what holds what."""
+    """The limits of one attempt. `processes` are rlimits of each rank; `descriptions` say how each is enforced."""
 
     group: AttemptCgroup | None = None
     processes: dict[str, int] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class AppliedLimits:
 
 
 def apply_limits(folder: AttemptFolder, spec: AttemptSpec, *, ranks: int, max_tasks: int) -> AppliedLimits:
-    """Make what there is to make, before the attempt starts."""
+    """Create the cgroup of an attempt if possible, and return its limits. To be called before it starts."""
     launch, parent = spec.launch, find_parent(spec.cgroup)
     share = CgroupLimits(launch.memory_bytes, max(launch.processes, ranks), ranks, launch.cpus, max_tasks)
     group, controllers = None, frozenset[str]()
@@ -63,18 +63,18 @@ def create_cgroup(
 
 
 def has_own_uid(spec: AttemptSpec) -> bool:
-    """Whether the attempt's uid is nobody else's, so that the kernel's count of its processes is the attempt's."""
+    """Return whether the attempt has a uid of its own, for which the kernel counts processes."""
     facts, mechanism = spec.sandbox.facts, spec.sandbox.mechanism
     changes_uid = mechanism in ("bubblewrap", "uid") or (mechanism == "landlock" and facts.landlock_own_uid)
     return changes_uid and facts.is_root and len(facts.spare_uids) > 1
 
 
 def describe_enforcement(cgroup: Path | None) -> tuple[bool, str]:
-    """For the doctor: whether cgroups hold attempts here, and what does."""
+    """Return for the doctor whether cgroups limit attempts here, and how limits are enforced."""
     parent = find_parent(cgroup)
     if parent is None:
         return (
             False,
-            "no cgroup (v2) was named or delegated: memory is limited for each process, processes are counted",
+            "no cgroup (v2) is configured or delegated: memory is limited per process, and processes are counted",
         )
     return True, f"{', '.join(sorted(parent.controllers))} by cgroups below {parent.path}"

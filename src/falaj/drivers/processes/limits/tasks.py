@@ -1,4 +1,4 @@
-"""Looks at the processes of an attempt: how many there are with their threads, and what files they hang on to."""
+"""Counts the tasks of an attempt, and the space of unlinked files that they keep open."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from falaj.drivers.processes.metering import process_tree
 
 MIN_INTERVAL_S = 0.2
 PAUSE_FACTOR = 20
-"""A look at all processes may take a twentieth of the time."""
+"""The pause after a check, as a multiple of its duration."""
 
 
 class TaskLimit:
-    """Whether an attempt has too many tasks: all that descend from this process are its own."""
+    """The limit on processes and threads: all descendants of this process count."""
 
     def __init__(self, limit: int, *, root: Path = Path("/")) -> None:
         self._limit = limit
@@ -25,11 +25,11 @@ class TaskLimit:
         self._next_at = 0.0
 
     def check(self, now: float) -> int | None:
-        """How many there are, where it is time for a look and the limit is reached; else none."""
+        """Return the number of tasks if a check is due and the limit is reached; else none."""
         if now < self._next_at:
             return None
         begun = time.monotonic()
-        # One short file first, and mostly the answer.
+        # One short file first, which is mostly enough.
         is_possible = count_machine_tasks(self._root) >= self._limit
         count = count_descendant_tasks(os.getpid(), root=self._root) if is_possible else 0
         self._next_at = now + max(MIN_INTERVAL_S, PAUSE_FACTOR * (time.monotonic() - begun))
@@ -37,19 +37,19 @@ class TaskLimit:
 
 
 def count_machine_tasks(root: Path) -> int:
-    """How many threads there are at all."""
+    """Return the number of threads of the machine."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int((root / "proc/loadavg").read_text().split()[3].partition("/")[2])
     return 1 << 62
 
 
 def count_descendant_tasks(ancestor: int, *, root: Path = Path("/")) -> int:
-    """The threads of all processes that descend from `ancestor`."""
+    """Return the number of threads of all descendants of `ancestor`."""
     return sum(process.threads for process in process_tree.descendants(ancestor, root=root).values())
 
 
 def unlinked_bytes(ancestor: int, device: int) -> int:
-    """What the files on `device` hold that descendants of `ancestor` have open, and that have no name any more."""
+    """Return the size of unlinked files on `device` that descendants of `ancestor` keep open."""
     found = dict[int, int]()
     for pid in process_tree.descendants(ancestor):
         with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as opened:

@@ -1,4 +1,4 @@
-"""Watches over what an attempt may use while it runs: life, disk and processes. Each says why it has to end."""
+"""Checks a running attempt for hangs, its number of tasks and its disk usage, and says why it must end."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from falaj.drivers.processes.supervisor.termination import StopCause
 
 DEFAULT_TASKS = 1024
 TASKS_PER_CORE = 16
-"""Of each process: libraries make pools of threads as large as the machine, whatever share of it they have."""
+"""Per process: libraries size their thread pools by the machine, whatever share of it they have."""
 
 
 class WatchdogAlarm(NamedTuple):
+    """Why an attempt must end."""
+
     cause: StopCause
     why: str
 
 
 class AttemptWatchdog:
-    """All that is looked at from time to time; `now` is a reading of one monotonic clock."""
+    """All periodic checks of one attempt. Every `now` is a reading of one monotonic clock."""
 
     def __init__(self, folder: AttemptFolder, spec: AttemptSpec, *, now: float) -> None:
         launch = spec.launch
@@ -38,7 +40,7 @@ class AttemptWatchdog:
         self._device = launch.directory.stat().st_dev
         self._initial_usage = measure_usage(
             launch.directory
-        )  # its code and inputs, for which it is not to blame
+        )  # its code and inputs, which the quota does not count
         self._usage_scan = UsageScan(launch.directory)
         self._quota = None if launch.disk_bytes is None else DiskQuota(launch.disk_bytes)
         self._disk_pressure = DiskPressure(folder, launch.directory, reserve_bytes=spec.reserve_bytes)
@@ -46,12 +48,12 @@ class AttemptWatchdog:
         self._tasks = TaskLimit(self.max_tasks)
 
     def record_output(self, now: float) -> None:
-        """Something was printed."""
+        """Record that the attempt has printed something, which counts as a sign of life."""
         if self._heartbeat_monitor is not None:
             self._heartbeat_monitor.record_output(now)
 
     def check(self, now: float) -> WatchdogAlarm | None:
-        """Whatever is due for a look; none: it may go on."""
+        """Run the checks that are due. Return an alarm if the attempt must end."""
         return self._look_for_life(now) or self._look_at_tasks(now) or self._look_at_disk(now)
 
     def _look_for_life(self, now: float) -> WatchdogAlarm | None:
@@ -93,7 +95,7 @@ class AttemptWatchdog:
 
 
 def living_ranks() -> set[int]:
-    """The numbers of the ranks that live, as far as processes have them in their environment."""
+    """Return the ranks of living processes that have a rank in their environment."""
     return {rank for pid in init.descendants() if (rank := init.rank_of(pid)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""Measures what an attempt uses: CPU time, memory and energy. The shim has one, and looks at it while it waits."""
+"""Measures the CPU time, memory and energy of an attempt, sampled by its supervisor."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from falaj.ports.launcher import WHOLE_GPU, Launch, ResourceUsage
 INTERVAL_S = 1.0
 FIRST_INTERVAL_S = 0.05
 PAUSE_FACTOR = 100
-"""A look that took long is followed by a pause so many times as long: to look at much memory takes a while."""
+"""The pause after a sample, at least, as a multiple of its duration: reading the state of much memory takes long."""
 
 KIB = 1024 if sys.platform == "linux" else 1  # the unit of ru_maxrss
 
 
 class ResourceMeter:
-    """What the processes below this one use, from now on.
+    """The usage of all descendants of this process, from now on.
 
-    `group` is their cgroup (v2), which counts exactly; without one they are looked at now and then, and what was
-    held for a moment between two looks is missed, but for the largest process's peak, which the kernel keeps.
+    `group` is their cgroup (v2), which counts exactly. Without one they are sampled: peaks between two samples are
+    missed, except for that of the largest process, which the kernel records.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ResourceMeter:
         self._next_at = 0.0
 
     def sample(self) -> None:
-        """Look, if it is time to; call this as often as you like."""
+        """Take a sample if one is due. May be called at any rate."""
         began = time.monotonic()
         if began < self._next_at:
             return
@@ -61,7 +61,7 @@ class ResourceMeter:
         self._next_at = began + max(self._pause_s, took * PAUSE_FACTOR)
 
     def used(self) -> ResourceUsage:
-        """What was used by now; call it once more when all have ended and were waited for, and then `close`."""
+        """Return the usage so far. Call it once more when all processes were reaped, and then `close`."""
         self._sample()
         return ResourceUsage(
             cpu_s=round(self._cpu_s, 3),
@@ -75,9 +75,7 @@ class ResourceMeter:
             self._gpus.close()
 
     def _sample(self) -> None:
-        if (
-            self._launch.gpus and self._gpus is None
-        ):  # not sooner: it takes a while, and somebody waits for a start
+        if self._launch.gpus and self._gpus is None:  # opened late, since it would delay the start
             self._gpus = self._open_gpus(self._launch.gpus)
         processes = (
             {} if self._is_counted_by_group() else process_tree.descendants(os.getpid(), root=self._root)
@@ -87,11 +85,11 @@ class ResourceMeter:
         self._charge()
 
     def _is_counted_by_group(self) -> bool:
-        """A group may lack the controller of the memory."""
+        """Return whether the cgroup has the memory controller."""
         return self._group is not None and read_number(self._group / "memory.current") is not None
 
     def _cpu_now_s(self, processes: dict[int, process_tree.ProcessStat]) -> float:
-        """The higher of two counts: a group knows nothing of what ran before it was entered."""
+        """Return the higher of two counts: the cgroup misses what ran before it was entered."""
         seen = reaped_cpu_s() - self._reaped_before_s + process_tree.cpu_s(processes)
         return max(seen, cgroup_cpu_s(self._group))
 
@@ -105,7 +103,7 @@ class ResourceMeter:
         return max(largest, process_tree.memory_bytes(processes, root=self._root))
 
     def _charge(self) -> None:
-        """The attempt's part of the CPUs' energy is its part of the time that they worked."""
+        """Charge the attempt with energy in proportion to its part of the busy CPU time."""
         busy_s, own_s = self._busy.advance() / process_tree.TICKS, self._cpu_s - self._charged_cpu_s
         self._charged_cpu_s = self._cpu_s
         spent_j = self._cpus.read_j()
@@ -121,13 +119,13 @@ class ResourceMeter:
 
 
 def reaped_cpu_s() -> float:
-    """The CPU time of all that this process has started, once they have ended and were waited for."""
+    """Return the CPU time of all reaped children of this process."""
     told = resource.getrusage(resource.RUSAGE_CHILDREN)
     return told.ru_utime + told.ru_stime
 
 
 def cgroup_cpu_s(group: Path | None) -> float:
-    """What a cgroup and all below it have taken; nothing where nobody counts it."""
+    """Return the CPU time of a cgroup; 0 where it is not counted."""
     told = "" if group is None else read_text(group / "cpu.stat")
     found = re.search(r"^usage_usec (\d+)$", told, re.MULTILINE)
     return int(found[1]) / 1e6 if found else 0.0

@@ -1,4 +1,4 @@
-"""The processes that a process has started: the CPU time they took, their threads, and the memory they hold."""
+"""The descendants of a process from /proc: their CPU time, threads and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """From /proc/PID/stat; `ticks` are its own and those of its children that have ended and were waited for."""
+    """An entry of /proc/PID/stat. `ticks` include those of reaped children."""
 
     parent: int
     ticks: int
@@ -23,7 +23,7 @@ class ProcessStat:
 
 
 def descendants(top: int, *, root: Path = Path("/")) -> dict[int, ProcessStat]:
-    """All descendants of `top` that live now."""
+    """Return all living descendants of `top`."""
     everyone = read_processes(root)
     children: dict[int, list[int]] = {}
     for pid, process in everyone.items():
@@ -43,13 +43,15 @@ def read_processes(root: Path) -> dict[int, ProcessStat]:
             try:
                 text = (root / "proc" / name / "stat").read_text(errors="replace")
             except OSError:
-                continue  # it has ended
-            # The name of the program may hold spaces and brackets.
-            told = text.rpartition(")")[2].split()
-            if len(told) < 22:
-                continue  # likewise
-            ticks = sum(int(told[at]) for at in (11, 12, 13, 14))
-            found[int(name)] = ProcessStat(int(told[1]), ticks, threads=int(told[17]), pages=int(told[21]))
+                continue  # the process has ended
+            # The program name may contain spaces and brackets.
+            fields = text.rpartition(")")[2].split()
+            if len(fields) < 22:
+                continue  # the process has ended
+            ticks = sum(int(fields[at]) for at in (11, 12, 13, 14))
+            found[int(name)] = ProcessStat(
+                int(fields[1]), ticks, threads=int(fields[17]), pages=int(fields[21])
+            )
     return found
 
 
@@ -58,7 +60,7 @@ def cpu_s(processes: Mapping[int, ProcessStat]) -> float:
 
 
 def memory_bytes(processes: Mapping[int, ProcessStat], *, root: Path = Path("/")) -> int:
-    """What they hold together. Memory that several share counts once, where we may look that closely."""
+    """Return their memory. Shared memory counts once, where the kernel permits reading the proportional size."""
     total = 0
     for pid, process in processes.items():
         share = proportional_bytes(root / "proc" / str(pid) / "smaps_rollup")
@@ -67,7 +69,7 @@ def memory_bytes(processes: Mapping[int, ProcessStat], *, root: Path = Path("/")
 
 
 def proportional_bytes(path: Path) -> int | None:
-    """Nothing for a process that has just ended; none where we may not look, or the kernel is older than 4.14."""
+    """Return 0 for a process that has just ended; none without permission or on a kernel older than 4.14."""
     try:
         found = re.search(r"^Pss:\s+(\d+) kB", path.read_text(errors="replace"), re.MULTILINE)
     except ProcessLookupError:
@@ -80,10 +82,10 @@ def proportional_bytes(path: Path) -> int | None:
 
 
 def busy_ticks(root: Path = Path("/")) -> int | None:
-    """What all CPUs of the machine have worked since it started: all but idling and waiting for disks."""
+    """Return the busy time of all CPUs since boot in ticks, without idle and iowait."""
     try:
         line = (root / "proc/stat").read_text().splitlines()[0]
     except (OSError, IndexError):
         return None
-    told = [int(word) for word in line.split()[1:9]]
-    return sum(told) - told[3] - told[4]
+    times = [int(word) for word in line.split()[1:9]]
+    return sum(times) - times[3] - times[4]

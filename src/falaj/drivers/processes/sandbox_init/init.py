@@ -1,8 +1,8 @@
-"""The first process inside the sandbox: starts the ranks, passes a stop on to them, and leaves none behind.
+"""The init process inside the sandbox: starts the ranks, forwards a stop to them, and leaves no process behind.
 
-Its text is sent to a Python in the sandbox, where nothing of ours is installed: standard library only. It
-speaks with the shim over a socket: "running", the cgroup it wants to be moved to, and how the ranks ended go up;
-"entered", "stacks", "term" and "kill" come down. Where the stream ends, the shim is gone, and everything here ends too.
+Its source text is passed to a Python in the sandbox, where Falaj is not installed: standard library only. It is
+connected to the supervisor by a socket. It sends "running", the cgroup that it asks to be moved to, and how the ranks
+ended; it receives "entered", "stacks", "term" and "kill". If the stream ends, the supervisor is gone and the ranks end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RANK_VARIABLES = (
 
 
 class Gang:
-    """Ranks that live and die together."""
+    """Ranks that start and end together."""
 
     def __init__(self, plan: dict[str, Any], channel: SupervisorChannel) -> None:
         self._plan = plan
@@ -50,7 +50,7 @@ class Gang:
         self._kill_at: float | None = None
         self._tolerated_losses: int = plan.get("tolerated_losses", 0)
         self.ended: dict[str, int | None] | None = None
-        """How it ended: rank, exit code, signal; that of the first rank that failed, if one did."""
+        """Rank, exit code and signal of the first rank that failed, or of the last that ended."""
 
     @property
     def is_over(self) -> bool:
@@ -58,7 +58,7 @@ class Gang:
 
     @property
     def patience_s(self) -> float | None:
-        """How long to wait for the ranks before they are killed."""
+        """The time until the ranks are killed; none while they may run."""
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
     def start(self) -> None:
@@ -78,10 +78,10 @@ class Gang:
                 self._record_exit(rank, COULD_NOT_START, None)
                 if self.ended is not None:
                     return
-                continue  # it can do without this one
+                continue  # the attempt tolerates the loss
             self._started.append(process)
             self._ranks[process.pid] = rank
-        self._channel.enter("home")
+        self._channel.enter("init")
 
     def _limit(self) -> None:
         for name, limit in self._plan["limits"].items():
@@ -90,13 +90,13 @@ class Gang:
             limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(number, (limit, limit))
 
-    def tell_stacks(self) -> None:
-        """Write down where every process stands, for the log."""
+    def dump_stacks(self) -> None:
+        """Print the stack of every process to the log."""
         known = {} if self._plan["is_launcher"] else self._ranks
         dump_stacks(os.path.join(self._plan["heartbeat"], "stacks"), known)
 
     def reap(self) -> None:
-        """Take note of every process that has ended; the first failure stops the others."""
+        """Record every process that has ended. The first failure terminates the others."""
         ended = [(self._ranks.pop(pid), status) for pid, status in reap_children() if pid in self._ranks]
         for rank, status in sorted(ended, key=lambda each: not self._is_essential(each[0])):
             if os.WIFSIGNALED(status):
@@ -104,7 +104,7 @@ class Gang:
             else:
                 self._record_exit(rank, os.WEXITSTATUS(status), None)
         if self._ranks and not self._essential_pids():
-            self.kill()  # such as parameter servers, which would serve for ever
+            self.kill()  # parameter servers, for example, never end by themselves
 
     def _record_exit(self, rank: int, exit_code: int | None, killed_by: int | None) -> None:
         if not self._is_essential(rank) and (exit_code == 0 or not self._essential_pids()):
@@ -122,10 +122,11 @@ class Gang:
             self._kill_at = time.monotonic() + self._plan["grace_s"]
 
     def _tolerate_loss(self, rank: int, how: str) -> None:
-        """Go on without a process; what it has left behind would else go on beside the others."""
+        """Continue without a rank, and kill the processes that it left behind."""
         self._tolerated_losses -= 1
         print(
-            f"falaj: {self._plan['ranks'][rank]['name']} was lost ({how}); the others go on", file=sys.stderr
+            f"falaj: {self._plan['ranks'][rank]['name']} was lost ({how}); the others continue",
+            file=sys.stderr,
         )
         sys.stderr.flush()
         for orphan in set(children()) - set(self._ranks):
@@ -133,14 +134,14 @@ class Gang:
                 os.kill(orphan, signal.SIGKILL)
 
     def _is_essential(self, rank: int) -> bool:
-        """Whether the attempt goes on as long as this one does; the others are there for those that decide."""
+        """Return whether the attempt runs as long as this rank does."""
         return bool(self._plan["ranks"][rank].get("is_essential", True))
 
     def _essential_pids(self) -> list[int]:
         return [pid for pid, rank in self._ranks.items() if self._is_essential(rank)]
 
     def terminate(self) -> None:
-        """Ask those that decide to end; they may need the others for it, to save what those hold."""
+        """Send SIGTERM to the essential ranks. They may need the others to save their state."""
         self._tolerated_losses = 0
         self._send(signal.SIGTERM, self._essential_pids())
 
@@ -160,7 +161,7 @@ def main(plan: dict[str, Any]) -> int:
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # not ignored: ranks would inherit that
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which ranks would inherit
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.connect(plan["socket"])
         outlive_parent()
@@ -177,13 +178,13 @@ def main(plan: dict[str, Any]) -> int:
 
 
 class SupervisorChannel:
-    """The conversation with the shim."""
+    """The connection to the supervisor."""
 
     def __init__(self, supervisor: socket.socket, *, is_limited: bool) -> None:
         self._supervisor = supervisor
         self._is_limited = is_limited
         self.commands: list[str] = []
-        """What it has said, and nobody has heeded yet."""
+        """Commands that were received and not yet executed."""
         self.is_open = True
 
     def fileno(self) -> int:
@@ -202,7 +203,7 @@ class SupervisorChannel:
         self.commands += said
 
     def enter(self, leaf: str) -> None:
-        """Have ourselves moved to another cgroup, where there are any: what is started then, is born there."""
+        """Move to another cgroup, if cgroups are used. Processes that are started afterwards belong to it."""
         if not self._is_limited:
             return
         self.send({"enter": leaf})
@@ -213,7 +214,7 @@ class SupervisorChannel:
 
 
 def wait_for_ranks(gang: Gang, channel: SupervisorChannel, wake: int) -> None:
-    """Until all ranks have ended: reap them, and do what the shim says."""
+    """Reap ranks and execute commands of the supervisor until all ranks have ended."""
     gang.reap()
     while not gang.is_over:
         run_commands(gang, channel)
@@ -234,7 +235,7 @@ def wait_for_ranks(gang: Gang, channel: SupervisorChannel, wake: int) -> None:
 def run_commands(gang: Gang, channel: SupervisorChannel) -> None:
     commands, channel.commands = channel.commands, []
     if "stacks" in commands:
-        gang.tell_stacks()
+        gang.dump_stacks()
     if "term" in commands:
         gang.terminate()
     if "kill" in commands:
@@ -242,7 +243,7 @@ def run_commands(gang: Gang, channel: SupervisorChannel) -> None:
 
 
 def reap_children() -> list[tuple[int, int]]:
-    """The children that have ended since the last call, orphans of the user's among them, and how."""
+    """Return pid and status of the children that have ended since the last call, orphans included."""
     found = []
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -254,7 +255,7 @@ def reap_children() -> list[tuple[int, int]]:
 
 
 def become_subreaper() -> None:
-    """Have orphans among our descendants become our children, so that none gets away (Linux)."""
+    """Make orphaned descendants our children, so that none escapes (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -266,7 +267,7 @@ def outlive_parent() -> None:
 
 
 def kill_descendants() -> None:
-    """Kill all our descendants: whose parent dies becomes our child, until there is none."""
+    """Kill all our descendants. Orphans become our children, until there are none."""
     pause_s = 0.002
     while True:
         try:
@@ -277,11 +278,11 @@ def kill_descendants() -> None:
             for each in stop_descendants():
                 send_signal(each, signal.SIGKILL)
             time.sleep(pause_s)
-            pause_s = min(0.1, 2 * pause_s)  # one that a device holds may take minutes
+            pause_s = min(0.1, 2 * pause_s)  # a process that waits for a device may take minutes
 
 
 def stop_descendants() -> set[int]:
-    """Stop all our descendants, so that none starts another while they are killed; the processes found."""
+    """Stop all our descendants, so that none forks while they are killed, and return them."""
     frozen = set[int]()
     for _ in range(FREEZE_PASSES):
         new = set(descendants()) - frozen
@@ -299,7 +300,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def descendants() -> list[int]:
-    """All processes below us now, dead ones that nobody has reaped included; parents before their children."""
+    """Return all our descendants, zombies included; parents before their children."""
     below, found, waiting = children_by_parent(), [], [os.getpid()]
     while waiting:
         new = sorted(below.pop(waiting.pop(0), []))
@@ -309,31 +310,31 @@ def descendants() -> list[int]:
 
 
 def children_by_parent() -> dict[int, list[int]]:
-    """The children of every process that has some."""
+    """Return the children of each process."""
     found: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if name.isdigit():
             with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-                # The name of the program may hold spaces and brackets; the parent is second behind it.
+                # The program name may contain spaces and brackets; the parent is the second field after it.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
                 found.setdefault(parent, []).append(int(name))
     return found
 
 
 def children() -> list[int]:
-    """Our children now, dead ones that nobody has reaped included."""
+    """Return our children, zombies included."""
     return children_by_parent().get(os.getpid(), [])
 
 
 def dump_stacks(path: str, known: dict[int, int]) -> None:
-    """Print where each of our descendants stands, the ranks by their numbers."""
+    """Print the stack of each of our descendants, with its rank."""
     deadline = time.monotonic() + DUMP_TIMEOUT_S
     for pid in descendants()[:MAX_STACKS]:
         rank = known.get(pid, rank_of(pid))
         who = "a process" if rank is None else f"rank {rank}"
         told = python_stack(pid, path) if time.monotonic() < deadline else b""
-        commands = f"[falaj: {who}, process {pid}: {command_line(pid)}]\n".encode()
-        os.write(2, b"\n" + commands + (told or kernel_stack(pid)) + b"\n")
+        header = f"[falaj: {who}, process {pid}: {command_line(pid)}]\n".encode()
+        os.write(2, b"\n" + header + (told or kernel_stack(pid)) + b"\n")
 
 
 def rank_of(pid: int) -> int | None:
@@ -344,7 +345,7 @@ def rank_of(pid: int) -> int | None:
 
 
 def python_stack(pid: int, path: str) -> bytes:
-    """What a Python process that has the hook says of itself; empty: it has not, or does not answer."""
+    """Return the stacks that a Python process with the hook dumps; empty if it has no hook or does not respond."""
     number = signal.SIGRTMIN + STACK_SIGNAL_OFFSET
     if not has_handler(pid, number):
         return b""
@@ -363,21 +364,21 @@ def python_stack(pid: int, path: str) -> bytes:
 
 
 def has_handler(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, which would else kill it."""
+    """Return whether a process handles a signal, which would otherwise kill it."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
-        for channel in file:
-            if channel.startswith(b"SigCgt:"):
-                return bool(int(channel.split()[1], 16) >> (number - 1) & 1)
+        for line in file:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
 
 
 def kernel_stack(pid: int) -> bytes:
-    """What the kernel tells of a process that tells nothing itself."""
+    """Return the kernel's view of a process that cannot dump its stack."""
     told = b""
     for name in ("wchan", "stack"):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
             told += b"  " + name.encode() + b": " + file.read(4096).strip() + b"\n"
-    return told or b"  (nothing is known)\n"
+    return told or b"  (unknown)\n"
 
 
 def command_line(pid: int) -> str:

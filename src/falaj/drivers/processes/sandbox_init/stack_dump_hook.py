@@ -1,8 +1,8 @@
-"""Has a Python process write down where it stands when it is asked to. Standard library only.
+"""Makes a Python process dump its stacks on a signal. Standard library only.
 
-Its text becomes the sitecustomize of the user's Python processes, by PYTHONPATH, so that scripts and what they start
-need no change; a sitecustomize of the user's own runs after it. The signal does nothing but append the stacks of all
-threads to a file, even while the process waits in C code.
+Its source text becomes the sitecustomize of the user's Python processes, by PYTHONPATH, so that scripts and their
+children need no change; the user's own sitecustomize runs after it. The signal only appends the stacks of all threads
+to a file, even while the process waits in C code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def register() -> None:
 
 
 def run_user_sitecustomize() -> None:
-    """Take ourselves out of the way, and run the sitecustomize that there would have been."""
+    """Remove our folder from the path, and run the sitecustomize that would have been found without it."""
     import os
 
     here = os.path.dirname(__file__)

@@ -1,9 +1,10 @@
-"""The process that watches over one attempt: it outlives the platform, and the user's code does not outlive it.
+"""The supervisor of one attempt: it outlives the platform, and the user's code does not outlive it.
 
     python -m falaj.drivers.processes.supervisor FOLDER < SECRETS
 
-SECRETS are one JSON object, which is kept in memory only; if it does not come whole, whoever sent it was killed, and
-nothing is started. Returns as soon as another process, which stays, has the folder's lock; or if somebody else has it.
+SECRETS is one JSON object, which is kept in memory only. If it is incomplete, the sender was killed, and nothing is
+started. The command returns as soon as its child process, the supervisor, holds the lock of FOLDER, or if another
+supervisor holds it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def main(path: Path) -> None:
         return
     try:
         redirect_output(folder.error_log)
-        if secrets:  # a core, ours or that of any process below us, would have them on a disk
+        if secrets:  # a core dump, ours or of a descendant, would write them to disk
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # Only now, since it takes a while, and nobody waits for it.
+        # Imported late: it takes a while, and the launcher no longer waits.
         from falaj.drivers.processes.supervisor.attempt import supervise
 
         supervise(folder, secrets)
@@ -43,12 +44,12 @@ def read_secrets() -> dict[str, str]:
     try:
         secrets: dict[str, str] = json.loads(sys.stdin.buffer.read())
     except ValueError:
-        sys.exit("whoever started it went away meanwhile")  # and the error would tell of the secrets
+        sys.exit("the process that started the supervisor was killed")  # the error itself would show secrets
     return secrets
 
 
 def redirect_output(error_log: Path) -> None:
-    """Let go of whoever waits for our output; from here on, faults of ours are written down."""
+    """Redirect our output to `error_log`, so that the launcher no longer waits for it."""
     target = os.open(error_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(target, 1)
     os.dup2(target, 2)

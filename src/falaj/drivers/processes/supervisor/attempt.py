@@ -1,4 +1,4 @@
-"""Runs one attempt from its order to its end: starts it in the sandbox, keeps its log, stops it when told."""
+"""Runs one attempt from start to end: starts it in the sandbox, writes its log, and stops it on request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FULL_DISK_RETRIES = 60
 CHUNK_BYTES = 1 << 20
 STACK_DUMP_S = 5.0
 STACKS_LIMIT_BYTES = 1 << 20
-"""Of what is printed after a hang was noticed: the stacks."""
+"""The most output that is kept after a hang was detected: the stacks."""
 
 
 def supervise(folder: AttemptFolder, secrets: Mapping[str, str]) -> None:
@@ -70,7 +70,7 @@ def supervise(folder: AttemptFolder, secrets: Mapping[str, str]) -> None:
         if reason is None
         else mask.hide(reason.encode(errors="replace")).decode(errors="replace"),
         "started_at": started_at,
-        "ended_at": max(started_at, time.time()),  # the clock may have been set back meanwhile
+        "ended_at": max(started_at, time.time()),  # the clock may have been set back
         "used": asdict(attempt.close()),
         "limits": attempt.limits.descriptions,
         "stopped": ended.cause == "stopped",
@@ -79,8 +79,8 @@ def supervise(folder: AttemptFolder, secrets: Mapping[str, str]) -> None:
 
 
 def user_message(error: Exception) -> str:
-    """What the user is to read of it; a fault of ours is raised again, and makes the attempt a lost one."""
-    from falaj.errors import FalajError  # not sooner: it loads pydantic, for which every start would wait
+    """Return the message of an expected error. Raise a bug again: the attempt is lost then."""
+    from falaj.errors import FalajError  # imported late: it loads pydantic, which would delay every start
 
     if isinstance(error, (FalajError, OSError)):
         return str(error)
@@ -88,7 +88,7 @@ def user_message(error: Exception) -> str:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write the result down; the attempt may have filled the disk, so give somebody a minute to make room."""
+    """Write the result. Retry for a minute: the attempt may have filled the disk."""
     for _ in range(FULL_DISK_RETRIES):
         try:
             return write_json(path, result)
@@ -98,7 +98,7 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
 
 
 class AttemptSupervisor:
-    """One attempt while it runs."""
+    """Supervises one attempt while it runs."""
 
     def __init__(self, folder: AttemptFolder, spec: AttemptSpec, output: AttemptLog) -> None:
         self._folder = folder
@@ -130,7 +130,7 @@ class AttemptSupervisor:
                     self._take_in(selector, key, reading)
                 self._look()
                 self._enforce(process)
-        init.kill_descendants()  # before the rest of the log is read: strays may hold the pipe
+        init.kill_descendants()  # before the rest of the log is read: stray processes may hold the pipe
         self._drain(reading)
         if self._channel.is_connected:
             while self._channel.receive():
@@ -138,7 +138,7 @@ class AttemptSupervisor:
         return self._outcome(process.returncode)
 
     def close(self) -> ResourceUsage:
-        """Remove what was made for it, and tell what it used."""
+        """Remove the cgroup and the heartbeats, and return the used resources."""
         used = ResourceUsage()
         if self._meter is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -172,7 +172,7 @@ class AttemptSupervisor:
             selector.unregister(self._channel)
             self._channel.accept()
             selector.register(self._channel, selectors.EVENT_READ)
-            with contextlib.suppress(OSError):  # a full disk is no reason to end it
+            with contextlib.suppress(OSError):  # a full disk does not end the attempt
                 write_json(
                     self._folder.running, {"started_at": time.time(), "limits": self.limits.descriptions}
                 )
@@ -189,7 +189,7 @@ class AttemptSupervisor:
         self._channel.send("entered")
 
     def _copy(self, reading: int) -> bool:
-        """Move what was printed into the log; False at its end."""
+        """Copy output to the log. Return False at its end."""
         try:
             chunk = os.read(reading, CHUNK_BYTES)
         except BlockingIOError:
@@ -201,13 +201,13 @@ class AttemptSupervisor:
         return bool(chunk)
 
     def _drain(self, reading: int) -> None:
-        """Copy the rest; not for ever, should somebody have got away with the pipe."""
+        """Copy the rest of the output, for a limited time: a process that escaped may hold the pipe."""
         deadline = time.monotonic() + DRAIN_S
         while self._copy(reading) and time.monotonic() < deadline:
             select.select([reading], [], [], TICK_S)
 
     def _look(self) -> None:
-        """See how it does, and have it end if it has to."""
+        """Sample the meter and run the watchdog; request the end of the attempt on an alarm."""
         if self._meter is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._meter.sample()
@@ -231,7 +231,7 @@ class AttemptSupervisor:
         if action != "tear down" and self._channel.is_connected:
             self._channel.send(action)
         elif action == "term":
-            return  # it is starting; it will be told as soon as it listens
+            return  # it is starting, and is told as soon as it is connected
         else:
             os.killpg(process.pid, signal.SIGKILL)
             if self.limits.group is not None:
@@ -252,15 +252,16 @@ class AttemptSupervisor:
         if report is not None:
             ended.rank, ended.exit_code, ended.signal = report
         elif self._channel.is_connected:
-            ended.signal = (
-                signal.SIGKILL
-            )  # the first process inside was killed; whatever the walls make of that
+            ended.signal = signal.SIGKILL  # the init process was killed; the exit code is the sandbox's
         elif returncode < 0:
             ended.signal = -returncode
         else:
             ended.exit_code, ended.began = returncode, False
         if ended.cause in ("timeout", "hung", "fault") and ended.exit_code == 0:
-            ended.exit_code, ended.signal = None, signal.SIGTERM  # it ended well only in taking its leave
+            ended.exit_code, ended.signal = (
+                None,
+                signal.SIGTERM,
+            )  # exit code 0 was only its response to SIGTERM
         ended.process_memory_bytes = self.limits.processes.get("RLIMIT_DATA")
         ended.silent_ranks, ended.hang_output = (
             self._watchdog.silent_ranks,
@@ -273,17 +274,17 @@ class AttemptSupervisor:
 
 
 def open_output_pipe() -> tuple[int, int]:
-    """For what is printed: large enough not to hold up who prints much, and open to another uid by /dev/stderr."""
+    """Return a pipe for the output: large, and writable by another uid through /dev/stderr."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.fchmod(writing, 0o622)
-    with contextlib.suppress(OSError):  # an ordinary user may have used up what all pipes may hold
+    with contextlib.suppress(OSError):  # the user may have reached the limit for all pipes
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
     return reading, writing
 
 
 def count_oom_kills() -> int:
-    """How often the kernel has killed a process for want of memory, here, since the machine started."""
+    """Return how many processes the OOM killer has killed since boot."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -1,4 +1,4 @@
-"""Keeps what the user's code prints, up to a limit, and always its end."""
+"""Writes the output of the user's code to its log, up to a limit, and always the end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TAIL_BYTES = 64 * 1024
 
 
 class AttemptLog:
-    """The log of one attempt. Bytes are kept as they come; what does not fit is dropped, but for the end.
+    """The log of one attempt. Output beyond the limit is dropped, except for its end.
 
-    What `mask` hides is neither written nor in the tail.
+    What `mask` replaces is neither written nor in the tail.
     """
 
     def __init__(self, path: Path, *, limit_bytes: int, mask: SecretMask | None = None) -> None:
@@ -28,7 +28,7 @@ class AttemptLog:
         self._keep(self._mask.add(chunk))
 
     def flush(self) -> None:
-        """No more is printed: what was held back as the beginning of a secret was none."""
+        """Write what was held back as a possible beginning of a secret: no more output follows."""
         self._keep(self._mask.flush())
 
     def _keep(self, chunk: bytes) -> None:
@@ -42,7 +42,7 @@ class AttemptLog:
         if rest:
             if not self._dropped:
                 self._put(
-                    b"\n[falaj: the log is full at %d bytes; the rest is dropped, but for its end]\n"
+                    b"\n[falaj: the log is full at %d bytes; the rest is dropped, except for its end]\n"
                     % self._limit
                 )
             self._dropped += len(rest)
@@ -62,7 +62,7 @@ class AttemptLog:
         os.close(self._file)
 
     def _put(self, data: bytes) -> None:
-        """Write all of it; a full disk costs the log, not the job."""
+        """Write all of `data`. A full disk ends the log, not the job."""
         try:
             view = memoryview(data)
             while view:

@@ -1,4 +1,4 @@
-"""The shim's end of the conversation with the first process inside the sandbox."""
+"""The supervisor's end of the channel to the init process inside the sandbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CREDENTIALS = struct.Struct("3i")  # ucred: pid, uid, gid
 
 
 class InitReport(NamedTuple):
-    """How the ranks ended: the first one that failed, if one did."""
+    """How the ranks ended: the first one that failed, if any."""
 
     rank: int | None
     exit_code: int | None
@@ -25,13 +25,13 @@ class InitReport(NamedTuple):
 
 
 class InitChannel:
-    """A socket in the attempt's directory, for one caller: it calls before any user code runs."""
+    """A socket in the attempt's directory for one peer, which connects before any user code runs."""
 
     def __init__(self, directory: Path) -> None:
-        os.chdir(directory)  # a socket's path may have 108 bytes only: both ends call it by its bare name
+        os.chdir(directory)  # the path of a socket is limited to 108 bytes: both ends use the bare name
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(SOCKET)
-        os.chmod(SOCKET, 0o666)  # noqa: S103 - the caller may have another uid; the directory keeps others out
+        os.chmod(SOCKET, 0o666)  # noqa: S103 - the peer may have another uid; the directory keeps others out
         self._socket.listen(1)
         self._received = b""
         self.is_connected = False
@@ -47,14 +47,14 @@ class InitChannel:
             os.unlink(SOCKET)
 
     def peer_pid(self) -> int:
-        """The process that called, by the number that it has here."""
+        """Return the pid of the peer in our pid namespace."""
         pid, _uid, _gid = CREDENTIALS.unpack(
             self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         )
         return int(pid)
 
     def receive(self) -> bool:
-        """Take in what was said; False once the other end is gone."""
+        """Receive what is there. Return False once the peer is gone."""
         try:
             said = self._socket.recv(REPORT_LIMIT_BYTES)
         except ConnectionError:
@@ -63,11 +63,11 @@ class InitChannel:
         return bool(said)
 
     def send(self, word: str) -> None:
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the peer has just ended
             self._socket.sendall(word.encode() + b"\n")
 
     def request(self) -> str | None:
-        """The cgroup that the caller wants to be moved to, if it has asked."""
+        """Return the cgroup that the peer asks to be moved to, if any."""
         *lines, unfinished = self._received.split(b"\n")
         for at, line in enumerate(lines):
             leaf = (parse_message(line) or {}).get("enter")
@@ -77,7 +77,7 @@ class InitChannel:
         return None
 
     def report(self) -> InitReport | None:
-        """How the ranks ended; none if nobody lived to say it."""
+        """Return how the ranks ended; none if the peer did not report it."""
         for line in reversed(self._received.splitlines()):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 found = parse_message(line) or {}
@@ -86,7 +86,7 @@ class InitChannel:
 
 
 def parse_message(line: bytes) -> dict[str, Any] | None:
-    """One thing that was said; none if it makes no sense: user code may have got hold of the socket."""
+    """Return one message; none if it is invalid: user code may have obtained the socket."""
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(line)
         return found if isinstance(found, dict) else None

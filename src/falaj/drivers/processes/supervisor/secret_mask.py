@@ -1,4 +1,4 @@
-"""Hides the values of secrets in what user code prints, also where a value comes in several pieces."""
+"""Replaces the values of secrets in the output of user code, also where a value arrives in several chunks."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import json
 from collections.abc import Iterable, Iterator
 
 MIN_SECRET_LENGTH = 4
-"""Shorter values stand in every other line, and hiding them would hide nothing."""
+"""Shorter values occur in ordinary text, and masking them would hide nothing."""
 MIN_LINE_LENGTH = 8
 REPLACEMENT = b"***"
 
 
 class SecretMask:
-    """Between the pipe and the log. What may be the beginning of a secret is held back until more is known."""
+    """Masks a stream of output. A possible beginning of a secret is held back until more arrives."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._words = maskable_spellings(secrets)
         self._held = b""
 
     def add(self, chunk: bytes) -> bytes:
-        """What may be shown by now."""
+        """Return the output that is safe to show by now."""
         whole = self._held + chunk
         shown, done = self._hidden(whole, self._safe_length(whole))
         self._held = whole[done:]
         return shown
 
     def flush(self) -> bytes:
-        """What was held back: no more will come."""
+        """Return what was held back, masked: no more output follows."""
         held, self._held = self._held, b""
         return self.hide(held)
 
@@ -35,7 +35,7 @@ class SecretMask:
         return self._hidden(data, len(data))[0]
 
     def _hidden(self, data: bytes, safe: int) -> tuple[bytes, int]:
-        """`data` up to `safe`, and to the end of a secret that begins before it; and how far that was."""
+        """Return `data` masked up to `safe`, or to the end of a secret that begins before it, and how far that was."""
         shown, done = [], 0
         for start, end in self._places(data):
             if start >= safe:
@@ -46,9 +46,9 @@ class SecretMask:
         return b"".join([*shown, data[done:safe]]), safe
 
     def _places(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """From where to where secrets stand: the leftmost first, and of those that begin together the longest.
+        """Yield start and end of each secret: the leftmost first, and of those that begin together the longest.
 
-        Each is looked for by itself: one pattern of all would take hours for text that is made to be like them.
+        Each is searched for by itself: one pattern of all could take hours for adversarial text.
         """
         found = [(at, -len(word), word) for word in self._words if (at := data.find(word)) >= 0]
         heapq.heapify(found)
@@ -65,12 +65,12 @@ class SecretMask:
                 heapq.heapreplace(found, (again, length, word))
 
     def _safe_length(self, data: bytes) -> int:
-        """Where the end of `data` begins that could be the beginning of a secret."""
+        """Return where the suffix of `data` begins that could be the beginning of a secret."""
         return len(data) - max((overlap(data, word) for word in self._words), default=0)
 
 
 def overlap(data: bytes, word: bytes) -> int:
-    """How long the longest end of `data` is that `word` begins with, and goes on from."""
+    """Return the length of the longest suffix of `data` that is a proper prefix of `word`."""
     for length in range(min(len(word) - 1, len(data)), 0, -1):
         if word[length - 1] == data[-1] and data.endswith(word[:length]):
             return length
@@ -78,7 +78,7 @@ def overlap(data: bytes, word: bytes) -> int:
 
 
 def maskable_spellings(secrets: Iterable[str]) -> set[bytes]:
-    """The values as they may be printed: whole, and the long lines of those that have several, as keys do."""
+    """Return the values as they may be printed: whole, and the long lines of multi-line values such as keys."""
     shown = set[str]()
     for value in secrets:
         whole = value.strip()
@@ -90,6 +90,6 @@ def maskable_spellings(secrets: Iterable[str]) -> set[bytes]:
 
 
 def spellings(word: str) -> set[str]:
-    """A word, also as Python and JSON write it between quotes: who prints a whole environment prints that."""
+    """Return a word, also as Python and JSON quote it, as in a dump of the whole environment."""
     in_json = (json.dumps(word, ensure_ascii=ascii_only) for ascii_only in (True, False))
     return {word, *(quoted[1:-1] for quoted in (repr(word), *in_json))}

@@ -1,4 +1,4 @@
-"""Decides by the clock when an attempt is asked to end, killed, and torn down. Pure."""
+"""Decides when an attempt gets SIGTERM, gets SIGKILL, and has its sandbox killed. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ StopCause = Literal["stopped", "timeout", "hung", "fault"]
 StopAction = Literal["term", "kill", "tear down"]
 
 TEARDOWN_DELAY_S = 2.0
-"""How long the first process inside may take to kill the ranks before the whole sandbox is killed."""
+"""How long the init process may take to kill the ranks before the whole sandbox is killed."""
 
 
 @dataclass
 class Termination:
-    """`timeout_at` and every `now` are readings of one monotonic clock."""
+    """The end of one attempt. `timeout_at` and every `now` are readings of one monotonic clock."""
 
     timeout_at: float | None
     grace_s: float
@@ -23,14 +23,14 @@ class Termination:
     kill_at: float | None = None
 
     def request(self, cause: StopCause, *, grace_s: float, now: float, why: str | None = None) -> None:
-        """A later request may only bring the end nearer; the first one is its cause."""
+        """Request the end. The first request sets the cause; a later one can only bring the end forward."""
         if self.cause is None:
             self.cause, self.why = cause, why
         kill_at = now + grace_s
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
 
     def due(self, now: float) -> StopAction | None:
-        """What has to be done by `now`; none: let it run."""
+        """Return the action that is due by `now`; none if there is none."""
         if self.timeout_at is not None and now >= self.timeout_at:
             self.timeout_at = None
             self.request("timeout", grace_s=self.grace_s, now=now)
