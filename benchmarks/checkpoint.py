@@ -100,7 +100,7 @@ GROUP: list[dist.ProcessGroup | None] = [None]
 
 
 class Ours:
-    """A keeper as `fit` has it; its memory is used again from one checkpoint to the next."""
+    """A checkpointer as `fit` has it; its memory is used again from one checkpoint to the next."""
 
     def __init__(self, folder: Path, world: ProcessGroup) -> None:
         self._checkpointer = Checkpointer(CheckpointFolder(folder), world)

@@ -60,7 +60,7 @@ def main() -> None:
     with own_process() as ours, own_process() as theirs:
         results = [result for workers in (0, 1, 2) for result in compare(workers, ours, theirs)]
         results.append(ours.submit(hidden).result())
-    report("feeding", results)
+    report("dataloading", results)
 
 
 def compare(workers: int, ours: ProcessPoolExecutor, theirs: ProcessPoolExecutor) -> list[Result]:

@@ -131,7 +131,7 @@ def a_graph_fed_from_outside() -> str:
     graphed, said = train(net(), Rows(), tune=Plan(workers=0, fused=True, graph=True))
     resident, _ = train(net(), columns(), tune=Plan(fused=True, graph=True))
     off = apart(plain.losses, graphed.losses), apart(plain.losses, resident.losses)
-    fine = max(off) < 1e-4 and "cannot be a CUDA graph" not in said
+    fine = max(off) < 1e-4 and "cannot be captured as a CUDA graph" not in said
     return told(fine, f"losses differ by {off[0]:.1e}, with resident data by {off[1]:.1e} {said.strip()}")
 
 
@@ -247,7 +247,7 @@ def too_little_memory_in_the_middle() -> str:
     torch.cuda.set_per_process_memory_fraction(0.75 * GIB / torch.cuda.get_device_properties(0).total_memory)
     short, said = train(model(), data, **options)
     off = apart(alone.losses, short.losses)
-    fine = "out of memory" in said and "micro-batches from here on" in said and off < 1e-3
+    fine = "out of memory" in said and "micro-batches per global batch" in said and off < 1e-3
     return told(fine, f"losses differ by {off:.1e}; {said.strip()}")
 
 

@@ -1,4 +1,4 @@
-"""What people do with a model after `fit`: train it by hand, and fit it again; asked for by test_after_fit.py."""
+"""Use of a model after `fit`: train it by hand, and fit it again; run by test_after_fit.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def act(options: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def losses_of(model: nn.Module, options: dict[str, Any], *, bad: int = -1) -> list[float] | str:
-    """Of three steps; or what was refused."""
+    """Return the losses of three steps, or the error."""
     same: dict[str, Any] = {"batch_size": 16, "steps": 3, "seed": 3, "device": "cpu", "tune": "off"}
     try:
         return fit(model, nn.functional.mse_loss, Rows(bad=bad), **same, **options).losses
@@ -53,7 +53,7 @@ def by_hand(model: nn.Module) -> list[float]:
 
 
 def listeners(model: nn.Module) -> int:
-    """How many hooks of ours there are in the model and on its parameters."""
+    """Return the number of our hooks in the model and on its parameters."""
     hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
     hooks += [h for p in model.parameters() for h in (p._post_accumulate_grad_hooks or {}).values()]
     return sum(hook.__module__.startswith("falaj") for hook in hooks)

@@ -1,4 +1,4 @@
-"""Two processes of which one ends the run by a callback, and the call after that; prints what came of both."""
+"""Two processes of which one ends the run by a callback, and the next call; prints both results."""
 
 from __future__ import annotations
 

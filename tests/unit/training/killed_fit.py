@@ -1,4 +1,4 @@
-"""A run with everything that is random in it, in one process after the other, each killed where the test says.
+"""A run with all kinds of random numbers, in one process after the other, each killed where the test says.
 
 Its arguments: a folder, and for each process the step of its death (0: none) and the seconds after that step began.
 """

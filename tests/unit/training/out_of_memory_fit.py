@@ -1,4 +1,4 @@
-"""A run whose batch does not fit into the memory that this process may use, and one for which nothing would do."""
+"""A run whose batch does not fit in the memory limit of the process, and one that cannot fit at all."""
 
 from __future__ import annotations
 

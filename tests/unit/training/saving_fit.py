@@ -27,7 +27,7 @@ TOUCHES = ("fsync", "rename", "mkdir", "unlink", "rmdir")
 
 
 def die_at(touch: int) -> None:
-    """Kill this process before its touch number `touch` of the disk."""
+    """Kill this process before its disk access number `touch`."""
     left = [touch]
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def train(options: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
 
 
 def live(processes: int, options: dict[str, Any], folder: Path) -> dict[str, Any] | None:
-    """What the first process says; none if one of them died."""
+    """Return the output of the first process; None if one of them died."""
     first: dict[str, Any] | None = run_gang(
         processes, lambda rank: train(dict(options), rank, folder), folder, together=True
     )[0]

@@ -1,4 +1,4 @@
-"""After `fit`, also one that failed, a model is trained by hand or fitted again, and nothing of ours listens in it."""
+"""After `fit`, also a failed one, a model can be trained by hand or fitted again, and has no hooks left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAYS: list[Any] = ["ddp", "fsdp", "tensor", "pipeline"]
 
 
 def outcomes(folder: Path, *asked: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What came of each; all its processes say the same."""
+    """Return the result of each run, which is equal in all its processes."""
     found = run_script(
         "after_fit", [(count, {"accumulate": 4} | options) for count, options in asked], folder
     )

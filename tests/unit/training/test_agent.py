@@ -17,7 +17,13 @@ import torch
 from torch import nn
 
 from falaj.training.runtime.agent import agents, run_files
-from falaj.training.runtime.agent.agents import Agent, FolderAgent, MetricValue, RunHistory, read_metrics
+from falaj.training.runtime.agent.agents import (
+    Agent,
+    FolderAgent,
+    MetricValue,
+    RunHistory,
+    read_metrics,
+)
 from falaj.training.runtime.agent.protocol import SocketAgent, receive, send, serve_calls
 from falaj.training.runtime.checkpointing.certificate import verify_certificate
 from falaj.training.runtime.checkpointing.storage.store import Retention, SaveId
@@ -113,7 +119,7 @@ def test_an_agent_that_is_not_there_or_goes_away_is_lost(tmp_path: Path) -> None
         agent = SocketAgent(near.makefile("rwb"))
         far.close()
 
-        with pytest.raises(AgentLost, match="went away during heartbeat"):
+        with pytest.raises(AgentLost, match="lost the connection to the agent during heartbeat"):
             agent.heartbeat()
     with pytest.raises(AgentLost, match="no agent answers"):
         SocketAgent.connect(str(tmp_path / "no.sock"))
@@ -230,7 +236,7 @@ def test_a_run_whose_metrics_and_progress_find_no_room_goes_on_and_says_what_is_
     said = capsys.readouterr().err
     assert result.step == 4
     for name in ("metrics.jsonl", "params.json", "progress.json", "TensorBoard's event file"):
-        assert said.count(f"{name} cannot be written: No space left on device. Going on") == 1
+        assert said.count(f"{name} cannot be written: No space left on device. Training continues") == 1
     assert "4 metrics and" in said
     assert f"could not be written to {tmp_path}, and are lost" in said
     monkeypatch.undo()
@@ -268,7 +274,7 @@ def test_damaged_files_beside_a_good_checkpoint_are_passed_over_and_the_certific
 
     assert again.resumed_from == 4
     assert again.certificate.unread == (words,)
-    assert f"{words} could not be read: passed over, and not compared with" in capsys.readouterr().err
+    assert f"{words} could not be read; skipped in the comparison" in capsys.readouterr().err
     assert verify_certificate(tmp_path / "certificate.json").unread == (words,)
     assert small_run(tmp_path, exact=True, steps=8).certificate.unread == (words,)
 
@@ -277,7 +283,7 @@ def test_damaged_files_beside_a_good_checkpoint_are_passed_over_and_the_certific
 def test_a_place_where_no_run_can_be_kept_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "a file").write_text("")
 
-    with pytest.raises(InvalidTraining, match="the run cannot be kept there") as refusal:
+    with pytest.raises(InvalidTraining, match="the run folder cannot be used") as refusal:
         small_run(tmp_path / place)
 
     assert [fault.where for fault in refusal.value.faults] == ["run"]

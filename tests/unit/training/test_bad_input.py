@@ -1,4 +1,4 @@
-"""What cannot be trained is refused in words, or done in another way that is said; nothing is lost by it."""
+"""Training that is impossible is refused with a reason, or done in another reported way; nothing is lost."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_model_without_values_is_refused() -> None:
 
 
 def test_a_lazy_model_is_refused_before_a_plan_is_looked_for() -> None:
-    with pytest.raises(InvalidTraining, match="call the model once on a sample before"):
+    with pytest.raises(InvalidTraining, match="call the model once on a sample first"):
         train(model=nn.LazyLinear(1), steps=5000, tune="auto")
 
 
@@ -207,7 +207,7 @@ def test_an_iterator_instead_of_a_dataset_is_refused(data: Any) -> None:
 
 
 def test_a_dataset_smaller_than_a_batch_is_refused_with_the_number() -> None:
-    with pytest.raises(InvalidTraining, match="at most 5 samples, all there are") as refusal:
+    with pytest.raises(InvalidTraining, match="at most 5 samples, the size of the dataset") as refusal:
         train(rows(5))
 
     assert [fault.where for fault in refusal.value.faults] == ["batch_size"]
@@ -279,9 +279,9 @@ def test_it_is_said_and_remembered_by_the_next_attempt(
     assert first.losses + second.losses == straight.losses
     assert (
         "step 3: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); "
-        "the same global batch in 2 micro-batches from here on" in said.err + said.out
+        "continuing with 2 micro-batches per global batch" in said.err + said.out
     )
-    assert "in 4 micro-batches from here on" in said.err + said.out
+    assert "with 4 micro-batches per global batch" in said.err + said.out
 
 
 def test_memory_that_is_too_little_for_one_sample_is_an_error_that_says_so(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_real_shortage_on_a_cpu_is_healed_or_said() -> None:
     assert told["short"] == pytest.approx(told["plenty"], rel=1e-4)
     assert told["pieces"] > 1
     assert "can't allocate memory" in ran.stdout
-    assert "micro-batches from here on" in ran.stdout
+    assert "micro-batches per global batch" in ran.stdout
     assert told["hopeless"].startswith("OutOfMemory: out of memory at step 1")
 
 

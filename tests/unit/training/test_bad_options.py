@@ -1,4 +1,4 @@
-"""What a caller's own functions give, and options that are of the wrong kind, are refused with a way out of it."""
+"""Results of user functions and options of the wrong type are refused with a fix."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_it_is_named_with_what_was_given_what_is_allowed_and_a_fix(where: str, g
 def test_a_limit_that_one_process_cannot_keep_to_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     train(memory=39)
     assert (
-        "memory=39 is not kept to: the parameters and their gradients alone take 40 bytes"
+        "memory=39 cannot be kept: the parameters and their gradients alone take 40 bytes"
         in capsys.readouterr().out
     )
 
     train(memory=40)
-    assert "is not kept to" not in capsys.readouterr().out
+    assert "cannot be kept" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_does_not_fit_a_checkpoint_comes_with_two_ways_to_go_on(
 
     fixes = [fault.fix for fault in refusal.value.faults if fault.fix]
     assert len(fixes) == 1
-    assert fixes[0].endswith('; or another run="…", which begins anew')
+    assert fixes[0].endswith('; or another run="…" to start again')
 
 
 def test_what_can_be_used_is_used(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Callbacks hear of every step, evaluation and checkpoint, can end a run, and do no harm to it when they fail."""
+"""Callbacks are called for every step, evaluation and checkpoint, can end a run, and do not damage it on failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from falaj.training.runtime.reporting import report as reporting
 
 
 class Diary:
-    """Writes down all that it is told."""
+    """Records all calls."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Any, ...]] = []
@@ -148,8 +148,8 @@ def test_a_run_that_a_callback_has_ended_is_over(
 
     assert (again.step, again.resumed_from, again.stopped, again.losses) == (last, last, "asked", [])
     assert (
-        f"a callback ended this run at step {last} of 6, in a call before: nothing is left to do. To go on, ask for "
-        "more than 6 steps" in capsys.readouterr().err
+        f"a callback ended this run at step {last} of 6 in an earlier call: nothing is left to do. To continue, "
+        "request more than 6 steps" in capsys.readouterr().err
     )
     assert train(run=tmp_path, steps=8, **options).step == 8
     assert train(run=tmp_path, steps=10, **options).step == 10

@@ -1,4 +1,4 @@
-"""The certificate of a run: what it survived, and whether what it computed again was equal."""
+"""The certificate of a run: its interruptions, and whether recomputed losses were equal."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ROWS = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
 
 
 class Killed(BaseException):
-    """Ends a run as abruptly as one process allows."""
+    """Interrupts a run as abruptly as one process allows."""
 
 
 class Frail(nn.Module):
-    """Breaks off its run at the `deadly` step of this process; a `restless` one is not the same twice."""
+    """Interrupts its run at the `deadly` step of this process; a `restless` one is not deterministic."""
 
     def __init__(self, deadly: int = 0, *, restless: bool = False) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def short_fit(run: Path | FolderAgent | None, model: nn.Module, **changes: Any) 
 
 
 def broken_off(run: Path | None, step: int, **changes: Any) -> None:
-    """At the so-manieth step of this attempt."""
+    """Interrupt at this step of the attempt."""
     with pytest.raises(Killed):
         short_fit(run, Frail(step, restless=changes.pop("restless", False)), **changes)
 
@@ -195,7 +195,7 @@ def test_looking_at_a_run_in_another_way_changes_nothing(tmp_path: Path) -> None
 
 
 def test_an_attempt_that_kept_nothing_is_compared_too(tmp_path: Path) -> None:
-    """It was killed while its first checkpoint, which may be large, was on its way."""
+    """It was killed while its first checkpoint, which may be large, was being written."""
     broken_off(tmp_path, 3)
     shutil.rmtree(tmp_path / "checkpoints")
     other = Frail()
@@ -251,7 +251,7 @@ def test_a_certificate_that_was_changed_is_found_out(certified: Path) -> None:
     assert '"steps": 12' in said
     certified.write_text(said.replace('"steps": 12', '"steps": 13'))
 
-    with pytest.raises(CertificateInvalid, match="changed after it was made"):
+    with pytest.raises(CertificateInvalid, match="changed after it was written"):
         fj.verify_certificate(certified)
 
 

@@ -1,4 +1,4 @@
-"""Killed at any touch of the disk, in one process or several, a run goes on from a whole checkpoint, exactly."""
+"""Killed at any disk access, in one process or several, a run resumes exactly from a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Life = dict[str, Any]
 
 
 def lives(folder: Path, *wanted: Life) -> list[dict[str, Any] | None]:
-    """What came of runs in the same folder, one after the other; none for those that were killed."""
+    """Return the results of consecutive runs in one folder; None for those that were killed."""
     asked = [{"steps": STEPS, "checkpoint_every": 2} | each for each in wanted]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), json.dumps(asked)],

@@ -255,7 +255,5 @@ def test_a_run_goes_on_when_a_checkpoint_is_refused(
 
     assert len(result.losses) == 20
     assert [each.step for each in light_harness.jobs.checkpoints(job.id)] == [20, 15, 10]
-    said = (
-        "the checkpoint of step 5 could not be kept: no room for that; the last good one: of step 0. Going on"
-    )
+    said = "the checkpoint of step 5 could not be saved: no room for that; the last good one: of step 0. Training "
     assert said in capsys.readouterr().err

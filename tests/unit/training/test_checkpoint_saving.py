@@ -1,4 +1,4 @@
-"""Saving beside the training: what is kept is the state of its step, failures are told, and the best one stays."""
+"""Background checkpoints hold the state of their step; failures are reported, and the best one is kept."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def no_loss(output: Tensor, _: Tensor) -> Tensor:
 
 
 def test_a_copy_that_fails_is_told_to_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By way of the plan, which the others wait for."""
+    """The failure is sent with the plan, for which the others wait."""
 
     def finish(_: Staging) -> None:
         raise RuntimeError("no such memory")
@@ -162,8 +162,8 @@ def test_one_that_cannot_be_kept_is_said_and_the_run_goes_on(
     result = train(tmp_path)
 
     said = capsys.readouterr().err
-    assert "the checkpoint of step 4 could not be kept: No space left on device" in said
-    assert "the last good one: of step 0. Going on" in said
+    assert "the checkpoint of step 4 could not be saved: No space left on device" in said
+    assert "the last good one: of step 0. Training continues" in said
     assert result.step == STEPS
     assert steps_in(tmp_path) == [12, 8, 0]
 
@@ -177,7 +177,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_names_the_last_good_one(
         train(tmp_path)
 
     words = str(refusal.value)
-    assert "step 8 could not be kept: No space left on device" in words
+    assert "step 8 could not be saved: No space left on device" in words
     assert "the last good one: of step 0" in words
     assert isinstance(refusal.value.__cause__, OSError)
     assert refusal.value.__cause__.errno == errno.ENOSPC
@@ -205,7 +205,7 @@ def test_where_nothing_can_be_kept_the_run_does_not_go_on(
 ) -> None:
     fill_disk(monkeypatch, lambda _: True)
 
-    with pytest.raises(CheckpointFailed, match=r"step 0 could not be kept: .* last good one: none was kept"):
+    with pytest.raises(CheckpointFailed, match=r"step 0 could not be saved: .* last good one: none"):
         train(tmp_path)
 
 
@@ -225,7 +225,7 @@ def test_memory_for_a_copy_that_is_not_there_is_a_failure_like_others(
     train(tmp_path)
 
     assert (
-        "could not be kept: the state could not be copied: can't allocate memory" in capsys.readouterr().err
+        "could not be saved: the state could not be copied: can't allocate memory" in capsys.readouterr().err
     )
     assert steps_in(tmp_path)[0] == STEPS
 
@@ -234,7 +234,7 @@ def test_memory_for_a_copy_that_is_not_there_is_a_failure_like_others(
 
 
 def wait_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no checkpoint on its way when the next one could be due."""
+    """Let no checkpoint be pending when the next one is due."""
     real = Checkpointer.save
 
     def save(self: Checkpointer, *args: Any, **options: Any) -> PendingCheckpoint:

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: parts and a manifest that verify themselves, in a folder, without pickle."""
+"""A checkpoint is self-verifying parts and a manifest in a folder, without pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that are replayed as a CUDA graph, up to its capture: which batches it is given, and when it is given up."""
+"""CUDA graph steps up to the capture: which batches are replayed, and when the graph is abandoned."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_batch_of_another_shape_is_not_stretched_into_the_graphs(narrow: int) 
     assert losses(make_engine(data, said), range(1, 4)) == losses(
         make_engine(data, [], graphed=False), range(1, 4)
     )
-    assert "going on without one" in said[0]
+    assert "continuing without it" in said[0]
 
 
 def test_a_graph_is_given_up_where_batches_are_cut_into_pieces() -> None:
@@ -149,8 +149,8 @@ def test_a_buffer_that_forward_replaces_is_not_lost_in_a_graph() -> None:
 
     assert found == losses(plain, range(1, 7))
     assert said == [
-        "step 4: cannot be a CUDA graph (forward replaces the buffer seen, instead of changing it in place); "
-        "going on without one"
+        "step 4: cannot be captured as a CUDA graph (forward replaces the buffer seen, instead of changing it in "
+        "place); continuing without it"
     ]
 
 

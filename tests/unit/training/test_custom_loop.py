@@ -1,4 +1,4 @@
-"""`fj.step` in a loop of one's own: the losses of a plain loop and of `fit`, by a plan, with a state to go on from."""
+"""`fj.step` in a custom loop: the losses of a plain loop and of `fit`, by a plan, with a state to resume from."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_where_memory_runs_out_the_pieces_are_smaller(capsys: pytest.CaptureFixt
     step = fj.step(Large(), mse, **PLAIN)
 
     assert losses(step, batches()) == pytest.approx(plain_loop(), rel=1e-5)
-    assert "the same global batch in 4 micro-batches from here on" in capsys.readouterr().out
+    assert "continuing with 4 micro-batches per global batch" in capsys.readouterr().out
     assert step.state_dict()["pieces"] == 4
 
 
@@ -279,7 +279,7 @@ def test_a_pipeline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(custom_loop, "join_process_group", lambda _: ProcessGroup(0, 2))
 
-    with pytest.raises(InvalidTraining, match="a pipeline needs to see its batches in advance"):
+    with pytest.raises(InvalidTraining, match="a pipeline needs its batches in advance"):
         fj.step(make_model(), mse, parallel="pipeline", **PLAIN)
 
 

@@ -1,4 +1,4 @@
-"""Samples read ahead by worker processes, a thread or a stream: the same results, and clear errors when they die."""
+"""Prefetching by worker processes, a thread or a stream: equal results, and clear errors when workers die."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Ragged(Noisy):
 
 
 class Stuck(Noisy):
-    """Gives something that no process can send."""
+    """Returns a value that cannot be pickled."""
 
     def __getitem__(self, index: int) -> Any:
         class Local(str):
@@ -174,7 +174,7 @@ def test_smaller_pieces_after_memory_ran_out_are_read_anew(capsys: pytest.Captur
         return train(loss=large, workers=workers)
 
     assert trained(2).losses == trained(0).losses
-    assert "the same global batch in 2 micro-batches" in capsys.readouterr().out
+    assert "continuing with 2 micro-batches" in capsys.readouterr().out
 
 
 def test_a_new_interpreter_reads_the_same() -> None:
@@ -260,7 +260,7 @@ def test_samples_that_differ_are_the_same_error_in_a_worker() -> None:
 def test_a_batch_that_cannot_be_sent_is_an_error() -> None:
     with (
         closing(workers_over(Stuck(), count=1)) as loader,
-        pytest.raises(SampleUnreadable, match="cannot be handed over"),
+        pytest.raises(SampleUnreadable, match="cannot be sent to the trainer"),
     ):
         loader.take(1, BatchPlan(64, 8, seed=5).indices(1))
 
@@ -270,7 +270,7 @@ def test_a_worker_that_is_killed_at_a_sample_is_an_error_that_names_it(tmp_path:
     plan = BatchPlan(64, 8, seed=5)
     step = next(step for step in range(1, 9) if 17 in plan.indices(step))
 
-    with pytest.raises(WorkerLost, match=rf"was killed \(SIGKILL\), at sample 17 of step {step}") as info:
+    with pytest.raises(WorkerLost, match=rf"was killed \(SIGKILL\) at sample 17 of step {step}") as info:
         train(Deadly(), workers=2, run=tmp_path, checkpoint_every=1)
 
     assert "fewer workers" in str(info.value)

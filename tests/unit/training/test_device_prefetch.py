@@ -1,4 +1,4 @@
-"""The order in which batches are sent ahead to a device and used there, on a device that only takes notes."""
+"""The order in which batches are copied ahead to a device and used, on a recording device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCHES = BatchPlan(64, 8, seed=5)
 
 
 class RecordedTransfer:
-    """Writes down what is done; a batch is there once it was received."""
+    """Records the calls; a batch is on the device once it was received."""
 
     def __init__(self, *, idle: bool = False) -> None:
         self.notes: list[str] = []
@@ -123,7 +123,7 @@ def test_a_step_that_cannot_be_read_fails_when_it_is_its_turn() -> None:
 
 
 class Bereft(InlineLoader):
-    """Loses a worker when step 2 is asked for first; another one would read it."""
+    """Loses a worker at the first request of step 2; another worker would read it."""
 
     lost = False
 

@@ -1,4 +1,4 @@
-"""`fit` trains, evaluates and stops as it says, and refuses what it cannot do."""
+"""`fit` trains, evaluates and stops as documented, and refuses what it cannot do."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_failed_compilation_is_said_and_training_goes_on(
     monkeypatch.setattr(torch, "compile", broken)
 
     assert train(compile=True).losses == train().losses
-    assert "torch.compile failed (no compiler here); going on without it" in capsys.readouterr().out
+    assert "torch.compile failed (no compiler here); continuing without it" in capsys.readouterr().out
 
 
 def test_pieces_that_went_well_before_a_failed_compilation_count_once(

@@ -1,4 +1,4 @@
-"""What the platform knows of a fit that ran as a job: metrics, parameters, plan, hardware, artifacts and lineage."""
+"""The records of a fit that ran as a job: metrics, parameters, plan, hardware, artifacts and lineage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(directory: Path, agent: Path, monkeypatch: pytest.MonkeyPatch) -> FitResult:
-    """What the job's script does, with the variables that it would have."""
+    """Run the job's script with the environment variables of a job."""
     monkeypatch.setenv("FALAJ_AGENT", str(agent))
     monkeypatch.setenv("FALAJ_OUTPUTS", str(directory / "outputs"))
     rows = torch.randn(64, 3)

@@ -1,4 +1,4 @@
-"""`fj.job.progress`, and signs of life: sent now and then, at the end for certain, and alone not at all."""
+"""`fj.job.progress` and heartbeats: sent periodically, always at the end, and not without a platform."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from falaj.training.runtime.agent.job import JobContext
 
 
 class Heard:
-    """An agent that writes down what it is told."""
+    """An agent that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

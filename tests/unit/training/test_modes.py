@@ -1,4 +1,4 @@
-"""Who looks at a model before it is trained leaves each module in the mode that the user chose."""
+"""Code that inspects a model before training preserves the mode of each module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that are not persistent are kept where training changes them, and come from the code where it does not."""
+"""Non-persistent buffers are saved where training changes them, and come from the code where it does not."""
 
 from __future__ import annotations
 

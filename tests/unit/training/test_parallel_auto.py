@@ -15,6 +15,7 @@ from falaj.training.runtime.fit import fit
 from falaj.training.runtime.memory.estimate import estimate
 from falaj.training.runtime.memory.estimator import MemoryEstimator
 from falaj.training.runtime.memory.sizes import format_bytes
+from falaj.training.runtime.options import FitOptions
 from falaj.training.runtime.parallel.auto import choose, decide, rough_bytes
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.plan import Plan
@@ -113,23 +114,11 @@ def test_memory_is_a_whole_number() -> None:
 
 
 def decided(*, memory: int) -> dict[str, Any]:
-    from falaj.training.runtime.options import (
-        BatchOptions,
-        ComputeOptions,
-        EvaluationOptions,
-        FitOptions,
-        OptimizerOptions,
-    )
-
-    settings = FitOptions(
-        batching=BatchOptions(batch_size=BATCH_SIZE, steps=1, epochs=None, drop_last=False, seed=0),
-        optimization=OptimizerOptions(optimizer="adamw", lr=1e-3, schedule="constant", warmup=0, clip=None),
-        compute=ComputeOptions(precision=None, compile=None, accumulate=None, device="cpu"),
-        evaluation=EvaluationOptions(evaluate=None, evaluate_every=None, better="lower", patience=None),
-        checkpoint_every=1,
+    options = FitOptions.from_keywords(
+        batch_size=BATCH_SIZE, steps=1, device="cpu", tune="off", checkpoint_every=1
     )
     world = ProcessGroup(0, 2, torch.device("cpu"))
-    return decide(network(), nn.functional.mse_loss, open_data(rows()), settings, Plan(), world, memory)
+    return decide(network(), nn.functional.mse_loss, open_data(rows()), options, Plan(), world, memory)
 
 
 def estimator(*, batch_size: int = BATCH_SIZE, fixed_micro_batches: bool = False) -> MemoryEstimator:

@@ -60,7 +60,7 @@ def test_memory_that_runs_out_in_one_process_makes_the_pieces_of_all_smaller(
         f"step 3: out of memory in process {rank} (CUDA out of memory. Tried to allocate 2.00 GiB); the same"
     )
     assert words in short[int(rank)]["said"]
-    assert "in 4 micro-batches from here on" in short[int(rank)]["said"]
+    assert "with 4 micro-batches per global batch" in short[int(rank)]["said"]
     # those that go on do so in the same pieces, although they have memory enough
     assert [each["from"] for each in went_on] == [6, 6]
     assert begun[0]["losses"] + went_on[0]["losses"] == straight[0]["losses"]
@@ -126,6 +126,8 @@ def test_processes_that_were_told_otherwise_are_refused_by_all(tmp_path: Path) -
 
     for (leader, other), name in zip(found, told, strict=True):
         assert leader["error"] == other["error"] == "InvalidTraining", name
-        assert "process 1 was told otherwise than process 0; its own error says what" in leader["words"]
+        assert (
+            "the arguments of process 1 differ from those of process 0; see its own error" in leader["words"]
+        )
         assert name in other["words"]
         assert "in process 1" in other["words"]

@@ -1,4 +1,4 @@
-"""What is changed in an optimizer's groups on the way is still so when the run goes on."""
+"""Changed values in an optimizer's parameter groups are restored when the run resumes."""
 
 from __future__ import annotations
 

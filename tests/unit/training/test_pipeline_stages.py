@@ -11,14 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from falaj.training.runtime.errors import InvalidTraining
-from falaj.training.runtime.options import (
-    BatchOptions,
-    ComputeOptions,
-    EvaluationOptions,
-    FitOptions,
-    OptimizerOptions,
-    ParallelOptions,
-)
+from falaj.training.runtime.options import FitOptions
 from falaj.training.runtime.parallel.pipeline.partition import balanced_starts, partition_model
 from falaj.training.runtime.parallel.pipeline.serialization import assemble, describe, empty_tensors
 from falaj.training.runtime.parallel.pipeline.stage import StageRunner, extract_stage
@@ -231,13 +224,16 @@ def test_no_more_micro_batches_are_under_way_than_there_are_stages_to_come(
 def test_a_pipeline_has_two_micro_batches_a_stage(
     parallel: Any, accumulate: int | None, batch_size: int, expected: int
 ) -> None:
-    settings = FitOptions(
-        batching=BatchOptions(batch_size=batch_size, steps=1, epochs=None, drop_last=False, seed=0),
-        optimization=OptimizerOptions(optimizer="sgd", lr=0.1, schedule="constant", warmup=0, clip=None),
-        compute=ComputeOptions(precision=None, compile=None, accumulate=accumulate, device="cpu"),
-        evaluation=EvaluationOptions(evaluate=None, evaluate_every=None, better="lower", patience=None),
+    options = FitOptions.from_keywords(
+        batch_size=batch_size,
+        steps=1,
+        optimizer="sgd",
+        lr=0.1,
+        accumulate=accumulate,
+        device="cpu",
+        tune="off",
         checkpoint_every=1,
-        parallelism=ParallelOptions(parallel=parallel),
+        parallel=parallel,
     )
 
-    assert settings.micro_batches_over(4) == expected
+    assert options.micro_batches_over(4) == expected

@@ -1,4 +1,4 @@
-"""A process finds its place among the others, or is refused before it waits for any of them."""
+"""A process finds its rank, or is refused before it waits for other processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_more_processes_than_gpus_are_refused_by_each_of_them(
         "there are more processes than GPUs",
         "processes of this machine",
         "  given    2 processes, 1 GPU here",
-        "  allowed  a GPU for each, which all of them see",
+        "  allowed  one GPU per process, visible to all of them",
         '  fix      torchrun --nproc-per-node=1, or device="cpu"',
     ]
 

@@ -1,4 +1,4 @@
-"""A run that is killed goes on as if it had never been: the same losses, to the bit, and the same samples."""
+"""A killed run resumes with bitwise equal losses and the same samples."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def spawn(folder: Path, moments: Sequence[tuple[int, float]]) -> str:
 
 
 def losses(folder: Path) -> dict[tuple[int, str], float]:
-    """What was logged for each step; a step that ran twice must have given the same both times."""
+    """Return the logged losses by step; a step that ran twice must have equal losses."""
     found: dict[tuple[int, str], float] = {}
     for metric in read_metrics(folder):
         if metric.name not in ("loss", "evaluation"):
@@ -201,7 +201,7 @@ def test_a_run_does_not_begin_anew_when_all_its_checkpoints_are_damaged(tmp_path
     for path in (tmp_path / "checkpoints").iterdir():
         harm(path / "part-00000", "altered")
 
-    with pytest.raises(CheckpointDamaged, match=r"none of the checkpoints verifies \(steps 12, 8, 4\)"):
+    with pytest.raises(CheckpointDamaged, match=r"no checkpoint is valid \(steps 12, 8, 4\)"):
         short_fit(tmp_path)
 
 

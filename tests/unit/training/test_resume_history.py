@@ -1,4 +1,4 @@
-"""A run that goes on, by itself, after a move, or because somebody retries its job, remembers all that it survived."""
+"""A run that is resumed, moved or retried records all of its interruptions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Fit = Callable[..., FitResult | None]
 
 
 class Killed(BaseException):
-    """Ends a run as abruptly as one process allows."""
+    """Interrupts a run as abruptly as one process allows."""
 
 
 class Frail(nn.Module):
-    """Breaks off its run at the `deadly` step of this process, when its last words are said."""
+    """Interrupts its run at the `deadly` step of this process, after its last output."""
 
     def __init__(self, deadly: int, last_words: Callable[[], None]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def harness(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.fixture
 def trained(harness: JobHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fit:
     def attempt(job: Job, *, dies_at: int = 0, kept: int = 0) -> FitResult | None:
-        """What the script does; none where it is broken off at its so-manieth step, when step `kept` is kept."""
+        """Run the script; return None where it is interrupted at its step `deadly`, when step `kept` is stored."""
 
         def wait_for_checkpoint() -> None:
             eventually(

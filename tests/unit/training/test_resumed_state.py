@@ -1,4 +1,4 @@
-"""What a model or a loss keeps or draws beside its parameters is as it was when a run goes on."""
+"""State and random numbers of a model or a loss beside its parameters are restored when a run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of worker processes lie in memory that is used again: never while somebody still has them."""
+"""Shared memory of worker batches is reused, but never while a tensor still uses it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def are_the_same(ours: Any, theirs: Any) -> bool:
 
 
 def mappings() -> int:
-    """How many pieces of torch's shared memory this process has."""
+    """Return the number of torch's shared memory files of this process."""
     return Path("/proc/self/maps").read_text().count("/torch_")
 
 

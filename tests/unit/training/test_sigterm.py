@@ -1,4 +1,4 @@
-"""SIGTERM while a model is trained: the run is saved at the step where it stands, and goes on exactly from there."""
+"""SIGTERM during training: the run is saved at its current step, and resumes exactly from there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime works on a machine that has torch and the standard library alone."""
+"""The runtime works with torch and the standard library alone."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytest.importorskip("tensorboard")
 
 
 def read_back(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a folder, by name."""
+    """Return the scalars that TensorBoard reads from a folder, by name."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found: Any = EventAccumulator(str(folder))

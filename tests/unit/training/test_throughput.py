@@ -1,4 +1,4 @@
-"""The figures of every run: rates, MFU, goodput over restarts; and what a run says of itself."""
+"""Throughput of every run: rates, MFU, goodput over restarts; and the parameters of a run."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_counting_leaves_no_trace_in_the_model_or_the_dice() -> None:
 
 
 class Peeking(nn.Module):
-    """Does what shapes alone cannot tell."""
+    """Its operations do not follow from shapes alone."""
 
     def __init__(self) -> None:
         super().__init__()

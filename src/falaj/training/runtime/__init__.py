@@ -1,1 +1,1 @@
-"""What runs on the worker: `fit` and its parts. It needs torch and the standard library, nothing else."""
+"""The training runtime on the worker: `fit` and its parts. It imports torch and the standard library only."""

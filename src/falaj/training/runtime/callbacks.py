@@ -1,4 +1,4 @@
-"""What users have called while a model is trained, and what becomes of the run if that fails."""
+"""User callbacks during training, and the end of a run in which one fails."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ EXAMPLE: Final = "callbacks=[lambda step, loss: print(step, loss)]"
 Callback: TypeAlias = Callable[[int, float], Any] | object
 """A function of a step and its loss; or an object with any of these methods:
 
-on_start(step, total)       before the first step; `step` is the one that the run goes on from, of `total`
-on_step(step, loss)         after each step; on a GPU a little later, for losses are read some at a time there
+on_start(step, total)       before the first step; `step` is the step that the run resumes from
+on_step(step, loss)         after each step; on a GPU a little later, since losses are read in groups there
 on_evaluation(step, score)  after each evaluation
-on_checkpoint(step)         after a checkpoint was taken, which may still be on its way to where it is kept
+on_checkpoint(step)         after a checkpoint was staged; it may still be being written
 on_end(result)              after the last step was saved
 
-Each may return `STOP`: the run is saved and ends after this step, with several processes after the next one. It is
-over then: a further call that asks for no more steps than this one has nothing to do.
+Each may return `STOP`: the run is saved and ends after this step, with several processes after the next one. The run is
+finished then: a further call that asks for no more steps than this one does nothing.
 """
 
 
@@ -32,16 +32,16 @@ class Stop(Enum):
 
 
 STOP: Final = Stop.STOP
-"""What a callback returns to have the training end; `fit` says then that it was asked to."""
+"""The value with which a callback ends the training; `FitResult.stopped` is "asked" then."""
 
 
 class Callbacks:
-    """The callbacks of a run. After one has failed none is called, and the run ends as soon as it can be saved."""
+    """The callbacks of a run. After one has failed no other is called, and the run is saved and ends."""
 
     def __init__(
         self, given: Sequence[Callback], *, request: Callable[[GroupRequest], None], done: int = 0
     ) -> None:
-        """`wish` is told to end the run, or to stop it until the next call. The first step comes after `done`."""
+        """`request` asks the process group to end the run, or to stop it until the next call."""
         self._request, self._done = request, done
         self._by_hook = {hook: list(_methods(given, hook)) for hook in HOOKS}
         self._told = 0
@@ -54,7 +54,7 @@ class Callbacks:
         self._call("on_start", step, total)
 
     def steps(self, losses: Sequence[float]) -> None:
-        """Tell of the steps whose losses have been read since the last time; `losses` are all that were."""
+        """Call on_step for the steps whose losses are new; `losses` are all losses of this call."""
         while self._told < len(losses):
             self._told += 1
             self._call("on_step", self._done + self._told, losses[self._told - 1])
@@ -66,7 +66,7 @@ class Callbacks:
         self._call("on_checkpoint", step)
 
     def end(self, result: Any, *, last_checkpoint: str) -> None:
-        """The run is over and saved. CallbackFailed if one of them has failed, now or before."""
+        """Call on_end after the run was saved. Raise CallbackFailed if any callback has failed."""
         self._call("on_end", result)
         if self._failure is not None:
             words = f"{self._failure.message}; the run ended, its last checkpoint: {last_checkpoint}"
@@ -85,7 +85,7 @@ class Callbacks:
 
 
 def callback_faults(given: object) -> list[TrainingFault]:
-    """What is wrong with the option `callbacks`."""
+    """Return the faults of the option `callbacks`."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         return [TrainingFault("callbacks", type(given).__name__, "a list", EXAMPLE)]
     faults = []

@@ -1,61 +1,51 @@
-"""`step`: one training step in the fastest safe way, for people who keep a loop of their own.
+"""`step`: one training step by the fastest safe plan, for users with a training loop of their own.
 
     step = fj.step(model, loss, lr=3e-4, clip=1.0)
     for inputs, target in batches:
         print(step((inputs, target)))
 
-A batch that is a tuple is (inputs…, target); any other is given whole to the model and to the loss. What comes back is
-the loss, detached and still on the device: on a GPU, reading it at every step makes the queue wait. The batches, when
-to save, and what to do about a loss that is not finite are the loop's own affair.
+A batch that is a tuple is (inputs…, target); any other batch is passed whole to the model and to the loss. The result
+is the loss, detached and still on the device: on a GPU, reading it at every step synchronizes. The loop itself decides
+about the batches, checkpoints and losses that are not finite.
 
-The options are those of `fit`. `tune="auto"` looks for the fastest plan on the first batch, as if there were `steps`
-steps like it. Without `seed`, random numbers are drawn as they come; with it they depend on the seed and the number of
-the step alone, as in `fit`. Under torchrun each process is given its own part of the batch, as many rows as the others
-(those that share tensors, the same ones), and the loss is the mean of all.
+The options are those of `fit`. `tune="auto"` searches for the fastest plan on the first batch, for a run of `steps`
+steps. Without `seed` the random generators are not seeded; with it random numbers depend on the seed and the step only,
+as in `fit`. Under torchrun each process passes its own part of the batch, with equally many rows in each (ranks that
+share tensors pass the same rows), and the loss is the mean over all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
 from falaj.training.runtime.data.dataloading.loaders import InlineLoader
-from falaj.training.runtime.data.sources import Batch, TensorSource
-from falaj.training.runtime.errors import InvalidTraining, TrainingFault
-from falaj.training.runtime.handed import BatchSource, LocalBatchReader, UnseededRng
-from falaj.training.runtime.options import (
-    BatchOptions,
-    ComputeOptions,
-    EvaluationOptions,
-    FitOptions,
-    OptimizerOptions,
-    ParallelOptions,
-    Tune,
-)
+from falaj.training.runtime.data.sources import Batch, TensorSource, map_tensors
+from falaj.training.runtime.errors import CheckpointMismatch, InvalidTraining, TrainingFault
+from falaj.training.runtime.options import FitOptions, Tune
 from falaj.training.runtime.parallel.layout import Parallel, parallel_layout
 from falaj.training.runtime.parallel.process_group import find_device, join_process_group
 from falaj.training.runtime.parallel.tensor_plan import TensorPlan
 from falaj.training.runtime.planning.numerics import apply_numerics
 from falaj.training.runtime.planning.plan import CompileMode, Plan, Precision, plan_from
 from falaj.training.runtime.planning.selection import select_plan
-from falaj.training.runtime.step.cuda_graph import CudaGraphStep
+from falaj.training.runtime.step.cuda_graph import CudaGraphStep, list_tensors
 from falaj.training.runtime.step.engine import (
     StepEngine,
     align_optimizer_state,
     can_use_cuda_graph,
     make_step,
 )
+from falaj.training.runtime.step.micro_batches import MicroBatch, MicroBatchIndices, MicroBatchReader
 from falaj.training.runtime.step.model_checks import require_trainable
 from falaj.training.runtime.step.non_persistent_buffers import restore_buffers
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.out_of_memory import can_split_locally
 from falaj.training.runtime.step.step import Loss
-from falaj.training.runtime.step_state import put_into_model, put_into_optimizer, with_plain_rates
 
 DEFAULT_STEPS = 1000
 
@@ -78,32 +68,32 @@ def step(
     seed: int | None = None,
     device: str = "auto",
 ) -> TrainingStep:
-    """A step that trains `model` in place: `step(batch)` gives the loss. See the top of this file.
+    """Return a step that trains `model` in place: `step(batch)` returns the loss. See the top of this file.
 
-    `step.state_dict()` is plain tensors and numbers, which `torch.load(…, weights_only=True)` takes;
-    `step.load_state_dict` goes on from there, by the same plan.
+    `step.state_dict()` holds tensors and numbers that `torch.load(…, weights_only=True)` accepts;
+    `step.load_state_dict` continues from there with the same plan.
     """
-    compute = ComputeOptions(
+    options = FitOptions.from_keywords(
+        batch_size="auto",
+        steps=steps,
+        seed=seed or 0,
+        optimizer=optimizer,
+        lr=lr,
+        clip=clip,
+        accumulate=accumulate,
         precision=precision,
         compile=compile,
-        accumulate=accumulate,
-        device=device,
         tune=tune,
         tune_seconds=tune_seconds,
-    )
-    options = FitOptions(
-        batching=BatchOptions(batch_size="auto", steps=steps, epochs=None, drop_last=False, seed=seed or 0),
-        optimization=OptimizerOptions(optimizer=optimizer, lr=lr, schedule="constant", warmup=0, clip=clip),
-        compute=compute,
-        parallelism=ParallelOptions(parallel=parallel, tensor_plan=tensor_plan),
-        evaluation=EvaluationOptions(evaluate=None, evaluate_every=None, better="lower", patience=None),
-        checkpoint_every=timedelta(minutes=1),
+        device=device,
+        parallel=parallel,
+        tensor_plan=tensor_plan,
     )
     return TrainingStep(model, loss, options, is_seeded=seed is not None)
 
 
 class TrainingStep:
-    """Calls are steps. The plan is chosen at the first one, unless it was given."""
+    """A callable that does one training step. The plan is chosen at the first call, unless it was given."""
 
     def __init__(self, model: nn.Module, loss: Loss, options: FitOptions, *, is_seeded: bool) -> None:
         self._model, self._loss, self._options = model, loss, options
@@ -112,24 +102,24 @@ class TrainingStep:
         self._layout = parallel_layout(options.parallelism.parallel, self._world.size)
         if self._layout.pipeline > 1:
             fault = TrainingFault(
-                "parallel", "pipeline", "ddp, fsdp, tensor", "fj.fit, which hands its batches around"
+                "parallel", "pipeline", "ddp, fsdp, tensor", "fj.fit, which distributes its batches"
             )
-            raise InvalidTraining("a pipeline needs to see its batches in advance", faults=[fault])
+            raise InvalidTraining("a pipeline needs its batches in advance", faults=[fault])
         require_trainable(model, loss)
         self._source = BatchSource()
         self._engine: StepEngine | None = None
         self._rates: list[Tensor] = []
         self._is_plain = True
-        """Whether nothing has to be done around a step: no rates for a graph, no settings of torch's."""
+        """Whether a step needs nothing around it: no learning rates for a CUDA graph, no numeric settings of torch."""
         self._seen: Tensor = torch.zeros(())
         self.number = 0
-        """How many steps were done."""
+        """The number of steps done."""
         self.plan: Plan | None = None
         if options.compute.tune != "auto" or self._world.size > 1:
             self._build(select_plan(model, loss, self._source, options, None, self._world))
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on `batch`; its loss."""
+        """Train on `batch` and return its loss."""
         indices = self._source.take(batch)
         engine = self._engine or self._search()
         self.number += 1
@@ -143,11 +133,11 @@ class TrainingStep:
 
     @property
     def optimizer(self) -> optim.Optimizer:
-        """The optimizer: its learning rate may be changed between steps, by a scheduler of torch's for example."""
+        """The optimizer. Its learning rate may be changed between steps, for example by a scheduler of torch."""
         return self._ready().step.optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on, in tensors and numbers."""
+        """Return the state that is needed to continue, as tensors and numbers."""
         engine = self._ready()
         optimizer, scaler = engine.step.optimizer, engine.step.scaler
         return {
@@ -161,19 +151,21 @@ class TrainingStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`. A scheduler of the learning rate is to be made after this, not before.
+        """Continue from `state`. Create a learning-rate scheduler after this call, not before.
 
-        Of the optimizer's options only the learning rate is taken from there: the others are those of this step.
+        Of the optimizer's options only the learning rate is restored; the others are those of this step.
         """
         missing = {"model", "optimizer", "scaler", "plan", "number", "pieces"} - state.keys()
         if missing:
-            fault = TrainingFault("state", f"without {', '.join(sorted(missing))}", "what state_dict gave")
+            fault = TrainingFault(
+                "state", f"without {', '.join(sorted(missing))}", "the result of state_dict()"
+            )
             raise InvalidTraining("this is not the state of a step", faults=[fault])
         plan = plan_from(state["plan"])
         if self._world.device.type == "cpu":
             plan = replace(plan, graph=False)
         put_into_model(self._model, state["model"])
-        if self._engine is None or plan.graph:  # what a graph has captured stays where it was
+        if self._engine is None or plan.graph:  # a captured graph keeps its addresses
             self._build(plan)
         engine = self._ready()
         restore_buffers(
@@ -187,10 +179,8 @@ class TrainingStep:
             engine.set_micro_batches(state["pieces"])
         self.number = state["number"]
 
-    # ------------------------------------------------------------------------------------ beneath them
-
     def _search(self) -> StepEngine:
-        """The engine of the fastest plan for batches like the first one."""
+        """Search for the fastest plan for batches like the first one, and return its engine."""
         columns, options = TensorSource(self._source.batch, where="batch"), self._options
         options = replace(options, batching=replace(options.batching, batch_size=self._source.rows))
         return self._build(select_plan(self._model, self._loss, columns, options, None, self._world))
@@ -237,7 +227,7 @@ class TrainingStep:
         return self._engine
 
     def _take_rates(self, engine: StepEngine) -> None:
-        """A graph reads learning rates from where they were: what was set in their place is written there."""
+        """Copy changed learning rates to the tensors that the CUDA graph reads."""
         for group, rate in zip(engine.step.optimizer.param_groups, self._rates, strict=bool(self._rates)):
             if group["lr"] is not rate:
                 rate.fill_(group["lr"])
@@ -251,3 +241,86 @@ def _as_tensor(group: dict[str, Any], device: torch.device) -> Tensor:
     group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
     rate: Tensor = group["lr"]
     return rate
+
+
+class BatchSource:
+    """The current batch of the user's loop as a source of its rows."""
+
+    def __init__(self) -> None:
+        self.batch: Batch = None
+        self.rows = 0
+        self._places: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def take(self, batch: Batch) -> Tensor:
+        """Set the current batch and return the indices of its rows."""
+        first = batch[0] if isinstance(batch, tuple) and batch else batch
+        tensors = [first] if isinstance(first, Tensor) else list_tensors(batch)
+        if not tensors or not tensors[0].dim() or not len(tensors[0]):
+            fault = TrainingFault(
+                "batch", type(batch).__name__, "tensors with a row per sample", "(inputs, target)"
+            )
+            raise InvalidTraining("this batch cannot be trained on", faults=[fault])
+        self.batch, self.rows = batch, len(tensors[0])
+        if self.rows not in self._places:
+            self._places[self.rows] = torch.arange(self.rows)
+        return self._places[self.rows]
+
+    def read(self, indices: Tensor, *, seed: int) -> Batch:
+        if len(indices) == self.rows:
+            return self.batch
+        start, count = int(indices[0]), len(indices)
+        return map_tensors(self.batch, lambda each: each[start : start + count] if each.dim() else each)
+
+
+class LocalBatchReader(MicroBatchReader):
+    """Splits the batch of this process, which is one of `ways` parts of the global batch."""
+
+    def __init__(self, source: BatchSource, *, seed: int, count: int, ways: int) -> None:
+        super().__init__(source, seed=seed, count=count)
+        self._handed, self._ways = source, ways
+
+    def read(self, step: int, indices: Tensor) -> list[MicroBatch]:
+        if self.count == 1:
+            return [MicroBatch(0, self._handed.batch, 1 / self._ways)]
+        return super().read(step, indices)
+
+    def split(self, indices: Tensor) -> Iterator[MicroBatchIndices]:
+        found = super().split(indices)
+        return found if self._ways == 1 else (cut._replace(share=cut.share / self._ways) for cut in found)
+
+
+class UnseededRng:
+    """A StepRng that does not seed: random numbers are drawn as they come."""
+
+    def seed_step(self, step: int, micro_batch: int) -> None:
+        pass
+
+
+def with_plain_rates(state: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's `state` with learning rates as numbers, also where a CUDA graph reads tensors."""
+    groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
+    return {**state, "param_groups": groups}
+
+
+def put_into_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise CheckpointMismatch(f"the state is of another model: {error}") from error
+
+
+def put_into_optimizer(optimizer: optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
+    kind, theirs = type(optimizer).__name__, saved["param_groups"]
+    sizes = [[len(group["params"]) for group in each] for each in (groups, theirs)]
+    if saved["class"] != kind or sizes[0] != sizes[1]:
+        fault = TrainingFault(
+            "optimizer", f"{kind} of {sizes[0]} parameters", f"{saved['class']} of {sizes[1]}"
+        )
+        raise CheckpointMismatch("the state is of another optimizer", faults=[fault])
+    for own, their in zip(groups, theirs, strict=True):
+        own |= {name: their[name] for name in ("lr", "initial_lr") if name in their}
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})

@@ -1,18 +1,18 @@
-"""The errors of the runtime, which must be importable where torch is all there is.
+"""The errors of the runtime. This module must be importable where only torch is installed.
 
 TrainingError               training.failed
 ├── InvalidTraining         training.invalid      an option, the model or the data cannot be used
 │   └── RaggedBatch         training.ragged       the samples of a batch differ in shape
-├── Unreadable              training.unreadable   the dataset failed to give a sample
-├── WorkerLost              training.worker       a process that reads samples died
+├── SampleUnreadable        training.unreadable   the dataset failed to return a sample
+├── WorkerLost              training.worker       a data worker process died
 ├── LossNotFinite           training.not_finite   the loss or a parameter became NaN or infinite
 ├── OutOfMemory             training.memory       memory runs out, however small the pieces
-├── NoEstimate              training.no_estimate  what a model takes of memory cannot be found out
-├── CallbackFailed          training.callback     what the user has called failed; the run was saved before it ended
-├── CheckpointDamaged       checkpoint.damaged    the bytes are not what was written
+├── NoEstimate              training.no_estimate  the memory of a model cannot be estimated
+├── CallbackFailed          training.callback     a callback failed; the run was saved before it ended
+├── CheckpointDamaged       checkpoint.damaged    the stored bytes are not what was written
 ├── CheckpointMismatch      checkpoint.mismatch   written by another model, optimizer or run
 ├── CheckpointFailed        checkpoint.failed     the run could not be saved
-├── CertificateFalse        certificate.false     what a certificate says of a run is not so
+├── CertificateInvalid      certificate.false     a certificate does not hold
 └── AgentLost               agent.lost            the agent beside the runtime does not answer
 """
 
@@ -25,7 +25,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class TrainingFault:
-    """One thing that is wrong: where, what was given, what is allowed, and the fix."""
+    """One fault of the input: where, what was given, what is allowed, and the fix."""
 
     where: str
     given: object = None
@@ -38,7 +38,7 @@ class TrainingFault:
 
 
 class TrainingError(Exception):
-    """An error that a user can read and a program can match by `code`, as the platform's own are."""
+    """An error with a message for people and a stable `code` for programs, like the errors of the platform."""
 
     code: ClassVar[str] = "training.failed"
 
@@ -65,7 +65,7 @@ class SampleUnreadable(TrainingError):
     def __init__(self, message: str, *, sample: int = 0, faults: Iterable[TrainingFault] = ()) -> None:
         super().__init__(message, faults=faults)
         self.sample = sample
-        self.step: int | None = None  # whoever reads for a step adds it
+        self.step: int | None = None  # set by the reader of the step
 
     def __str__(self) -> str:
         where = "" if self.step is None else f" of step {self.step}"

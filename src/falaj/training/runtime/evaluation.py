@@ -1,4 +1,4 @@
-"""Looks at the model now and then: the best score so far, and when to stop for want of progress."""
+"""Periodic evaluation: the score, the best score so far, and early stopping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 from falaj.training.runtime.step.step import Step
 
 Evaluate: TypeAlias = Callable[[nn.Module], float] | Data
-"""A function of the model, which is in evaluation mode; or data, whose mean loss is the score."""
+"""A function of the model, which is in evaluation mode; or data whose mean loss is the score."""
 
 Better = Literal["lower", "higher"]
 EXAMPLE = "evaluate=(inputs, targets), or evaluate=lambda model: error_of(model)"
@@ -27,7 +27,7 @@ EXAMPLE = "evaluate=(inputs, targets), or evaluate=lambda model: error_of(model)
 
 @dataclass(frozen=True)
 class BestScore:
-    """The best evaluation so far, and the step after which it was made."""
+    """The best evaluation so far, and its step."""
 
     step: int
     score: float
@@ -35,7 +35,7 @@ class BestScore:
 
 @dataclass
 class Evaluation:
-    """Scores the model after every `every` steps; `stale` counts those since the best one."""
+    """Scores the model after every `every` steps; `stale` counts the evaluations since the best one."""
 
     score: Callable[[], float]
     every: int
@@ -49,7 +49,7 @@ class Evaluation:
         return self.patience is not None and self.stale >= self.patience
 
     def evaluate(self, step: int) -> float:
-        """The score of the model after `step`."""
+        """Evaluate the model after `step`, and return its score."""
         score = self.score()
         if self._is_best(score):
             self.best, self.stale = BestScore(step, score), 0
@@ -68,13 +68,13 @@ class Evaluation:
 def make_scorer(
     evaluate: Evaluate, step: Step, *, device: torch.device, batch_size: int
 ) -> Callable[[], float]:
-    """`evaluate` as a function without arguments, which leaves each module in its own mode."""
+    """Return `evaluate` as a function without arguments that preserves the mode of each module."""
     if callable(evaluate) and not hasattr(evaluate, "__getitem__"):
-        judge: Callable[[nn.Module], float] = evaluate
+        function: Callable[[nn.Module], float] = evaluate
 
         def score() -> float:
             with step.full_model() as model, evaluation_mode(model):
-                return require_score(judge(model))
+                return require_score(function(model))
     else:
         source = open_data(cast(Data, evaluate), where="evaluate")
 
@@ -86,19 +86,21 @@ def make_scorer(
 
 
 def require_score(given: object) -> float:
-    """The score that a function of the caller's has returned; refused if it is no number."""
+    """Return the score that the user's function gave; raise InvalidTraining if it is not a number."""
     try:
         if not isinstance(given, str | bytes):
             return float(given)  # type: ignore[arg-type]  # whatever has __float__
     except (TypeError, ValueError, RuntimeError):  # torch's, of a tensor with several values
         pass
     what = repr(given) if given is None or isinstance(given, str) else f"a {type(given).__name__}"
-    fault = TrainingFault("evaluate", f"a function that gives {what}", "one that gives a number", EXAMPLE)
-    raise InvalidTraining("an evaluation does not give a score", faults=[fault])
+    fault = TrainingFault(
+        "evaluate", f"a function that returns {what}", "a function that returns a number", EXAMPLE
+    )
+    raise InvalidTraining("the evaluation did not return a score", faults=[fault])
 
 
 def evaluate_faults(given: object) -> list[TrainingFault]:
-    """What is wrong with the option `evaluate`, as far as it can be seen without opening it."""
+    """Return the faults of the option `evaluate` that can be found without opening the data."""
     has_samples = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     if given is None or callable(given) or is_table(given) or isinstance(given, Tensor) or has_samples:
         return []
@@ -106,21 +108,21 @@ def evaluate_faults(given: object) -> list[TrainingFault]:
         return []
     return [
         TrainingFault(
-            "evaluate", given, "a function of the model that gives a number, or data as for fit", EXAMPLE
+            "evaluate", given, "a function of the model that returns a number, or data as for fit", EXAMPLE
         )
     ]
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, without gradients; afterwards each module has its own mode again."""
+    """Put the model in evaluation mode without gradients; restore the mode of each module at the end."""
     with preserved_modes(model), torch.no_grad():
         model.eval()
         yield
 
 
 def mean_loss(step: Step, source: SampleSource, *, device: torch.device, batch_size: int) -> float:
-    """The mean loss over all of `source`, each sample with the same weight; in smaller batches if memory runs out."""
+    """Return the mean loss over `source`, each sample with equal weight; use smaller batches if memory runs out."""
     total = torch.zeros((), dtype=torch.float64)
     start = 0
     while start < len(source):
@@ -130,7 +132,7 @@ def mean_loss(step: Step, source: SampleSource, *, device: torch.device, batch_s
             total += step.measure(batch).double().cpu() * len(indices)
         except (RuntimeError, MemoryError) as failure:
             if batch_size == 1 or dist.is_initialized() or not is_out_of_memory(failure):
-                raise  # other processes may wait for this one in the midst of the model
+                raise  # other processes may wait for this one in a collective
             batch_size = -(-batch_size // 2)
         else:
             start += batch_size

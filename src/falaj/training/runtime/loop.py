@@ -1,4 +1,4 @@
-"""The training loop, top to bottom: set up, resume, step after step, and the account at the end."""
+"""The training loop: set up, resume, run the steps, and return the result."""
 
 from __future__ import annotations
 
@@ -41,35 +41,35 @@ StopReason = Literal["done", "patience", "asked"]
 
 @dataclass(frozen=True)
 class FitResult:
-    """What came of a call of `fit`. Losses, speed and goodput are of this call, not of those it resumed."""
+    """The result of a call of `fit`. Losses, speed and goodput are of this call, not of the calls that it resumed."""
 
     step: int
-    """The last step that was done, counted from the beginning of the run."""
+    """The last step, counted from the beginning of the run."""
     resumed_from: int
-    """The step of the checkpoint that this call went on from; 0 if it began anew."""
+    """The step of the checkpoint that this call resumed; 0 for a new run."""
     losses: list[float]
     """The loss of each step of this call; the first is of step `resumed_from + 1`."""
     best: BestScore | None
     stopped: StopReason
     samples_per_second: float
     goodput: float
-    """Time in training steps / all the time: what evaluations, checkpoints and resuming left over."""
+    """Time in training steps divided by total time; the rest went to evaluation, checkpoints and resuming."""
     seconds: float
     ledger: str
     """The head of the hash chain over the samples of all the steps; see `expected_head`."""
     plan: Plan
-    """How the steps were computed."""
+    """The plan by which the steps were computed."""
     certificate: Certificate
-    """What the run has survived, and whether what it computed again was equal."""
+    """The interruptions of the run, and whether recomputed losses were equal."""
     mfu: float | None = None
-    """The part of the hardware's peak FLOP/s that the model used; none where it was not counted."""
+    """Model FLOPs utilization: the share of the hardware's peak FLOP/s; None where it was not counted."""
     profile: BottleneckReport | None = None
-    """Where the time of a step went, if `profile` was asked for."""
+    """Where the time of a step went, if `profile` was given."""
 
 
 @dataclass
 class TrainingRun:
-    """A run that is ready to go on after step `number`."""
+    """A run that is ready to continue after step `number`."""
 
     batching: BatchOptions
     total: int
@@ -88,17 +88,17 @@ class TrainingRun:
     resume_history: ResumeHistory
     facts: Facts
     home: Path | None
-    """The folder for files that the run leaves; none where nothing is kept."""
+    """The folder for the files of the run; None where the run is not stored."""
     ended_of: int | None = None
-    """The steps that were asked for when a callback ended this run, in a call before."""
+    """The requested number of steps of the earlier call in which a callback ended this run."""
 
 
 def train(training: TrainingRun) -> FitResult:
-    """Run the steps that are still missing, and save at the end."""
+    """Run the remaining steps, and save at the end."""
     t, heart = training, rank_heartbeat()
     called = bool(t.callbacks)
     if called:
-        t.saver.wait_for_staging()  # what is called may change the model
+        t.saver.wait_for_staging()  # a callback may change the model
     t.callbacks.start(t.number, t.total)
     is_first = True
     while (stopped := reason_to_stop(t)) is None:
@@ -136,7 +136,7 @@ def prepare(
     world: ProcessGroup,
     checkpointer: Checkpointer | None = None,
 ) -> TrainingRun:
-    """Put the parts of a run together, and the newest checkpoint, if there is one, into them."""
+    """Build the parts of a run, and restore the newest checkpoint if there is one."""
     clock = StepClock()
     batching, notify = options.batching, agent.notify if agent else print
     plan = make_batches(source, batching, chosen)
@@ -153,8 +153,8 @@ def prepare(
         done = found = saver.resume()
         if done is None:
             done = Position(left_at=clock.began_at, layout=layout)
-            saver.save(done)  # so that also a run that is killed before its next one starts from this model
-            saver.flush()  # before anybody hears of a loss: one that begins anew would have others
+            saver.save(done)  # so that a run that is killed before its next checkpoint starts from this model
+            saver.flush()  # before any loss is reported: a run that started again would have others
     apply_position(done, engine, evaluation)
     engine.prepare(chosen)
     report = report_builder.report(engine, saver, clock, done)
@@ -169,7 +169,7 @@ def prepare(
         *(SampleLedger(done.ledger), clock, engine.plan),
         number=done.step,
         resumed_from=done.step,
-        callbacks=Callbacks(options.callbacks, request=world.requests.add, done=done.step),
+        callbacks=Callbacks(options.reporting.callbacks, request=world.requests.add, done=done.step),
         resume_history=resume_history,
         facts=known,
         home=output_folder(options.reporting.run),
@@ -180,31 +180,31 @@ def prepare(
 def warn_of_limit(
     model: nn.Module, options: FitOptions, world: ProcessGroup, notify: Callable[[str], None]
 ) -> None:
-    """A limit that one process cannot keep to is no reason not to train, but one to be told."""
+    """Warn about a memory limit that a single process cannot keep."""
     if world.size == 1 and (words := memory_limit_warning(model, options.parallelism.memory)):
         notify(words)
 
 
 def is_over(done: Position, total: int, evaluation: Evaluation | None, notify: Callable[[str], None]) -> bool:
-    """Whether a run that stands at `done` has nothing left to do; of one that a callback has ended it is said."""
+    """Return whether a run at `done` has nothing left to do; report one that a callback has ended."""
     if done.is_ended(total):
         notify(
-            f"a callback ended this run at step {done.step} of {done.ended_of}, in a call before: nothing is left "
-            f"to do. To go on, ask for more than {done.ended_of} steps; to begin anew, give another run"
+            f"a callback ended this run at step {done.step} of {done.ended_of} in an earlier call: nothing is left "
+            f"to do. To continue, request more than {done.ended_of} steps; to start again, use another run"
         )
         return True
     return done.step >= total or (evaluation is not None and evaluation.out_of_patience)
 
 
 def make_batches(source: SampleSource, batching: BatchOptions, chosen: Plan) -> BatchPlan:
-    """Which samples each step sees."""
+    """Return the batch plan of the run."""
     size = batching.batch_size
     size = chosen.batch_size or INITIAL_BATCH_SIZE if size == "auto" else size
     return BatchPlan(len(source), size, batching.seed, batching.drop_last)
 
 
 def total_steps(batching: BatchOptions, plan: BatchPlan) -> int:
-    """How many steps the whole run has."""
+    """Return the number of steps of the whole run."""
     return batching.steps or (batching.epochs or 0) * plan.steps_per_epoch
 
 
@@ -220,7 +220,7 @@ def make_evaluation(
 
 
 def apply_position(done: Position, engine: StepEngine, evaluation: Evaluation | None) -> None:
-    """Remember the best score of a run that stood at `done`, and in how many pieces it computed there."""
+    """Restore the best score and the number of micro-batches of a run that stood at `done`."""
     if done.pieces:
         engine.set_micro_batches(done.pieces)
     if evaluation and done.best_step is not None and done.best_score is not None:
@@ -228,7 +228,7 @@ def apply_position(done: Position, engine: StepEngine, evaluation: Evaluation | 
 
 
 def run_facts(options: FitOptions, chosen: Plan, plan: BatchPlan, world: ProcessGroup) -> Facts:
-    """What must be the same for a resumed run to be bitwise the same."""
+    """Return the facts that must be equal for a resumed run to be bitwise equal."""
     parallelism = options.parallelism
     return {
         **asdict(plan),
@@ -272,7 +272,7 @@ def evaluate(t: TrainingRun, evaluation: Evaluation) -> None:
 
 
 def save(t: TrainingRun) -> None:
-    """Save the run as it stands. The metrics go first: no checkpoint is ahead of them."""
+    """Save the run. Metrics are sent first, so that no checkpoint is ahead of them."""
     t.report.read_losses()
     t.callbacks.steps(t.report.losses)
     before = t.saver.last_started
@@ -291,7 +291,7 @@ def save(t: TrainingRun) -> None:
         position = t.resume_history.remember(position)
         t.saver.save(t.report.meter.remember(position, ends=reason_to_stop(t) is not None))
     if t.saver.last_started != before and t.callbacks:
-        t.saver.wait_for_staging()  # what is called may change the model
+        t.saver.wait_for_staging()  # a callback may change the model
         t.callbacks.checkpoint(t.number)
 
 

@@ -1,4 +1,4 @@
-"""The boundary between a run and the platform: a small agent beside it, or a folder where there is none."""
+"""The interface between a run and the platform: an agent process beside the run, or a folder without a platform."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 METRICS, PARAMS, PROGRESS = "metrics.jsonl", "params.json", "progress.json"
 RUN_EXAMPLE = 'run="runs/first"'
 RESUME_PREFIX = "resumed."
-"""How the names of the parameters begin that tell of each time the run went on."""
+"""Prefix of the parameters that record each resume of the run."""
 
 
 class MetricValue(NamedTuple):
-    """One measured value. The last one that was logged for a step and a name counts."""
+    """One measured value. The last value logged for a step and a name counts."""
 
     step: int
     name: str
@@ -31,37 +31,37 @@ class MetricValue(NamedTuple):
 
 
 class RunHistory(NamedTuple):
-    """What the attempts before have left of a run."""
+    """The records of earlier attempts at a run."""
 
     losses: list[tuple[int, float]]
-    """The losses that were logged for the steps after the one that was asked for, in that order; some twice."""
+    """The logged losses of the steps after the requested one, in the order of logging; some steps appear twice."""
     resumes: list[str]
-    """The values of the parameters whose names begin with `RESUME_PREFIX`."""
+    """The values of the parameters whose names start with `RESUME_PREFIX`."""
     unread: Sequence[str] = ()
-    """What could not be read of all that, in words."""
+    """Descriptions of what could not be read."""
 
 
 class Agent(Protocol):
-    """What a run asks of the platform. Calls come from one thread, and return when they have taken effect."""
+    """The calls of a run to the platform. They come from one thread, and return when they have taken effect."""
 
     def log(self, metrics: Sequence[MetricValue]) -> None: ...
 
     def params(self, values: Mapping[str, Any]) -> None:
-        """Parameters of the run; one that it has keeps its value."""
+        """Record parameters of the run; an existing one keeps its value."""
 
     def load_history(self, after: int) -> RunHistory:
-        """What is known of the run from before, with the losses of the steps after `after`."""
+        """Return the records of earlier attempts, with the losses of the steps after `after`."""
 
     def progress(self, step: int, total: int) -> None: ...
 
     def heartbeat(self) -> bool:
-        """Say that the run is alive, about once a second; False when it should save and stop."""
+        """Report that the run is alive, about once a second; return False when it should save and stop."""
 
     def notify(self, words: str) -> None:
-        """A line for people."""
+        """Show a line to the user."""
 
     def checkpoints(self) -> CheckpointStore:
-        """Where the run's checkpoints are kept; another thread may use it than the one that calls the rest."""
+        """Return the checkpoint store of the run; another thread than that of the other calls may use it."""
 
     def close(self) -> None: ...
 
@@ -69,7 +69,7 @@ class Agent(Protocol):
 class FolderAgent:
     """An agent on a folder: metrics.jsonl, params.json, progress.json, and checkpoints/step-…/.
 
-    What cannot be written is said once, and written as soon as it can be; only checkpoints are more than that.
+    A failed write is reported once and retried with the next one; only a checkpoint that cannot be written is an error.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -118,7 +118,7 @@ class FolderAgent:
         return CheckpointFolder(checkpoint_folder(self._folder))
 
     def close(self) -> None:
-        """Try for the last time to write what is waiting; say what is lost."""
+        """Write pending metrics and parameters a last time; report what is lost."""
         self.log([])
         self.params({})
         if self._metrics.waiting or self._params.waiting:
@@ -129,7 +129,7 @@ class FolderAgent:
 
 
 def run_faults(given: object) -> list[TrainingFault]:
-    """What is wrong with the option `run`, before anything is opened."""
+    """Return the faults of the option `run`, before anything is opened."""
     if given is None or isinstance(given, Path) or (isinstance(given, str) and given):
         return []
     calls = ("log", "params", "load_history", "progress", "heartbeat", "notify", "checkpoints")
@@ -143,17 +143,17 @@ def run_faults(given: object) -> list[TrainingFault]:
 
 
 def checkpoint_folder(run: str | Path) -> Path:
-    """The folder of the checkpoints of the run that is kept in a folder."""
+    """Return the checkpoint folder of a run that is stored in a folder."""
     return Path(run) / "checkpoints"
 
 
 def read_metrics(folder: str | Path) -> Iterator[MetricValue]:
-    """What was logged in `folder`, in that order; a line that was cut by a crash, or makes no sense, is left out."""
+    """Yield the metrics logged in `folder`, in order; incomplete or invalid lines are skipped."""
     yield from _parsed((Path(folder) / METRICS).read_bytes())[0]
 
 
 def _parsed(data: bytes) -> tuple[list[MetricValue], int]:
-    """The metrics in `data`, and how many lines are none."""
+    """Return the metrics in `data`, and the number of invalid lines."""
     lines = [line for line in data.split(b"\n") if line]
     found = [metric for metric in map(_metric_in, lines) if metric is not None]
     return found, len(lines) - len(found)
@@ -170,12 +170,12 @@ def _metric_in(line: bytes) -> MetricValue | None:
 
 
 def json_float(value: float) -> float | str:
-    """`value` as JSON has it: NaN and infinity as words that float() understands."""
+    """Return `value` for JSON: NaN and infinity as strings that float() parses."""
     return value if math.isfinite(value) else str(value)
 
 
 def _locked(folder: Path) -> int:
-    """A lock that ends with this process, however it ends."""
+    """Lock `folder` until this process ends, however it ends."""
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,7 +183,7 @@ def _locked(folder: Path) -> int:
         os.close(handle)
         raise InvalidTraining(
             "another run is using this folder",
-            faults=[TrainingFault("run", folder, "a folder of its own for each run", f'run="{folder}-2"')],
+            faults=[TrainingFault("run", folder, "a separate folder for each run", f'run="{folder}-2"')],
         ) from None
     return handle
 
@@ -192,4 +192,4 @@ def _no_place(folder: Path, error: OSError) -> InvalidTraining:
     fault = TrainingFault(
         "run", f"{folder} ({error.strerror})", "a folder that can be written to", RUN_EXAMPLE
     )
-    return InvalidTraining("the run cannot be kept there", faults=[fault])
+    return InvalidTraining("the run folder cannot be used", faults=[fault])

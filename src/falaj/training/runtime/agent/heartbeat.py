@@ -1,7 +1,7 @@
-"""Shows the platform that a job's process is alive, so that one that hangs is noticed. Standard library only.
+"""Heartbeats of a job's processes, by which the platform detects hangs. Standard library only.
 
-A rank that beats promises to go on until it rests, and is taken for hung if it does not; `show_life` promises nothing.
-Without a platform, or where nobody waits for a sign of life, all of it does nothing.
+A rank that has started to beat must continue until it stops, or it counts as hung; `beat_for_job` implies no such
+promise. Without a platform that reads heartbeats nothing is written.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 VARIABLE = "FALAJ_HEARTBEAT"
 EVERY_S = 1.0
 RANKS = ("FALAJ_RANK", "RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""Where a process finds its number, by who started it: Falaj, torchrun, horovodrun, Open MPI, MPICH."""
+"""Environment variables of the rank, by launcher: Falaj, torchrun, horovodrun, Open MPI, MPICH."""
 
 
 class Heartbeat:
-    """A sign of life: a file whose time changes, at most once a second."""
+    """A heartbeat file whose modification time changes at most once a second."""
 
     def __init__(self, name: str) -> None:
         self._folder = os.environ.get(VARIABLE)
@@ -25,7 +25,7 @@ class Heartbeat:
         self._next_at = 0.0
 
     def beat(self) -> None:
-        """Call it at every step: it costs next to nothing, but once a second."""
+        """Touch the file if a second has passed. Cheap enough to call at every step."""
         now = time.monotonic()
         if not self._folder or now < self._next_at:
             return
@@ -37,7 +37,7 @@ class Heartbeat:
                 os.close(os.open(self._own, os.O_WRONLY | os.O_CREAT, 0o600))
 
     def stop(self) -> None:
-        """No more steps: from now on, what is printed shows life."""
+        """End the heartbeat: from now on, output shows that the process is alive."""
         self._next_at = 0.0
         if self._folder:
             with contextlib.suppress(OSError):
@@ -45,13 +45,13 @@ class Heartbeat:
 
 
 def rank_heartbeat() -> Heartbeat:
-    """That of this rank."""
+    """Return the heartbeat of this rank."""
     told = (os.environ.get(name) for name in RANKS)
     return Heartbeat(next((rank for rank in told if rank), "0"))
 
 
 def beat_for_job() -> None:
-    """Say that the job is alive, on behalf of every rank that makes no promise of its own."""
+    """Beat for the job as a whole, for ranks without a heartbeat of their own."""
     global _anybody
     if _anybody is None:
         _anybody = Heartbeat("any")

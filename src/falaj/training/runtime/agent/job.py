@@ -1,4 +1,4 @@
-"""What a job's script knows of itself: its inputs, where its outputs go, and how it logs. Standard library only.
+"""`fj.job`: the inputs, outputs and logging of a job's script. Standard library only.
 
     import falaj as fj
     rows = pandas.read_parquet(fj.job.inputs["flights"])
@@ -7,7 +7,7 @@
     fj.job.progress(1, 100)
     model.save(fj.job.outputs / "model.onnx")
 
-Without a platform the same script runs alone: with the folders ./inputs and ./outputs, and what it logs is printed.
+Without a platform the same script uses the folders ./inputs and ./outputs, and prints what it logs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 
 SEND_EVERY_S = 1.0
 SEND_AT = 500
-"""Metrics are sent together, once a second or so many at a time, and at the end."""
+"""Metrics are sent in groups: once a second, at this number, and at the end."""
 
 
 class JobInputs(Mapping[str, Path]):
-    """The inputs by the names that the job gave them: a file, or a folder of files."""
+    """The inputs by their names in the job: each a file, or a folder of files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,13 +54,13 @@ class JobInputs(Mapping[str, Path]):
         return len(self._found())
 
     def _found(self) -> dict[str, Path]:
-        """By name, files without their suffix."""
+        """Return the inputs by name; a file without its suffix."""
         paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         return {path.name if path.is_dir() else path.stem: path for path in paths}
 
 
 class JobContext:
-    """The job that this process is, or a stand-in for it."""
+    """The job of this process, or a stand-in without a platform."""
 
     def __init__(self) -> None:
         self._agent: SocketAgent | None = None
@@ -71,12 +71,12 @@ class JobContext:
 
     @property
     def id(self) -> str | None:
-        """The id of the job; none outside of one."""
+        """The id of the job; None outside a job."""
         return os.environ.get("FALAJ_JOB")
 
     @property
     def attempt(self) -> int:
-        """Which attempt at the job this is, counted from 1."""
+        """The number of this attempt at the job, from 1."""
         return int(os.environ.get("FALAJ_ATTEMPT", "1"))
 
     @property
@@ -85,13 +85,13 @@ class JobContext:
 
     @property
     def outputs(self) -> Path:
-        """What lies in this folder when the job ends well is kept, as artifacts of its run."""
+        """The folder whose files become artifacts of the run when the job succeeds."""
         folder = Path(os.environ.get("FALAJ_OUTPUTS", "outputs"))
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def log(self, *, step: int = 0, **metrics: float) -> None:
-        """Log measurements of a step."""
+        """Log metrics of a step."""
         new = [MetricValue(step, name, float(value)) for name, value in metrics.items()]
         if self._connected() is None:
             words = " ".join(f"{metric.name}={metric.value:g}" for metric in new)
@@ -103,7 +103,7 @@ class JobContext:
             self.flush()
 
     def progress(self, step: int, total: int) -> None:
-        """Say that `step` of `total` steps are done; from that follows how long the rest takes."""
+        """Report that `step` of `total` steps are done, from which the remaining time is estimated."""
         agent, is_last = self._connected(), step >= total > 0
         if agent is None:
             return
@@ -114,7 +114,7 @@ class JobContext:
             agent.progress(int(step), int(total))
 
     def params(self, **values: Any) -> None:
-        """Record parameters of the run; one that it has keeps its value."""
+        """Record parameters of the run; an existing one keeps its value."""
         agent = self._connected()
         if agent is None:
             print("params: " + " ".join(f"{k}={v}" for k, v in values.items()), file=sys.stderr, flush=True)
@@ -122,7 +122,7 @@ class JobContext:
             agent.params(values)
 
     def flush(self) -> None:
-        """Send what was logged and is not sent yet; it is sent at the end anyway."""
+        """Send pending metrics now; they are sent at the end in any case."""
         agent, unsent = self._connected(), self._unsent
         self._unsent, self._sent_at = [], time.monotonic()
         if agent is not None and unsent:
@@ -138,4 +138,4 @@ class JobContext:
 
 
 job = JobContext()
-"""The job that this process is: `fj.job`."""
+"""The job of this process: `fj.job`."""

@@ -1,9 +1,8 @@
-"""The agent over a Unix socket: length-prefixed JSON, followed by the bytes that it announces.
+"""The agent protocol over a Unix socket: length-prefixed JSON, followed by a body of bytes.
 
-A frame is the length of its JSON (4 bytes, big-endian), the JSON object, and as many bytes as its member
-`body` says. The run asks `{"call": …, …}`; the answer is `{"result": …}` or `{"error": code, "message": …}`.
-A call whose answer did not come is sent again: each has the same effect however often it is made. `log` has an
-`id` for that, the same each time.
+A frame is the length of its JSON (4 bytes, big-endian), the JSON object, and as many bytes as its member `body` says.
+A request is `{"call": …, …}`; a response is `{"result": …}` or `{"error": code, "message": …}`. A call without a
+response is sent again: all calls are idempotent, and `log` has an `id` for that.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from falaj.training.runtime.errors import (
 MAX_JSON_BYTES = 1 << 20
 METRICS_PER_CALL = 5_000  # stays below MAX_JSON_BYTES
 RECONNECT_TIMEOUT_S = 60.0
-"""How long a run waits for an agent that went away: a platform that restarts is back by then."""
+"""Seconds that a run waits for an agent to return: a platform that restarts is back by then."""
 MAX_ADDRESS_BYTES = 100  # the kernel takes 107 bytes
 LOSS_FORMAT = struct.Struct("<qd")
-"""How the loss of a step is handed back: many of them are the body of an answer."""
+"""Format of the loss of a step in the body of a response."""
 
 
 class Stream(Protocol):
-    """Bytes in both directions, buffered, as `socket.makefile("rwb")` gives them."""
+    """A buffered byte stream in both directions, as from `socket.makefile("rwb")`."""
 
     def read(self, size: int, /) -> bytes: ...
     def readinto(self, buffer: bytearray, /) -> int: ...
@@ -55,7 +54,7 @@ class Stream(Protocol):
 class SocketAgent:
     """The agent that the platform started beside the run, at the other end of `stream`.
 
-    One that was found at a `path` is looked for there again when it goes away.
+    With a `path` the connection is opened again when it is lost.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class SocketAgent:
             self.call("log", metrics=rows, id=uuid.uuid4().hex)
 
     def params(self, values: Mapping[str, Any]) -> None:
-        """Parameters of the run; one that it has keeps its value."""
+        """Record parameters of the run; an existing one keeps its value."""
         self.call("params", params={str(name): _param(value) for name, value in values.items()})
 
     def load_history(self, after: int) -> RunHistory:
@@ -90,11 +89,11 @@ class SocketAgent:
         return bool(self.call("heartbeat")[0])
 
     def notify(self, words: str) -> None:
-        """What the run prints is its log."""
+        """Print to stderr, which is the log of the job."""
         print(words, file=sys.stderr, flush=True)
 
     def checkpoints(self) -> CheckpointStore:
-        """Over a connection of their own, so that a long part holds up nothing else."""
+        """Open a store on a connection of its own, so that a long part does not delay other calls."""
         if self._path is None:
             return RemoteCheckpoints(self, is_shared=True)
         return RemoteCheckpoints(self.connect(self._path, patience_s=self._patience_s), is_shared=False)
@@ -103,7 +102,7 @@ class SocketAgent:
         self._stream.close()
 
     def call(self, name: str, body: Sequence[Bytes] = (), **values: Any) -> tuple[Any, bytearray]:
-        """The result of a call, and the bytes that came with it."""
+        """Return the result of a call, and the body of the response."""
         with self._turn:
             head, data = self._answered(name, body, values)
         for known in (CheckpointDamaged, CheckpointFailed, InvalidTraining):
@@ -121,10 +120,12 @@ class SocketAgent:
             try:
                 return self._ask({"call": name, **values}, body)
             except (OSError, ValueError) as error:
-                went_away = went_away or time.monotonic()  # only now: a long part takes long to be sent
+                went_away = (
+                    went_away or time.monotonic()
+                )  # from the first failure on: sending a long part takes time
                 left = went_away + self._patience_s - time.monotonic()
                 if self._path is None or left <= 0:
-                    raise AgentLost(f"the agent went away during {name}: {error}") from error
+                    raise AgentLost(f"lost the connection to the agent during {name}: {error}") from error
                 with suppress(OSError, ValueError):
                     self._stream.close()
                 self._stream = open_stream(self._path, patience_s=left)
@@ -133,12 +134,12 @@ class SocketAgent:
         send(self._stream, call, body)
         answer = receive(self._stream)
         if answer is None:
-            raise ConnectionResetError("it hung up")
+            raise ConnectionResetError("the agent closed the connection")
         return answer
 
 
 def open_stream(path: str, *, patience_s: float) -> Stream:
-    """A connection to the agent at `path`. One that is there but does not answer yet is waited for."""
+    """Connect to the agent at `path`, and wait for one that does not accept connections yet."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -163,7 +164,7 @@ def _connected(path: Path) -> socket.socket:
 
 
 def with_short_address(path: Path, use: Callable[[str], object]) -> None:
-    """Call `use` with an address of the socket at `path` that the kernel takes, however deep `path` lies."""
+    """Call `use` with an address of the socket at `path` that is short enough for the kernel."""
     if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
         use(str(path))
         return
@@ -175,7 +176,7 @@ def with_short_address(path: Path, use: Callable[[str], object]) -> None:
 
 
 def _param(value: object) -> bool | int | float | str:
-    """A parameter is a number, a word or yes and no; anything else is kept as it is printed."""
+    """Return a parameter as a number, string or bool; other values as strings."""
     return (
         value
         if isinstance(value, bool | int | str)
@@ -186,7 +187,7 @@ def _param(value: object) -> bool | int | float | str:
 
 
 def serve_calls(stream: Stream, agent: Agent) -> None:
-    """The other end: do what the run asks through `agent`, until it closes the stream."""
+    """Serve the calls of a run through `agent`, until the run closes the stream."""
     while (frame := receive(stream)) is not None:
         head, body = frame
         try:
@@ -247,13 +248,13 @@ def send(stream: Stream, head: dict[str, Any], body: Sequence[Bytes] = ()) -> No
 
 
 def send_head(stream: Stream, head: dict[str, Any], size: int) -> None:
-    """Begin a frame; `size` bytes are to follow."""
+    """Write the head of a frame; `size` bytes of body follow."""
     text = json.dumps({**head, "body": size}, allow_nan=False).encode()
     stream.write(len(text).to_bytes(4, "big") + text)
 
 
 def receive(stream: Stream) -> tuple[dict[str, Any], bytearray] | None:
-    """The next frame, or None at the end of the stream. A frame that is cut or too long is a ValueError."""
+    """Return the next frame, or None at the end of the stream. Raise ValueError for one that is cut or too long."""
     head = receive_head(stream)
     if head is None:
         return None
@@ -264,13 +265,13 @@ def receive(stream: Stream) -> tuple[dict[str, Any], bytearray] | None:
 
 
 def receive_head(stream: Stream) -> dict[str, Any] | None:
-    """The JSON of the next frame; its body, as long as `body` says, is still to be read."""
+    """Return the head of the next frame; its body of `body` bytes is still to be read."""
     text = receive_text(stream)
     return None if text is None else parse_head(text)
 
 
 def receive_text(stream: Stream) -> bytes | None:
-    """The bytes of the next frame's JSON, which may make many times as much when they are parsed."""
+    """Return the JSON of the next frame unparsed: the parsed value may be many times as large."""
     prefix = stream.read(4)
     if not prefix:
         return None
@@ -286,11 +287,11 @@ def parse_head(text: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("a frame's JSON is too deep") from error
     if not isinstance(head, dict) or not isinstance(head.get("body"), int) or head["body"] < 0:
-        raise ValueError("a frame is a JSON object that says how long its body is")
+        raise ValueError("a frame must be a JSON object with the length of its body")
     return head
 
 
 def platform_agent() -> SocketAgent | None:
-    """The agent that the platform names in FALAJ_AGENT, the path of a Unix socket; None without one."""
+    """Return the agent whose socket is named in FALAJ_AGENT; None without one."""
     path = os.environ.get("FALAJ_AGENT")
     return SocketAgent.connect(path) if path else None

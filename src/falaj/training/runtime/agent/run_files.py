@@ -1,6 +1,6 @@
-"""The small files beside the checkpoints of a run: metrics and parameters, which end no run when they give trouble.
+"""The metrics and parameters files of a run. Failures to write or read them do not end the run.
 
-What finds no room on the disk is said once and written with what comes next; what cannot be read is passed over.
+A failed write is reported once and retried with the next write; unreadable content is skipped.
 """
 
 from __future__ import annotations
@@ -12,43 +12,41 @@ from pathlib import Path
 
 
 class WriteFailures:
-    """Says once of each file that it cannot be written, until it can be again."""
+    """Reports once per file that it cannot be written, until it can be written again."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
         self._failing: set[str] = set()
 
     def attempt(self, name: str, write: Callable[[], None]) -> None:
-        """Call `write`; if the system refuses it, say so and go on."""
+        """Call `write`; report an OSError instead of raising it."""
         try:
             write()
         except OSError as error:
             if name not in self._failing:
                 self._failing.add(name)
                 why = error.strerror or error
-                self._notify(
-                    f"{name} cannot be written: {why}. Going on; it is tried again from time to time"
-                )
+                self._notify(f"{name} cannot be written: {why}. Training continues; the write is retried")
         else:
             self._failing.discard(name)
 
 
 class AppendOnlyFile:
-    """A file that lines are appended to, all of them or none: one that is there twice would count twice."""
+    """A file to which lines are appended all or none, since a repeated line would count twice."""
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         size = os.fstat(self._handle).st_size
         is_cut = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
-        self._waiting = b"\n" if is_cut else b""  # what comes next must not be appended to half a line
+        self._waiting = b"\n" if is_cut else b""  # the next line must not be appended to an incomplete one
 
     @property
     def waiting(self) -> int:
-        """How many lines have found no room so far."""
+        """The number of lines not written yet."""
         return self._waiting.removeprefix(b"\n").count(b"\n")
 
     def append(self, lines: bytes = b"") -> None:
-        """Write what is waiting, and `lines`. OSError: all of it is waiting now."""
+        """Write the pending lines and `lines`. After an OSError all of them are pending."""
         self._waiting += lines
         size = os.fstat(self._handle).st_size
         left = memoryview(self._waiting)
@@ -65,7 +63,7 @@ class AppendOnlyFile:
 
 
 class ParamsFile:
-    """A file of names and values, of which the first value of a name stays."""
+    """A file of names and values; the first value of a name is kept."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._damaged = path, path.with_name(f"{path.name}.damaged")
@@ -73,17 +71,17 @@ class ParamsFile:
 
     @property
     def was_damaged(self) -> bool:
-        """Whether there was, at some time, a file that could not be read; it lies beside this one."""
+        """Whether an unreadable file was found at some time; it is kept beside this one."""
         self.read()
         return self._damaged.exists()
 
     @property
     def waiting(self) -> int:
-        """How many values have found no room so far."""
+        """The number of values not written yet."""
         return len(self._waiting)
 
     def read(self) -> dict[str, str]:
-        """What is there; one that makes no sense is set aside."""
+        """Return the content; an invalid file is renamed."""
         if not self._path.exists():
             return {}
         try:
@@ -96,7 +94,7 @@ class ParamsFile:
         return {name: str(value) for name, value in found.items()}
 
     def add(self, values: Mapping[str, str] | None = None) -> None:
-        """Write what is waiting, and `values`. OSError: all of it is waiting now."""
+        """Write the pending values and `values`. After an OSError all of them are pending."""
         self._waiting = {**(values or {}), **self._waiting}
         if self._waiting:
             replace_file(self._path, json.dumps(self._waiting | self.read()).encode())
@@ -104,7 +102,7 @@ class ParamsFile:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write aside, then rename: a reader sees the old bytes or the new ones."""
+    """Write to a temporary file, then rename it: a reader sees the old bytes or the new ones."""
     aside = path.with_name(f".{path.name}.part")
     aside.write_bytes(data)
     aside.replace(path)

@@ -1,8 +1,8 @@
-"""The certificate of a run: which samples it saw, what it survived, and whether what it computed twice was equal.
+"""The certificate of a run: the samples it used, its interruptions, and whether recomputed losses were equal.
 
-Its ledger can be worked out again from (samples, batch_size, seed, drop_last, steps) alone. The digest finds a slip or
-a careless change; against a forger it is the platform that stands, which keeps the certificate as an artifact of the
-run: hashed, encrypted, and written by nobody else.
+The ledger can be recomputed from (samples, batch_size, seed, drop_last, steps) alone. The digest detects accidental
+changes; protection against forgery comes from the platform, which stores the certificate as an artifact of the run:
+hashed, encrypted, and writable by no one else.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from falaj.training.runtime.agent.agents import read_metrics
 from falaj.training.runtime.agent.job import job
+from falaj.training.runtime.agent.run_files import replace_file
 from falaj.training.runtime.checkpointing.position import ADDRESSING, Facts
 from falaj.training.runtime.checkpointing.resume_history import ResumeHistory, ResumeRecord
 from falaj.training.runtime.checkpointing.sample_ledger import expected_head
@@ -31,38 +32,38 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What is certain of a run after `steps` steps."""
+    """The verified facts of a run after `steps` steps."""
 
     steps: int
     ledger: str
     """The head of the hash chain over the samples of all the steps."""
     is_ledger_right: bool | None
-    """Whether that is what the batches give, worked out again from nothing; none where nobody asked for it."""
+    """Whether the ledger equals the recomputed one; None where it was not checked."""
     asked_exact: bool
     exact: bool
-    """Whether it was asked to be exact, and nothing is known that says it was not."""
+    """Whether exactness was requested and no violation was found."""
     largest_difference: float
-    """Between two losses of one step, over all that was computed again."""
+    """The largest difference between two losses of one step, over all recomputed steps."""
     compared: int
-    """How many logged losses there were to compare with."""
+    """The number of logged losses that were compared."""
     changed: tuple[str, ...]
-    """Facts that were not the same for all the steps, in words: some were computed in another way than others."""
+    """Descriptions of facts that were not equal for all steps."""
     resumes: tuple[ResumeRecord, ...]
     layout: str
-    """The processes at the end."""
+    """The process layout at the end."""
     facts: Facts
-    """What must be the same for a run to be the same to the bit."""
+    """The facts that must be equal for a run to be bitwise equal."""
     unread: tuple[str, ...] = ()
-    """What was logged before but could not be read, and so not be compared with, in words."""
+    """Descriptions of earlier records that could not be read and compared."""
 
     @property
     def kill_points(self) -> tuple[ResumeRecord, ...]:
-        """The resumes after an attempt that was broken off."""
+        """The resumes after an attempt that was interrupted."""
         return tuple(each for each in self.resumes if each.killed)
 
 
 def certify(resume_history: ResumeHistory, facts: Facts, *, steps: int, ledger: str) -> Certificate:
-    """The certificate as the run stands. The ledger is worked out again for exact runs, which takes a while."""
+    """Return the certificate of the run so far. For exact runs the ledger is recomputed, which takes a while."""
     asked = bool(facts["exact"])
     is_right = ledger_head(facts, steps) == ledger if asked else None
     return Certificate(
@@ -90,7 +91,7 @@ def issue_certificate(
     ledger: str,
     home: Path | None,
 ) -> Certificate:
-    """The same certificate in all processes; for an exact run the leading one leaves it in the folder `home`."""
+    """Return the same certificate in all processes; for an exact run rank 0 writes it to the folder `home`."""
     own: bytearray | None = None
     if world.is_leader:
         made = certify(resume_history, facts, steps=steps, ledger=ledger)
@@ -104,7 +105,7 @@ def issue_certificate(
 
 
 def publish(certificate: Certificate, resume_history: ResumeHistory, home: Path | None) -> None:
-    """Leave it where the run leaves its files, and say what it says."""
+    """Write the certificate to the folder of the run, and report its outcome."""
     c = certificate
     if not c.exact:
         resume_history.notify(f"ERROR: this run is not exact: {'; '.join(violations(c))}")
@@ -116,40 +117,40 @@ def publish(certificate: Certificate, resume_history: ResumeHistory, home: Path 
         resume_history.notify(f"the certificate could not be written: {error}")
         return
     if c.exact:
-        again = f"{len(c.kill_points)} times broken off, {c.compared} losses computed again and equal"
+        again = f"{len(c.kill_points)} interruptions, {c.compared} recomputed losses equal"
         but = f"; {', '.join(c.unread)} could not be read and compared" if c.unread else ""
         resume_history.notify(f"exact: {c.steps} steps, {again}{but}; see {path}")
 
 
 def violations(certificate: Certificate) -> Iterator[str]:
-    """Why a run is not exact."""
+    """Yield the reasons why a run is not exact."""
     if not certificate.is_ledger_right:
-        yield "its ledger is wrong"
+        yield "the ledger does not match the batches"
     if certificate.largest_difference:
-        yield f"losses of the same step are up to {certificate.largest_difference:g} apart"
-    yield from (f"on its way, {change}" for change in certificate.changed)
+        yield f"losses of the same step differ by up to {certificate.largest_difference:g}"
+    yield from (f"changed during the run: {change}" for change in certificate.changed)
 
 
 def output_folder(run: object) -> Path | None:
-    """The folder of a run, or the outputs of the job; none where nothing is kept."""
+    """Return the folder of a run, or the outputs of the job; None where the run is not stored."""
     if isinstance(run, str | Path):
         return Path(run)
     return job.outputs if run is None and os.environ.get("FALAJ_OUTPUTS") else None
 
 
 def ledger_head(facts: Facts, steps: int) -> str:
-    """The head of the ledger that the facts give after so many steps."""
+    """Return the head of the ledger after `steps` steps by the facts."""
     return expected_head(BatchPlan(**{name: facts[name] for name in ADDRESSING}), steps)  # type: ignore[arg-type]
 
 
 def encode_certificate(certificate: Certificate) -> bytes:
-    """As JSON, with a digest of all the rest."""
+    """Return the certificate as JSON with a digest."""
     said = {"version": VERSION, **asdict(certificate)}
     return json.dumps(said | {"sha256": digest(said)}, indent=2, ensure_ascii=False).encode()
 
 
 def decode_certificate(data: bytes | bytearray) -> Certificate:
-    """What `encode_certificate` has made; refused if it is anything else."""
+    """Return the certificate in `data`; raise CertificateInvalid if it is malformed or changed."""
     try:
         said = json.loads(data)
         given, version = said.pop("sha256"), said["version"]
@@ -163,7 +164,7 @@ def decode_certificate(data: bytes | bytearray) -> Certificate:
         raise CertificateInvalid("the certificate is of another version", faults=[fault])
     if given != digest(said):
         fault = TrainingFault("sha256", given, digest(said))
-        raise CertificateInvalid("the certificate was changed after it was made", faults=[fault])
+        raise CertificateInvalid("the certificate was changed after it was written", faults=[fault])
     return replace(found, resumes=resumes, changed=tuple(found.changed), unread=tuple(found.unread))
 
 
@@ -172,13 +173,10 @@ def digest(said: Mapping[str, Any]) -> str:
 
 
 def write_certificate(certificate: Certificate, folder: Path) -> Path:
-    """Put it into `folder` at a stroke."""
-    path, aside = folder / FILE, folder / f".{FILE}.part"
-    aside.write_bytes(encode_certificate(certificate))
-    return aside.replace(path)
-
-
-# -------------------------------------------------------------------------------------- checking again
+    """Write the certificate to `folder` atomically."""
+    path = folder / FILE
+    replace_file(path, encode_certificate(certificate))
+    return path
 
 
 def verify_certificate(
@@ -191,10 +189,10 @@ def verify_certificate(
     drop_last: bool | None = None,
     run: str | Path | None = None,
 ) -> Certificate:
-    """The certificate at `path`, after all of it was worked out again; CertificateFalse says what is not so.
+    """Return the certificate at `path` after recomputing all of it; raise CertificateInvalid where it does not hold.
 
-    What is given of the batches must be what it is about. With `run`, the folder of a run that no platform kept, its
-    losses are compared with what was logged there. That the run was exact is for `certificate.exact` to say.
+    The given batch parameters must be those of the certificate. With `run`, the folder of a run without a platform,
+    the losses are compared with those logged there. Whether the run was exact is in `certificate.exact`.
     """
     path = Path(path)
     found = decode_certificate(path.read_bytes())
@@ -224,11 +222,11 @@ def ledger_faults(certificate: Certificate) -> Iterator[TrainingFault]:
     if not is_right and c.is_ledger_right is not False:
         yield TrainingFault("ledger", c.ledger, expected)
     if c.exact != (c.asked_exact and is_right and not c.largest_difference and not c.changed):
-        yield TrainingFault("exact", c.exact, "what the rest of it gives")
+        yield TrainingFault("exact", c.exact, "the value that follows from the other fields")
 
 
 def log_faults(certificate: Certificate, run: Path) -> Iterator[TrainingFault]:
-    """What the log of the run says otherwise."""
+    """Yield the contradictions between the certificate and the log of the run."""
     logged: dict[int, list[float]] = defaultdict(list)
     for metric in read_metrics(run):
         if metric.name == "loss" and metric.step <= certificate.steps:

@@ -1,4 +1,4 @@
-"""Saves the state of a run in the background, at most one checkpoint at a time, and finds the newest good one."""
+"""Save checkpoints in the background, one at a time, and load the newest valid one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from falaj.training.runtime.parallel.process_group import ProcessGroup
 
 @dataclass(frozen=True)
 class PendingCheckpoint:
-    """A checkpoint on its way. The state may be changed once `staging` is over; it is kept once `written` is."""
+    """A checkpoint being saved. The state may change once `staging` is over; it is stored once `written` is done."""
 
     step: int
     staging: Staging
@@ -44,7 +44,7 @@ class PendingCheckpoint:
 
 
 class Checkpointer:
-    """The checkpoints of a run. All its processes call the same, in the same order."""
+    """The checkpoints of a run. All processes make the same calls in the same order."""
 
     def __init__(self, store: CheckpointStore, world: ProcessGroup) -> None:
         self._store, self._world = store, world
@@ -57,16 +57,16 @@ class Checkpointer:
             store.sweep()
 
     def reserve(self, state: CheckpointState) -> None:
-        """Make room for `state` while the run goes on: to lock a gigabyte for a GPU takes most of a second."""
+        """Allocate staging memory in the background: pinning a gigabyte takes most of a second."""
         sizes = byte_sizes([local_tensor(each) for each in state.tensors.values()])
         self._ready = self._thread.submit(self._arena.reserve, sizes)
 
     def save(
         self, state: CheckpointState, *, step: int, run: Mapping[str, Any], retention: Retention
     ) -> PendingCheckpoint:
-        """Begin to save. `run` and `retention` are the leading process's. The one before must be over."""
+        """Start a checkpoint. `run` and `retention` are those of rank 0. The previous checkpoint must be finished."""
         if self._ready is not None:
-            self._ready.exception()  # where there was no room, `lay_out` says so
+            self._ready.exception()  # `lay_out` raises if there was no memory
             self._ready = None
         offered = self._assignment.offer(state)
         staged: dict[MetadataIndex, Tensor] = {}
@@ -75,7 +75,7 @@ class Checkpointer:
             copies = self._arena.lay_out([local_tensor(state.tensors[item.index.fqn]) for item in offered])
             staged = {item.index: copy.place for item, copy in zip(offered, copies, strict=True)}
             staging = self._stage(offered, copies, state)
-        except (RuntimeError, MemoryError) as error:  # no memory: the others must hear of it
+        except (RuntimeError, MemoryError) as error:  # out of memory: the other processes must be told
             failure, staging = error, Staging((), (), torch.device("cpu"))
         planner = StagedPlanner(
             self._assignment,
@@ -94,9 +94,9 @@ class Checkpointer:
         *,
         notify: Callable[[str], None],
     ) -> tuple[Manifest, dict[str, Tensor]] | None:
-        """The newest checkpoint that verifies, and what this process needs of it; `choose` says what that is.
+        """Return the newest valid checkpoint and the tensors that this process needs, as selected by `choose`.
 
-        None if there is none at all; a damaged one is passed over with a word.
+        None if there is no checkpoint; damaged ones are skipped and reported.
         """
         steps: list[int] = self._shared(self._store.steps() if self._world.is_leader else None)
         for step in steps:
@@ -113,11 +113,11 @@ class Checkpointer:
                 continue
             return manifest, planner.found
         if steps:
-            raise CheckpointDamaged(f"none of the checkpoints verifies (steps {', '.join(map(str, steps))})")
+            raise CheckpointDamaged(f"no checkpoint is valid (steps {', '.join(map(str, steps))})")
         return None
 
     def gather(self, value: Any) -> list[Any]:
-        """What each process gives, for all."""
+        """Return the values of all processes."""
         if self._group is None:
             return [value]
         gathered = [None] * self._world.size
@@ -125,7 +125,7 @@ class Checkpointer:
         return gathered
 
     def close(self) -> None:
-        """Return when nothing is on its way any more."""
+        """Wait for the pending checkpoint, and close the store."""
         self._thread.shutdown()
         if self._group is not None:
             dist.destroy_process_group(self._group)
@@ -143,16 +143,16 @@ class Checkpointer:
     def _write(self, staging: Staging, planner: StagedPlanner, writer: PartWriter) -> None:
         try:
             staging.finish()
-        except Exception as error:  # the others wait for the plan of this process
+        except Exception as error:  # the other processes wait for this plan
             planner.fail(error)
         try:
             _without_pickle(save, {}, storage_writer=writer, planner=planner, group=self._group)
         except BaseException:
-            self._assignment.forget()  # who was to write what is not certain any more
+            self._assignment.forget()  # the assignment of writes is uncertain
             raise
 
     def _manifest(self, step: int, notify: Callable[[str], None]) -> Manifest | None:
-        """That of the checkpoint of `step`, as the leading process finds it; None if it is damaged."""
+        """Return the manifest of `step` as read by rank 0; None if it is damaged."""
         data = None
         if self._world.is_leader:
             try:
@@ -165,7 +165,7 @@ class Checkpointer:
         return None if shared is None else decode_manifest(bytes(shared), step=step)
 
     def _shared(self, value: Any) -> Any:
-        """What the leading process gives, for all."""
+        """Return the value of rank 0 in all processes."""
         given = bytearray(json.dumps(value).encode()) if self._world.is_leader else None
         shared = self._world.broadcast_bytes(given)
         return None if shared is None else json.loads(bytes(shared))
@@ -174,7 +174,7 @@ class Checkpointer:
 def _without_pickle(
     act: Callable[..., Any], state: dict[str, Any], *, group: dist.ProcessGroup | None, **parts: Any
 ) -> None:
-    """Save or load with parts of our own; what any process runs into is raised in all of them."""
+    """Save or load with our planner and storage; raise a failure of any process in all of them."""
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
     try:
         act(state, process_group=group, no_dist=group is None, **parts)
@@ -183,7 +183,7 @@ def _without_pickle(
 
 
 def _first(failed: CheckpointException) -> Exception:
-    """The failure to tell of: damage and what we know ourselves, before what followed from it."""
+    """Return the failure to raise: errors of our own before those that followed from them."""
     causes = [cause for cause, _ in failed.failures.values()]
     known = [cause for cause in causes if isinstance(cause, TrainingError)]
     for cause in [*(each for each in known if isinstance(each, InvalidTraining)), *known, *causes]:

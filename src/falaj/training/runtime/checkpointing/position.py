@@ -1,4 +1,4 @@
-"""What a run must remember, besides its tensors, to go on exactly where it was; and what must not have changed."""
+"""The state of a run besides its tensors, and the facts that must not change before it resumes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from falaj.training.runtime.step.step import Step
 
 Facts = Mapping[str, int | str | bool]
 
-ANOTHER_RUN = 'another run="…", which begins anew'
+ANOTHER_RUN = 'another run="…" to start again'
 ADDRESSING = ("seed", "batch_size", "samples", "drop_last")
-"""Facts that define which samples a step sees; a run cannot go on under others."""
+"""Facts that define the samples of a step; a run cannot resume with others."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands, besides its tensors. Step 0 is the beginning."""
+    """The position of a run, besides its tensors. Step 0 is the beginning."""
 
     step: int = 0
     ledger: str | None = None
@@ -26,32 +26,32 @@ class Position:
     best_score: float | None = None
     stale: int = 0
     pieces: int = 0
-    """The micro-batches of a step since memory ran out; 0 if it never did."""
+    """The number of micro-batches since memory ran out; 0 if it never did."""
     useful_s: float = 0.0
     spent_s: float = 0.0
-    """Seconds in training steps that count, and in all, since the run began."""
+    """Seconds in useful training steps, and in total, since the run began."""
     left_at: float | None = None
-    """When the run was here, in seconds since 1970; none if it ended here."""
+    """When the run was here, in seconds since 1970; None if it ended here."""
     kept_step: int | None = None
-    """The step with the best score of those that were kept."""
+    """The step with the best score among the kept checkpoints."""
     kept_score: float | None = None
     layout: str = ""
-    """The processes that were here, in words."""
+    """The process layout at this step."""
     compared: int = 0
     difference: float = 0.0
-    """Losses that were computed again and compared, and the largest difference, up to this step."""
+    """Number of recomputed losses that were compared, and the largest difference, up to this step."""
     changed: Sequence[str] = ()
-    """Facts that were not the same for all the steps so far, in words."""
+    """Descriptions of facts that were not equal for all steps so far."""
     ended_of: int | None = None
-    """The steps that were asked for when a callback ended the run here; a call that asks for more goes on."""
+    """The requested number of steps when a callback ended the run here; a call that requests more continues."""
 
     def is_ended(self, total: int) -> bool:
-        """Whether a callback has ended the run before its `total` steps."""
+        """Return whether a callback has ended the run before its `total` steps."""
         return self.ended_of is not None and self.step < total <= self.ended_of
 
 
 def run_metadata(step: Step, position: Position, facts: Facts) -> dict[str, Any]:
-    """What the manifest says of a run that stands at `position`."""
+    """Return the run section of the manifest at `position`."""
     return {
         "position": asdict(position),
         "facts": dict(facts),
@@ -62,24 +62,24 @@ def run_metadata(step: Step, position: Position, facts: Facts) -> dict[str, Any]
 
 
 def read_position(run: Mapping[str, Any]) -> Position:
-    """Where the run stood; what a later version has added is left out."""
+    """Return the position in a manifest; fields of later versions are ignored."""
     known = {field.name for field in fields(Position)}
     return Position(**{name: value for name, value in run["position"].items() if name in known})
 
 
 def fix_of(name: str, before: object) -> str:
-    """How a run can go on that was over other batches."""
-    back = "the data that the run began with" if name == "samples" else f"{name}={before!r}"
+    """Return the fix for a changed fact that defines the batches."""
+    back = "the data that the run started with" if name == "samples" else f"{name}={before!r}"
     return f"{back}, as before; or {ANOTHER_RUN}"
 
 
 def with_last_fix(faults: Sequence[TrainingFault], fix: str) -> list[TrainingFault]:
-    """`faults` of one cause, which has one fix: the last says it."""
+    """Return `faults` of one cause with its fix on the last one."""
     return [*faults[:-1], replace(faults[-1], fix=fix)]
 
 
 def compare_facts(then: Facts, now: Facts) -> list[str]:
-    """What differs now, but does no harm; refuses what does."""
+    """Return descriptions of changed facts; raise CheckpointMismatch if the batches would change."""
     changed = [name for name in now if then.get(name) != now[name]]
     faults = [
         TrainingFault(name, now[name], str(then.get(name)), fix_of(name, then.get(name)))

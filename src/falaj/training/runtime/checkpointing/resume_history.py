@@ -1,8 +1,8 @@
-"""What a run has survived: where it was broken off and went on, and whether it computed the same again.
+"""The interruptions and resumes of a run, and whether recomputed losses are equal to the logged ones.
 
-Each resume is a parameter of the run, written before the first step: an attempt that dies before its first checkpoint
-is remembered too. Steps that are computed again are compared with all that was logged of them before; the checkpoints
-carry what came of that, each for the steps up to its own.
+Each resume is a parameter of the run, written before the first step, so that attempts which die before their first
+checkpoint are recorded too. Recomputed losses are compared with all logged ones; each checkpoint holds the outcome for
+the steps up to its own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from falaj.training.runtime.checkpointing.position import Position
 
 @dataclass(frozen=True)
 class ResumeRecord:
-    """One time that a run went on."""
+    """One resume of a run."""
 
     step: int
-    """The one that it went on from; those after it are computed again."""
+    """The step of the restored checkpoint; later steps are computed again."""
     reached: int
-    """The last step whose loss had been logged by then."""
+    """The last step whose loss had been logged."""
     killed: bool
-    """Whether the attempt before was broken off; it ended in order otherwise."""
+    """Whether the attempt before was interrupted rather than ended."""
     layout_before: str
     layout: str
     at: float
@@ -35,7 +35,7 @@ class ResumeRecord:
 
 
 class ResumeHistory:
-    """What a run that stands at `before` has survived so far, and what is being compared now."""
+    """The resumes of a run that stands at `before`, and the comparison of its recomputed losses."""
 
     def __init__(
         self, before: Position, *, layout: str, is_exact: bool = False, notify: Callable[[str], None] = print
@@ -43,24 +43,26 @@ class ResumeHistory:
         self.layout = layout
         self.resumes: list[ResumeRecord] = []
         self.compared = before.compared
-        """Losses that were logged for steps which were computed again."""
+        """Number of logged losses of recomputed steps."""
         self.difference = before.difference
-        """The largest between two losses of the same step."""
+        """The largest difference between two losses of one step."""
         self.changed = tuple(before.changed)
-        """Facts that were not the same for all the steps, in words."""
+        """Descriptions of facts that were not equal for all steps."""
         self.unread: tuple[str, ...] = ()
-        """What the attempts before have left and could not be read, in words."""
+        """Descriptions of earlier records that could not be read."""
         self._before, self._is_exact, self.notify = before, is_exact, notify
         self._logged: dict[int, list[float]] = {}
         self._has_complained = False
 
     def load_history(self, agent: Agent, *, goes_on: bool, differing: Sequence[str] = ()) -> None:
-        """Ask what the attempts before have left. One that `goes_on` adds itself to the list, with what is `differing`
-        now; and so does one that begins anew, where they have logged losses but kept nothing."""
+        """Load the records of earlier attempts, and add this attempt.
+
+        It is added if it `goes_on`, with the facts that are `differing`, or if losses were logged without a checkpoint.
+        """
         past = agent.load_history(self._before.step)
         self.unread = tuple(past.unread)
         if self.unread:
-            self.notify(f"{', '.join(self.unread)} could not be read: passed over, and not compared with")
+            self.notify(f"{', '.join(self.unread)} could not be read; skipped in the comparison")
         told = filter(None, map(parse_resume, past.resumes))
         self.resumes = sorted(told, key=lambda each: each.at)
         logged = defaultdict(list)
@@ -76,7 +78,7 @@ class ResumeHistory:
             agent.params({number: json.dumps(asdict(self.resumes[-1]), ensure_ascii=False)})
 
     def compare(self, first: int, losses: Sequence[float]) -> None:
-        """Hear the losses of the steps from `first` on; those that were logged before must be equal."""
+        """Compare the losses of the steps from `first` on with those that were logged before."""
         if not self._logged:
             return
         for step, loss in enumerate(losses, first):
@@ -85,7 +87,7 @@ class ResumeHistory:
                 self._note(step, before, loss)
 
     def remember(self, position: Position) -> Position:
-        """`position` with what must be remembered of this."""
+        """Return `position` with the outcome of the comparison."""
         found = replace(position, compared=self.compared, difference=self.difference)
         return replace(found, layout=self.layout, changed=self.changed)
 
@@ -96,9 +98,9 @@ class ResumeHistory:
             self._has_complained = True
             then = ", ".join(f"{each!r}" for each in before)
             self.notify(
-                f"ERROR: this run is not exact: the loss of step {step} is {loss!r}, and was {then} before it was "
-                f"broken off; {apart:g} apart. Something in the model or the data is random beyond torch and Python's "
-                "random, or differs between machines. Going on; the certificate will say so"
+                f"ERROR: this run is not exact: the loss of step {step} is {loss!r}, and was {then} before the "
+                f"interruption; the difference is {apart:g}. The model or the data uses random numbers beside those of "
+                "torch, Python and numpy, or the machines differ. Training continues; the certificate records it"
             )
 
     def _this(self) -> ResumeRecord:
@@ -115,7 +117,7 @@ class ResumeHistory:
 
 
 def parse_resume(words: str) -> ResumeRecord | None:
-    """What `recall` has written; none if somebody else has."""
+    """Return the resume in a parameter; None if it is not one."""
     try:
         said = json.loads(words)
         return ResumeRecord(**{name: said[name] for name in ResumeRecord.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""A hash chain of the samples that were trained on: equal heads prove that none was lost or repeated."""
+"""A hash chain over the training samples: equal heads prove that no sample was lost or repeated."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class SampleLedger:
         return self._head.hex()
 
     def add(self, step: int, indices: Tensor) -> None:
-        """Note that `step` was trained on `indices`: contiguous int64 on the CPU."""
+        """Add the samples of `step`: contiguous int64 on the CPU."""
         samples = ctypes.string_at(indices.data_ptr(), indices.numel() * 8)
         self._head = sha256(self._head + _number(step) + samples).digest()
 
 
 def expected_head(plan: BatchPlan, steps: int) -> str:
-    """The head after `steps` steps of `plan`, worked out again from nothing but the plan."""
+    """Return the head after `steps` steps, computed from the batch plan alone."""
     ledger = SampleLedger()
     for step in range(1, steps + 1):
         ledger.add(step, plan.indices(step))

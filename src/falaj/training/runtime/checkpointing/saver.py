@@ -1,4 +1,4 @@
-"""When a run saves itself, and what becomes of it when that fails."""
+"""When checkpoints are saved, and what happens when saving fails."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from falaj.training.runtime.checkpointing.checkpointer import Checkpointer, PendingCheckpoint
 
 BEST_TIME_SHARE = 0.1
-"""Steps that were evaluated best are saved at once as long as that takes no more than this part of the time."""
+"""A new best step is saved at once if such saves take at most this share of the time."""
 
 
 class CheckpointSaver:
-    """Has the checkpoints of a run kept; without a keeper, nothing is."""
+    """Saves the checkpoints of a run; without a checkpointer it does nothing."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class CheckpointSaver:
         options: FitOptions,
         world: ProcessGroup,
     ) -> None:
-        every = options.checkpoint_every
+        every = options.checkpointing.checkpoint_every
         self._checkpointer, self._step, self._facts, self._world = checkpointer, step, facts, world
         self._notify = agent.notify if agent else lambda _: None
-        self._every, self._keep = every, options.checkpoint_keep
+        self._every, self._keep = every, options.checkpointing.checkpoint_keep
         self._next = time.monotonic() + (every.total_seconds() if isinstance(every, timedelta) else 0.0)
         self._saving: PendingCheckpoint | None = None
         self._unready = world.device.type == "cuda"
         self.last_started: int | None = None
-        """The step of the last checkpoint that was begun, or gone on from."""
+        """The step of the last checkpoint that was started or resumed."""
         self._failures = 0
         self._position = Position()
         self._is_best = False
@@ -55,16 +55,16 @@ class CheckpointSaver:
         self._best_rests_until = 0.0
         self._began_at = 0.0
         self.last_stored: int | None = None
-        """The step of the last checkpoint that is known to be kept."""
+        """The step of the last checkpoint that is known to be stored."""
         self.differing: list[str] = []
-        """Facts that are not as they were for the steps before, in words."""
+        """Descriptions of facts that changed since the earlier steps."""
         self.saving_s = 0.0
-        """How long checkpoints have taken until they were kept, in all."""
+        """Total seconds from the start of checkpoints until they were stored."""
         self.stalled_s = 0.0
-        """How long the loop has waited for checkpoints, in all."""
+        """Total seconds that the loop has waited for checkpoints."""
 
     def resume(self) -> Position | None:
-        """Put the newest checkpoint that verifies into the model and optimizer; None if there is none."""
+        """Restore the newest valid checkpoint, and return its position; None if there is none."""
         if self._checkpointer is None:
             return None
         found = restore_newest(self._checkpointer, self._step, self._facts, notify=self._notify)
@@ -78,16 +78,16 @@ class CheckpointSaver:
 
     @property
     def last_checkpoint(self) -> str:
-        """The last good checkpoint, in words; one that is on its way is waited for."""
+        """A description of the last good checkpoint, after waiting for a pending one."""
         if self._saving is not None and self._saving.written.exception() is None:
             self.last_stored = self._saving.step
-        return "none was kept" if self.last_stored is None else f"of step {self.last_stored}"
+        return "none" if self.last_stored is None else f"of step {self.last_stored}"
 
     def due(self, step: int) -> bool:
-        """Whether all save now: after so many steps or, as the leading process wishes, after so much time."""
+        """Return whether all processes save now: after a number of steps, or after a time that rank 0 measures."""
         if self._checkpointer is None:
             return False
-        if self._unready:  # only now, after a step, has the optimizer its state
+        if self._unready:  # the optimizer has no state before its first step
             self._unready = False
             self._checkpointer.reserve(self._state())
         if self._is_best:
@@ -100,7 +100,7 @@ class CheckpointSaver:
         return self._world.is_agreed("save")
 
     def note_evaluation(self, *, is_best: bool) -> None:
-        """Hear how the model was evaluated: the best one is saved at once, and stays."""
+        """Note the outcome of an evaluation: the best model is saved at once, and kept."""
         if self._checkpointer is None:
             return
         in_time = time.monotonic() >= self._best_rests_until
@@ -108,7 +108,7 @@ class CheckpointSaver:
         self._is_best = self._world.broadcast_flag(is_best and in_time and is_free)
 
     def save(self, position: Position) -> None:
-        """Begin to save, unless this step was saved as it is. A model that has gone bad does not replace a good one."""
+        """Start a checkpoint unless this step was saved. Parameters that are not finite are not saved."""
         self._world.clear_request("save")
         was_taken = self.last_started == position.step and self._position.ended_of == position.ended_of
         if self._checkpointer is None or was_taken:
@@ -122,7 +122,7 @@ class CheckpointSaver:
         self.stalled_s += time.perf_counter() - began
 
     def flush(self) -> None:
-        """Return when what was saved is kept; tried once more where that fails."""
+        """Wait until the pending checkpoint is stored; retry once if that fails."""
         if self._saving is not None:
             position = self._position
             self._settle()
@@ -131,7 +131,7 @@ class CheckpointSaver:
                 self._settle()
 
     def wait_for_staging(self) -> None:
-        """Return when the state may be changed again."""
+        """Wait until the state may be changed again."""
         if self._step.before_update is not None:
             self._step.before_update()
 
@@ -155,7 +155,7 @@ class CheckpointSaver:
         return collect_state(self._step.model, self._step.optimizer, self._step.extra_buffers.changed())
 
     def _with_best(self, position: Position) -> Position:
-        """With the best of the steps that are kept, which may be this one."""
+        """Return `position` with the best of the kept steps, which may be this one."""
         step, score = self._best_kept
         if position.step == position.best_step:
             step, score = position.best_step, position.best_score
@@ -174,7 +174,7 @@ class CheckpointSaver:
         self._best_rests_until = time.monotonic() + took * (1 / BEST_TIME_SHARE - 1)
 
     def _settle(self) -> None:
-        """Wait for the checkpoint that is on its way. The first failure is said, the second in a row is raised."""
+        """Wait for the pending checkpoint. Report a first failure, and raise the second in a row."""
         if self._saving is None:
             return
         saving, self._saving = self._saving, None
@@ -185,19 +185,19 @@ class CheckpointSaver:
             self._best_kept = self._position.kept_step, self._position.kept_score
             return
         self._failures += 1
-        words = f"the checkpoint of step {saving.step} could not be kept: {failure_reason(failure)}"
+        words = f"the checkpoint of step {saving.step} could not be saved: {failure_reason(failure)}"
         if self._failures > 1 or self.last_stored is None:
             faults = getattr(failure, "faults", ())
             raise CheckpointFailed(
                 f"{words}; the last good one: {self.last_checkpoint}", faults=faults
             ) from failure
         self._notify(
-            f"{words}; the last good one: {self.last_checkpoint}. Going on; the next one is tried as usual"
+            f"{words}; the last good one: {self.last_checkpoint}. Training continues; the next is saved as scheduled"
         )
 
 
 def failure_reason(failure: BaseException) -> str:
-    """Why, in words."""
+    """Return the reason of a failure as text."""
     if isinstance(failure, OSError) and failure.strerror:
         return f"{failure.strerror}" + (f" ({failure.filename})" if failure.filename else "")
     return getattr(failure, "message", None) or f"{type(failure).__name__}: {failure}"
@@ -206,9 +206,11 @@ def failure_reason(failure: BaseException) -> str:
 def require_finite_parameters(
     model: nn.Module, world: ProcessGroup, *, step: int, last_checkpoint: str
 ) -> None:
-    """The loss can be finite and its gradient not: the parameters tell. All processes refuse if one has to."""
+    """Raise LossNotFinite in all processes if one has parameters that are not finite."""
     own = {name: local_tensor(p.detach()) for name, p in model.named_parameters() if p.device.type != "meta"}
-    sums = [each.sum() for each in own.values() if each.numel()]  # quick: one bad value spoils its sum
+    sums = [
+        each.sum() for each in own.values() if each.numel()
+    ]  # cheap check: one bad value makes its sum bad
     suspect = bool(sums) and not torch.stack([s.abs().float() for s in sums]).isfinite().all()
     bad = [name for name, each in own.items() if not torch.isfinite(each).all()] if suspect else []
     if not world.any(bool(bad)):

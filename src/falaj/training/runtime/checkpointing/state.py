@@ -1,8 +1,8 @@
-"""The tensors of a run under their global names, as far as this process holds them.
+"""The tensors of a run that this process holds, under global names.
 
 `model/<fully qualified name>`, `optimizer/<fully qualified parameter name>/<key>`, and `buffer/<fully qualified name>`
-for what the model leaves out of its state_dict (fleeting.py): whatever the layout, the same tensor has the same name.
-What lies on the meta device is held by another process; DTensors stay DTensors.
+for buffers outside the model's state_dict (non_persistent_buffers.py). A tensor has the same name on every layout.
+Tensors on the meta device are held by another process; DTensors stay DTensors.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Number: TypeAlias = int | float | str | None
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a checkpoint holds of this process."""
+    """The state of this process in a checkpoint."""
 
     tensors: dict[str, Tensor]
     """Each tensor once, under the first of its names."""
     shared: dict[str, str]
-    """Further names of the same memory, such as those of tied parameters, and the first one."""
+    """Further names of the same memory, such as those of tied parameters, mapped to the first name."""
     numbers: dict[str, Number]
-    """What the optimizer keeps besides tensors, by the same kind of names."""
+    """Values of the optimizer's state that are not tensors, by name."""
     updated: frozenset[str]
-    """Tensors that only an update by the optimizer changes; others may change in a forward pass."""
+    """Tensors that only the optimizer's update changes; others may change in a forward pass."""
 
 
 def collect_state(
     model: nn.Module, optimizer: optim.Optimizer, extra_buffers: Mapping[str, Tensor] | None = None
 ) -> CheckpointState:
-    """The state of a run as it lies in memory: nothing is copied. `fleeting` buffers are kept besides."""
+    """Return the state of a run without copying it, including `extra_buffers`."""
     tensors: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
     numbers: dict[str, Number] = {}
@@ -67,25 +67,25 @@ def collect_state(
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that this process holds, by their names in the model; tied ones under each name."""
+    """Return the parameters and buffers that this process holds, by name; tied ones under each name."""
     state: Mapping[str, Any] = model.state_dict()
     faults = [
         TrainingFault(n, type(v).__name__, "tensors") for n, v in state.items() if not isinstance(v, Tensor)
     ]
     if faults:
-        raise InvalidTraining("the model's state cannot be kept without pickle", faults=faults)
+        raise InvalidTraining("the model's state cannot be saved without pickle", faults=faults)
     return {name: tensor for name, tensor in state.items() if tensor.device.type != "meta"}
 
 
 def parameter_names(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters of the optimizer, in its order, by their names; one that is not the model's has its place."""
+    """Return the optimizer's parameters in order, by name; one that is not the model's is named by its position."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {names.get(id(each), f"#{place}"): each for place, each in enumerate(ordered)}
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """What this process has of `tensor`."""
+    """Return this process's part of `tensor`."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -96,12 +96,12 @@ def _optimizer_values(model: nn.Module, optimizer: optim.Optimizer) -> Iterator[
             name = f"{OPTIMIZER}{names[place]}/{key}"
             if not isinstance(value, Tensor | int | float | str | None):
                 fault = TrainingFault(name, type(value).__name__, "tensors and numbers")
-                raise InvalidTraining("the optimizer's state cannot be kept without pickle", faults=[fault])
+                raise InvalidTraining("the optimizer's state cannot be saved without pickle", faults=[fault])
             yield name, value
 
 
 def _place(owner: object, tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same memory, read the same way; without any, for those of the same `owner`."""
+    """Return a key that is equal for views of the same memory; for empty tensors, for the same `owner`."""
     own = local_tensor(tensor.detach())
     if own.layout is not torch.strided or not own.numel():
         return (owner,)
@@ -115,4 +115,4 @@ def _require_dense(tensors: Mapping[str, Tensor]) -> None:
         if tensor.layout is not torch.strided or tensor.is_quantized
     ]
     if faults:
-        raise InvalidTraining("cannot be kept in a checkpoint", faults=faults)
+        raise InvalidTraining("the tensors cannot be saved in a checkpoint", faults=faults)

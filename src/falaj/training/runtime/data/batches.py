@@ -1,4 +1,4 @@
-"""Which samples a step trains on: a pure function of (seed, step), whatever happened before and elsewhere."""
+"""The samples of each step: a pure function of the seed and the step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from falaj.training.runtime.step.rng import derive_seed
 class BatchPlan:
     """The global batches of a run. Steps count from 1.
 
-    Each epoch is a permutation of all the samples, cut into batches in order: no sample is lost or repeated.
-    The last batch of an epoch is shorter if `batch_size` does not divide the samples; with `drop_last` it is
-    left out, and those samples (other ones in each epoch) are not seen in that epoch.
+    Each epoch is a permutation of all samples, split into batches in order: no sample is lost or repeated.
+    The last batch of an epoch is shorter if `batch_size` does not divide the number of samples; with `drop_last` it
+    is dropped, and its samples (others in each epoch) are not used in that epoch.
     """
 
     samples: int
@@ -34,7 +34,7 @@ class BatchPlan:
                     TrainingFault(
                         "batch_size",
                         self.batch_size,
-                        f"at most {self.samples} samples, all there are",
+                        f"at most {self.samples} samples, the size of the dataset",
                         f"batch_size={max(1, self.samples)}",
                     )
                 ],
@@ -45,13 +45,13 @@ class BatchPlan:
         return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
 
     def indices(self, step: int) -> Tensor:
-        """The samples of `step`, as a vector of int64 on the CPU."""
+        """Return the samples of `step` as an int64 vector on the CPU."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
         start = place * self.batch_size
         return permutation(self.samples, self.seed, epoch)[start : start + self.batch_size]
 
     def samples_until(self, step: int) -> int:
-        """How many samples the steps 1 to `step` train on, counting each time."""
+        """Return the number of samples in steps 1 to `step`, with repetitions."""
         epochs, left = divmod(step, self.steps_per_epoch)
         per_epoch = min(self.samples, self.steps_per_epoch * self.batch_size)
         return epochs * per_epoch + left * self.batch_size
@@ -59,13 +59,13 @@ class BatchPlan:
 
 @lru_cache(maxsize=2)
 def permutation(samples: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch: positions sorted by SplitMix64 numbers, so the same with any version of torch."""
+    """Return the order of an epoch: positions sorted by SplitMix64 numbers, independent of the version of torch."""
     counter = torch.arange(samples, dtype=torch.int64) * _GAMMA + derive_seed(b"batches", seed, epoch)
     return torch.argsort(_mix(counter), stable=True)
 
 
 def _mix(numbers: Tensor) -> Tensor:
-    """The finalizer of SplitMix64; int64 wraps around as uint64 does, and shifts are made logical by masks."""
+    """Apply the finalizer of SplitMix64; int64 wraps around like uint64, and masks make the shifts logical."""
     numbers = (numbers ^ (numbers >> 30 & (1 << 34) - 1)) * _FIRST
     numbers = (numbers ^ (numbers >> 27 & (1 << 37) - 1)) * _SECOND
     return numbers ^ (numbers >> 31 & (1 << 33) - 1)

@@ -1,4 +1,4 @@
-"""Data in any of the forms that `fit` takes, read by sample indices into batches of tensors."""
+"""The forms of data that `fit` accepts, read by sample indices into batches of tensors."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 from falaj.training.runtime.step.rng import seed_everything
 
 Batch: TypeAlias = Any
-"""A tensor, or a tuple or dict of batches. Of a tuple, the last member is the target."""
+"""A tensor, or a tuple or dict of batches. The last member of a tuple is the target."""
 
 
 class Dataset(Protocol):
-    """A map-style dataset: torch's, a list of samples, or anything else with these two."""
+    """A map-style dataset: torch's, a list of samples, or any object with these methods."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 class Tabular(Protocol):
-    """What pyarrow has of this kind: a table, a record batch or a reader of them, a dataset."""
+    """A pyarrow table, record batch, record batch reader or dataset."""
 
     @property
     def schema(self) -> Any: ...
 
 
 Data: TypeAlias = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset | Tabular | str | Path
-"""Tensors; a dataset; or a table: pyarrow's, or the path of a file or folder of Parquet or Arrow."""
+"""Tensors; a dataset; or a table: of pyarrow, or the path of a Parquet or Arrow file or folder."""
 
 
 class SampleSource(Protocol):
-    """Samples that are read by their indices."""
+    """Samples that are read by index."""
 
     def __len__(self) -> int: ...
 
     def read(self, indices: Tensor, *, seed: int) -> Batch:
-        """The batch of `indices`. What is random about a sample (augmentation) is drawn from `seed`."""
+        """Return the batch of `indices`. Random augmentation is seeded with `seed`."""
 
 
 def open_data(
@@ -53,7 +53,7 @@ def open_data(
     inputs: Sequence[str] | None = None,
     target: str | Sequence[str] | None = None,
 ) -> SampleSource:
-    """`data` as a source. Tensors are columns; a list is a dataset of samples; columns of a table are named."""
+    """Return `data` as a source. Tensors are columns; a list is a dataset; `inputs` and `target` name table columns."""
     if isinstance(data, TensorSource | DatasetSource):
         return data
     if is_table(data):
@@ -69,9 +69,7 @@ def open_data(
     if isinstance(data, Tensor | tuple | Mapping):
         return TensorSource(data, where=where)
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        allowed = (
-            "tensors, or a dataset with __len__ and __getitem__: a step must be able to address its samples"
-        )
+        allowed = "tensors, or a dataset with __len__ and __getitem__: steps read samples by index"
         raise unusable_data(where, type(data).__name__, allowed)
     dataset = cast(Dataset, data)
     if len(dataset) == 0:
@@ -80,12 +78,12 @@ def open_data(
 
 
 def is_table(data: object) -> bool:
-    """Whether `data` is Arrow's, or a path to it; without importing Arrow."""
+    """Return whether `data` is an Arrow object or a path, without importing pyarrow."""
     return isinstance(data, str | Path) or type(data).__module__.partition(".")[0] == "pyarrow"
 
 
 class TensorSource:
-    """Tensors whose first dimension counts the samples."""
+    """Tensors whose first dimension is the sample."""
 
     def __init__(
         self,
@@ -94,7 +92,7 @@ class TensorSource:
         where: str,
         mapped: bool = False,
     ) -> None:
-        """`mapped`: they lie in a file, and reading them may take its time."""
+        """`mapped`: the tensors are memory-mapped files, and reads may be slow."""
         self._columns, self.mapped = columns, mapped
         self._len = _rows(columns, where=where)
         self.device = device_of(columns)
@@ -109,11 +107,11 @@ class TensorSource:
         return sum(sizes)
 
     def on(self, device: torch.device) -> TensorSource:
-        """The same columns, in the memory of `device`."""
+        """Return the same columns on `device`."""
         return TensorSource(map_tensors(self._columns, lambda column: column.to(device)), where="data")
 
     def thinned(self, most: int) -> TensorSource:
-        """At most so many samples, from all over."""
+        """Return at most `most` samples, evenly spaced."""
         stride = -(-len(self) // most)
         return TensorSource(
             map_tensors(self._columns, lambda column: column[::stride].contiguous()), where="data"
@@ -134,7 +132,7 @@ class DatasetSource:
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         self.note: Callable[[int], None] | None = None
-        """Is told which sample is read next, where somebody wants to know if reading it is the end."""
+        """Called with each sample before it is read, so that a crash can be attributed."""
         self.collate: Callable[[list[Any]], Batch] = default_collate
         self._len = len(dataset)
 
@@ -172,7 +170,7 @@ class DatasetSource:
 def collate_samples(
     samples: list[Any], indices: list[int], *, collate: Callable[[list[Any]], Batch] = default_collate
 ) -> Batch:
-    """`samples` as one batch; tuples and lists of values become a tuple."""
+    """Return `samples` as one batch; tuples and lists of values become a tuple."""
     try:
         batch = collate(samples)
     except (RuntimeError, TypeError, KeyError) as error:
@@ -183,7 +181,7 @@ def collate_samples(
 
 
 def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """`batch` with every tensor changed; what is no tensor (names, for example) stays as it is."""
+    """Return `batch` with `change` applied to every tensor; other values stay."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, tuple | list):
@@ -194,14 +192,14 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def device_of(columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]) -> torch.device:
-    """Where the first column lies; all must lie there."""
+    """Return the device of the first column; all must be there."""
     if isinstance(columns, Tensor):
         return columns.device
     return next(iter(columns.values() if isinstance(columns, Mapping) else columns)).device
 
 
 def _rows(columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor], *, where: str) -> int:
-    """How many samples `columns` have; all must have the same number."""
+    """Return the number of samples in `columns`; all must have the same."""
     if isinstance(columns, Tensor):
         named: Mapping[Any, Tensor] = {"": columns}
     else:
@@ -221,5 +219,5 @@ def _rows(columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor], *, where:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """`batch` on `device`."""
+    """Return `batch` on `device`."""
     return batch if device.type == "cpu" else map_tensors(batch, lambda t: t.to(device, non_blocking=True))

@@ -1,7 +1,7 @@
-"""Whether all processes of a run were told the same: the samples of a step are a function of what they were told.
+"""The check that all processes of a run were given the same arguments, which define the samples of each step.
 
-A script that seeds each process otherwise, or cuts its data before, would lose samples and repeat others, and the
-ledger of each process would still add up.
+A script with a different seed per process, or with data that is already split, would lose and repeat samples, and the
+ledger of each process would still be consistent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import nn
 
 from falaj.training.runtime.data.sources import SampleSource
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
-from falaj.training.runtime.options import FitOptions
+from falaj.training.runtime.options import FitOptions, agreed_options, duration_text
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 
 FIXES = {
     "seed": "the same seed in each process",
-    "samples": "hand each process all the data: each step takes its own part of it",
+    "samples": "pass all the data to each process: it is split at each step",
     "parameters": "build the same model in each process",
 }
 
@@ -29,7 +29,7 @@ FIXES = {
 def require_same_arguments(
     model: nn.Module, source: SampleSource, options: FitOptions, world: ProcessGroup
 ) -> None:
-    """Refuse, in all processes, a run of which some were told otherwise than the leading one."""
+    """Raise InvalidTraining in all processes if the arguments of one differ from those of rank 0."""
     if world.size == 1:
         return
     own = agreed_arguments(model, source, options)
@@ -48,38 +48,29 @@ def require_same_arguments(
         )
         for name in differing
     ]
-    where = "" if differing else "; its own error says what"
-    raise InvalidTraining(f"process {who} was told otherwise than process 0{where}", faults=faults)
+    where = "" if differing else "; see its own error"
+    raise InvalidTraining(
+        f"the arguments of process {who} differ from those of process 0{where}", faults=faults
+    )
 
 
 def agreed_arguments(model: nn.Module, source: SampleSource, options: FitOptions) -> dict[str, Any]:
-    """All that must be the same, by the names of the options, as plain values."""
-    batching, optimization, compute = options.batching, options.optimization, options.compute
-    parallelism, evaluation = options.parallelism, options.evaluation
+    """Return everything that must be equal in all processes, as JSON values by the names of the options."""
     shapes = [[name, list(each.shape), str(each.dtype)] for name, each in model.named_parameters()]
-    told = {
+    values = {
         "samples": len(source),
         "parameters": sha256(json.dumps(shapes).encode()).hexdigest()[:12],
-        **{name: getattr(batching, name) for name in ("batch_size", "seed", "drop_last", "steps", "epochs")},
-        **{name: getattr(optimization, name) for name in ("optimizer", "lr", "schedule", "warmup", "clip")},
-        **{name: getattr(compute, name) for name in ("precision", "accumulate", "compile")},
-        **{
-            name: getattr(parallelism, name) for name in ("parallel", "exact", "tensor_plan", "pipeline_cuts")
-        },
-        **{name: getattr(evaluation, name) for name in ("evaluate", "better", "patience")},
-        "evaluate_every": evaluation.evaluate_every,
-        "checkpoint_every": options.checkpoint_every,
-        "checkpoint_keep": options.checkpoint_keep,
+        **agreed_options(options),
     }
-    return {name: json_value(value) for name, value in told.items()}
+    return {name: json_value(value) for name, value in values.items()}
 
 
 def json_value(value: Any) -> Any:
-    """`value` for JSON; of what is neither a number nor a text, its kind."""
+    """Return `value` for JSON; other types by their name."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, timedelta):
-        return f"{value.total_seconds():g} s"
+        return duration_text(value)
     if isinstance(value, list | tuple):
         return [json_value(each) for each in value]
     if isinstance(value, Mapping):

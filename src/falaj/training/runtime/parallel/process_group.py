@@ -1,4 +1,4 @@
-"""The processes that train one model together: who this one is, and what they agree on."""
+"""The processes that train one model together: rank, size, device and collective decisions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
-from falaj.training.runtime.planning.nvml import gpu_count
+from falaj.training.runtime.planning.nvml import gpu_count, is_cuda_available
 
 GroupRequest = Literal["stop", "end", "save", "halve"]
-"""To stop is to be gone on with by the next call; to end is not."""
+"""stop: pause until the next call; end: finish the run; save: checkpoint; halve: use more micro-batches."""
 GROUP_REQUESTS: tuple[GroupRequest, ...] = get_args(GroupRequest)
 
 
 @dataclass
 class ProcessGroup:
-    """Process `rank` of `size`. What one process wishes, to stop, to end, to save or to compute in smaller pieces, all
-    do after the same step."""
+    """Process `rank` of `size`. A request of one process is carried out by all of them after the same step."""
 
     rank: int = 0
     size: int = 1
@@ -34,16 +33,16 @@ class ProcessGroup:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the process that speaks for all."""
+        """Whether this is rank 0, which reports for all."""
         return self.rank == 0
 
     def sum_loss(self, loss: Tensor) -> Tensor:
-        """The sum of what each process gives, which is on the device; wishes travel along."""
+        """Return the sum of the losses of all processes; requests are exchanged in the same collective."""
         if self.size == 1:
             return loss
         summed = loss.new_zeros(
             1 + len(GROUP_REQUESTS)
-        )  # made on the device: what is sent there waits for it
+        )  # created on the device: a copy from the host would synchronize
         summed[0] = loss
         for place, request in enumerate(GROUP_REQUESTS, 1):
             if request in self.requests:
@@ -53,7 +52,7 @@ class ProcessGroup:
         return summed[0]
 
     def agree_on_requests(self) -> None:
-        """Agree to what was wished by the last `total`. All must call this after the same steps."""
+        """Apply the requests of the last `sum_loss`. All processes must call this after the same steps."""
         if self._pending is not None:
             self._agreed |= {
                 request
@@ -63,7 +62,7 @@ class ProcessGroup:
             self._pending = None
 
     def is_agreed(self, request: GroupRequest) -> bool:
-        """Whether it is time for what somebody wished."""
+        """Return whether a request is due in all processes."""
         return request in (self.requests if self.size == 1 else self._agreed)
 
     def clear_request(self, request: GroupRequest) -> None:
@@ -71,7 +70,7 @@ class ProcessGroup:
         self._agreed.discard(request)
 
     def broadcast_flag(self, value: bool) -> bool:
-        """What the leading process says, for all."""
+        """Return the flag of rank 0 in all processes."""
         if self.size == 1:
             return value
         said = torch.tensor([value], dtype=torch.uint8, device=self.device)
@@ -79,7 +78,7 @@ class ProcessGroup:
         return bool(said.item())
 
     def maximum(self, value: int) -> int:
-        """The largest of what each process gives."""
+        """Return the maximum over all processes."""
         if self.size == 1:
             return value
         given = torch.tensor([value], dtype=torch.int64, device=self.device)
@@ -87,7 +86,7 @@ class ProcessGroup:
         return int(given.item())
 
     def any(self, value: bool) -> bool:
-        """Whether any process says so, for all."""
+        """Return whether the flag is set in any process."""
         if self.size == 1:
             return value
         said = torch.tensor([value], dtype=torch.uint8, device=self.device)
@@ -95,7 +94,7 @@ class ProcessGroup:
         return bool(said.item())
 
     def broadcast_number(self, value: float) -> float:
-        """The number that the leading process has, for all: what depends on it must not differ."""
+        """Return the number of rank 0 in all processes."""
         if self.size == 1:
             return value
         said = torch.tensor([value], dtype=torch.float64, device=self.device)
@@ -103,7 +102,7 @@ class ProcessGroup:
         return float(said.item())
 
     def broadcast_bytes(self, given: bytearray | None) -> bytearray | None:
-        """The leading process's bytes, for all; none if it has none."""
+        """Return the bytes of rank 0 in all processes; None if it has none."""
         if self.size == 1:
             return given
         length = torch.tensor([-1 if given is None else len(given)], device=self.device)
@@ -120,15 +119,35 @@ class ProcessGroup:
         return data
 
 
+def find_device(name: str) -> torch.device:
+    """Return the device called `name`; "auto" is the GPU if there is one. CUDA is not started: a search may fork."""
+    if name == "auto" and not is_cuda_available():
+        return torch.device("cpu")
+    if name in ("auto", "cuda") and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    name = "cuda" if name == "auto" else name
+    try:
+        device = torch.device(name)
+        if device.type != "cuda" or not is_cuda_available():
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        fault = TrainingFault(
+            "device", f"{name} ({reason})", "auto, cpu, or a device of this machine", 'device="auto"'
+        )
+        raise InvalidTraining("the device does not exist on this machine", faults=[fault]) from error
+    return device
+
+
 def join_process_group(device: torch.device) -> ProcessGroup:
-    """The world that torchrun's variables tell of; this process alone if there are none."""
+    """Return the process group of torchrun's environment variables; this process alone without them."""
     if not dist.is_initialized():
         size = os.environ.get("WORLD_SIZE", "1")
         if size == "1":
             return ProcessGroup(device=device)
         if faults := list(rank_faults(size)):
             raise InvalidTraining(
-                f"WORLD_SIZE is {size}, but this process does not know its place", faults=faults
+                f"WORLD_SIZE is {size}, but the rank of this process is unknown", faults=faults
             )
         if device.type == "cuda":
             require_gpus(device)
@@ -139,10 +158,10 @@ def join_process_group(device: torch.device) -> ProcessGroup:
 
 
 def rank_faults(size: str) -> Iterator[TrainingFault]:
-    """What is wrong with the variables that tell this process which of `size` it is: others would wait for it."""
+    """Yield the faults of torchrun's variables, before other processes wait for this one."""
     fix = f"torchrun --nproc-per-node={size if size.isdecimal() and int(size) else 2}"
     if not (size.isdecimal() and int(size)):
-        yield TrainingFault("WORLD_SIZE", size, "how many processes there are", fix)
+        yield TrainingFault("WORLD_SIZE", size, "the number of processes", fix)
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         yield TrainingFault(", ".join(missing), "not set", "torchrun's variables", fix)
@@ -152,7 +171,7 @@ def rank_faults(size: str) -> Iterator[TrainingFault]:
 
 
 def require_gpus(device: torch.device) -> None:
-    """Refuse, in every process of this machine and before any waits for another, to share GPUs among them."""
+    """Raise InvalidTraining in every process of this machine if there are more processes than GPUs."""
     gpus, named = gpu_count(), os.environ.get("LOCAL_WORLD_SIZE", "")
     processes = int(named) if named.isdecimal() else (device.index or 0) + 1
     if processes <= gpus:
@@ -161,7 +180,9 @@ def require_gpus(device: torch.device) -> None:
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     given += f" (CUDA_VISIBLE_DEVICES={seen})" if seen is not None else ""
     fix = f'torchrun --nproc-per-node={gpus}, or device="cpu"'
-    fault = TrainingFault("processes of this machine", given, "a GPU for each, which all of them see", fix)
+    fault = TrainingFault(
+        "processes of this machine", given, "one GPU per process, visible to all of them", fix
+    )
     raise InvalidTraining("there are more processes than GPUs", faults=[fault])
 
 

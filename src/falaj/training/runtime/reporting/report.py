@@ -1,4 +1,4 @@
-"""What a run tells about itself: its losses, watched for NaN and infinity, and a sign of life every second."""
+"""The report of a run: losses, which are checked for NaN and infinity, metrics and heartbeats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from falaj.training.runtime.reporting.tensorboard import EventFile
 from falaj.training.runtime.reporting.throughput import Throughput, ThroughputMeter
 
 SEND_INTERVAL_S = 1.0
-GPU_WINDOW = 32  # losses read together on a GPU, where reading each one would stall the queue
+GPU_WINDOW = 32  # losses read together on a GPU, where each read synchronizes
 GPU_WINDOW_S = 0.05  # and no more often than this, up to
 MAX_GPU_WINDOW = 1024
 MAX_SAMPLES_SHOWN = 8
@@ -30,7 +30,7 @@ EVENTS = "TensorBoard's event file"
 
 
 class TrainingReport:
-    """The losses of the steps after `done`, where the newest checkpoint left off."""
+    """Reports the steps after `done`, the step of the restored checkpoint."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TrainingReport:
         meter: ThroughputMeter,
         events_folder: Path | None = None,
     ) -> None:
-        """Metrics go to the agent, and as TensorBoard's event files to `events_folder`."""
+        """Metrics go to the agent, and as TensorBoard event files to `events_folder`."""
         self._agent, self._plan, self._saver, self._world = agent, plan, saver, world
         self._done, self._total = done, total
         self._width = 1 if world.device.type == "cpu" else GPU_WINDOW
@@ -56,14 +56,14 @@ class TrainingReport:
         self.meter = meter
         self.watch: StepProfiler | None = None
         self.resume_history: ResumeHistory | None = None
-        """It compares the losses of steps that are computed again."""
+        """Compares the losses of recomputed steps."""
         self._events_folder = events_folder
         self._events: EventFile | None = None
         self._unshown: list[MetricValue] = []
         self._trouble = WriteFailures(agent.notify if agent else print)
 
     def add(self, loss: Tensor) -> None:
-        """Note the loss of the next step. Not finite: refused, on a CPU before the model is changed by it."""
+        """Add the loss of the next step. One that is not finite raises, on a CPU before the model is updated."""
         self._window.append(loss)
         if len(self._window) >= self._width:
             if self._width > 1:
@@ -73,14 +73,14 @@ class TrainingReport:
                 self.send()
 
     def _next_width(self) -> int:
-        """So many that they come about every `GPU_WINDOW_S`: quick steps are read less often."""
+        """Return the next number of losses to read together, so that reads are about `GPU_WINDOW_S` apart."""
         now = time.monotonic()
         took, self._read_at = now - self._read_at, now
         wider = took < GPU_WINDOW_S and self._world.size == 1
         return min(2 * self._width, MAX_GPU_WINDOW) if wider else self._width
 
     def read_losses(self) -> None:
-        """Read the losses that are still on the device, and look at them."""
+        """Read the losses that are still on the device, and check them."""
         values = (
             torch.stack(self._window).tolist() if len(self._window) > 1 else [w.item() for w in self._window]
         )
@@ -94,7 +94,7 @@ class TrainingReport:
             self.losses.append(value)
 
     def send(self) -> None:
-        """Hand the agent what is new, and ask whether the run is still wanted."""
+        """Send new metrics to the agent, and request a stop if it says so."""
         self._next = time.monotonic() + SEND_INTERVAL_S
         figures = self.meter.since_last(self._done + len(self.losses))
         if self._agent is None and self._events_folder is None:
@@ -120,7 +120,7 @@ class TrainingReport:
         self._send([MetricValue(step, name, value) for name, value in values.items()])
 
     def finish(self, step: int, ledger: str) -> Throughput:
-        """The last word of a call whose last step is `step`: the figures of all of it."""
+        """Send the overall throughput of a call whose last step is `step`, and return it."""
         if self.watch is not None:
             self.watch.end()
         rates = self.meter.overall(step)
@@ -148,7 +148,7 @@ class TrainingReport:
 
     def _show(self, folder: Path) -> None:
         self._events = self._events or EventFile(folder, done=self._done)
-        self._events.add(self._unshown)  # if that fails half-way some are there twice, which harms nobody
+        self._events.add(self._unshown)  # after a partial failure some are repeated, which is harmless
         self._unshown.clear()
 
     def _not_finite(self, step: int, value: float) -> LossNotFinite:

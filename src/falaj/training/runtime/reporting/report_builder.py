@@ -1,4 +1,4 @@
-"""Puts together what a run tells: its report with the figures, its parameters, and what was asked to be shown."""
+"""Builds the report of a run: metrics, parameters, profile and event files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from falaj.training.runtime.step.engine import StepEngine
 
 
 class ReportBuilder:
-    """Made before the model is spread over processes: what a step costs is counted on the whole model."""
+    """Created before the model is distributed, since the cost of a step is counted on the whole model."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ReportBuilder:
     def report(
         self, engine: StepEngine, saver: CheckpointSaver, clock: StepClock, done: Position
     ) -> TrainingReport:
-        """The report of the steps after `done`; with what is asked for, around the engine's steps."""
+        """Return the report of the steps after `done`, and install the requested profiling."""
         options, world = self._options, self._world
         reporting, layout = options.reporting, self._layout
         if self._agent is not None:
@@ -114,7 +114,7 @@ class ReportBuilder:
 
 
 def effective_precision(model: nn.Module, plan: Plan) -> Precision:
-    """The precision of the run, for which there is a peak: that of the model, if it is the lower one."""
+    """Return the precision that determines the peak FLOP/s: that of the model if it is lower than the plan's."""
     half: dict[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     own = {half.get(parameter.dtype, plan.precision) for parameter in model.parameters()}
     return own.pop() if len(own) == 1 else plan.precision

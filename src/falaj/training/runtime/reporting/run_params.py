@@ -1,12 +1,10 @@
-"""What a run says of itself once: its options, its plan, the model, the data and the hardware, as parameters."""
+"""The parameters that a run records: options, plan, model, data and hardware."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +12,8 @@ import torch
 from torch import nn
 
 from falaj.training.runtime.data.batches import BatchPlan
-from falaj.training.runtime.options import FitOptions
+from falaj.training.runtime.data.dataloading.start_method import usable_cores
+from falaj.training.runtime.options import FitOptions, duration_text, recorded_options
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.cache import cpu_name
 from falaj.training.runtime.planning.plan import Plan
@@ -32,7 +31,7 @@ def run_params(
     layout: str,
     total: int,
 ) -> Values:
-    """The parameters of a run, by short names; what was not given is left out."""
+    """Return the parameters of a run; options that were not given are left out."""
     return {
         **option_params(options),
         "batch_size": plan.batch_size,
@@ -47,23 +46,8 @@ def run_params(
 
 
 def option_params(options: FitOptions) -> Values:
-    """Every option that was given or has a default, by its name in `fit`."""
-    batching, optimization, compute = options.batching, options.optimization, options.compute
-    evaluation, parallelism = options.evaluation, options.parallelism
-    every = options.checkpoint_every
-    given: Mapping[str, Any] = {
-        **{field.name: getattr(optimization, field.name) for field in fields(optimization)},
-        "steps": batching.steps,
-        "epochs": batching.epochs,
-        "seed": batching.seed,
-        "drop_last": batching.drop_last or None,
-        "accumulate": compute.accumulate,
-        "evaluate_every": evaluation.evaluate_every,
-        "patience": evaluation.patience,
-        "exact": parallelism.exact or None,
-        "checkpoint_every": f"{every.total_seconds():g} s" if isinstance(every, timedelta) else every,
-    }
-    return {name: param_value(value) for name, value in given.items() if value is not None}
+    """Return the options of a run that are recorded, by their names in `fit`."""
+    return {name: param_value(value) for name, value in recorded_options(options)}
 
 
 def model_params(model: nn.Module) -> Values:
@@ -76,7 +60,7 @@ def model_params(model: nn.Module) -> Values:
 
 
 def hardware_params(device: torch.device) -> Values:
-    """The machine, and the versions of what computes."""
+    """Return the hardware, and the versions of torch, Python and CUDA."""
     found: Values = {
         "hardware.device": device.type,
         "hardware.cpu": cpu_name(),
@@ -98,13 +82,6 @@ def hardware_params(device: torch.device) -> Values:
     return found
 
 
-def usable_cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def memory_bytes() -> int:
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -112,7 +89,9 @@ def memory_bytes() -> int:
 
 
 def param_value(value: Any) -> str | int | float | bool:
-    """A value as a parameter has it: a function or an object by its name."""
+    """Return a value for a parameter; functions and objects by name."""
     if isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, timedelta):
+        return duration_text(value)
     return str(getattr(value, "__qualname__", type(value).__qualname__))

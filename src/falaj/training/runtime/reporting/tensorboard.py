@@ -1,8 +1,8 @@
 """Metrics as TensorBoard event files, written with the standard library alone.
 
-A file is a row of records: the length (8 bytes, little-endian), its checksum, the bytes of an Event message, and their
-checksum. Each call of `fit` writes a file of its own, whose first word is the step that it goes on from: TensorBoard
-then forgets what an earlier file has of that step and later ones.
+A file is a sequence of records: the length (8 bytes, little-endian), its checksum, the bytes of an Event message, and
+their checksum. Each call of `fit` writes a file of its own, which starts with the step that it resumes from:
+TensorBoard then discards what earlier files hold for that step and later ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CASTAGNOLI = 0x82F63B78
 MASK = 0xA282EAD8
 SESSION_STARTS = 1
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""How a field of a message is written."""
+"""Wire types of protobuf."""
 
 
 class EventFile:
@@ -41,7 +41,7 @@ class EventFile:
         self._file.flush()
 
     def add(self, metrics: Sequence[MetricValue]) -> None:
-        """Write `metrics`; about once a second they reach the file."""
+        """Write `metrics`; the file is flushed about once a second."""
         now = time.time()
         for metric in metrics:
             self._write(message_of_metric(now, metric))
@@ -57,12 +57,12 @@ class EventFile:
 
 
 def message_of_version(now: float) -> bytes:
-    """The Event that a file begins with."""
+    """Return the first Event of a file."""
     return double(1, now) + text(3, "brain.Event:2")
 
 
 def message_of_start(now: float, *, step: int) -> bytes:
-    """The Event that takes back what earlier files say of `step` and later ones."""
+    """Return the Event that discards `step` and later ones in earlier files."""
     return double(1, now) + number(2, step) + nested(7, number(1, SESSION_STARTS))
 
 
@@ -80,7 +80,7 @@ def double(field: int, value: float) -> bytes:
 
 
 def single(field: int, value: float) -> bytes:
-    """A float; what is too large for one becomes infinite."""
+    """Encode a 32-bit float; larger values become infinite."""
     try:
         packed = struct.pack("<f", value)
     except OverflowError:
@@ -97,7 +97,7 @@ def nested(field: int, value: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    """Encode a protobuf varint: seven bits per byte, lowest first; the high bit marks continuation."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -107,13 +107,13 @@ def varint(value: int) -> bytes:
 
 
 def framed(message: bytes) -> bytes:
-    """`message` as a record."""
+    """Return `message` as a record."""
     length = struct.pack("<Q", len(message))
     return b"".join((length, checksum(length), message, checksum(message)))
 
 
 def checksum(data: bytes) -> bytes:
-    """CRC-32C, turned and shifted as records have it."""
+    """Return the masked CRC-32C of a record."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF)
 

@@ -1,9 +1,9 @@
-"""The figures of every run: samples a second, the time of a step, MFU and goodput. Nothing here is done at each step.
+"""Throughput of a run: samples per second, step time, MFU and goodput. None of it costs time per step.
 
-MFU is the part of the hardware's peak FLOP/s that the model's own operations use; a run that is over within a minute
-has none, unless its cost is known from before. Goodput is the time in training steps that count, over all the time
-since the run began: evaluations, checkpoints, restarts, and steps that are done again after a kill, are not useful.
-Between an orderly end and the next call no time goes by.
+MFU (model FLOPs utilization) is the share of the hardware's peak FLOP/s that the model's operations use; a run of less
+than a minute has none, unless its cost is cached. Goodput is the time in useful training steps divided by the total
+time since the run began: evaluations, checkpoints, restarts and recomputed steps are not useful. Time between an
+orderly end and the next call does not count.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from falaj.training.runtime.profiling.cost import CostCounter, StepCost, cost_ke
 from falaj.training.runtime.profiling.peaks import DevicePeaks, device_peaks
 
 MIN_INTERVAL_S = 0.5
-"""Rates over less time say little."""
+"""Rates over less time are not reported."""
 MIN_RUN_S_TO_COUNT = 60.0
-"""Counting the operations of a model takes a second at first, most of it to load what counts."""
+"""Counting the operations of a model takes about a second, so shorter runs skip it."""
 MIN_STEPS = 20
 
 
 class StepClock:
-    """Tells the time that went into training steps from all the time."""
+    """Measures total time and time in training steps."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -43,8 +43,8 @@ class StepClock:
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
-        """What happens here is not a training step."""
-        if self._excluded_since is not None:  # inside of another
+        """Exclude this time from training steps."""
+        if self._excluded_since is not None:  # nested
             yield
             return
         self._excluded_since = time.perf_counter()
@@ -55,14 +55,14 @@ class StepClock:
             self._excluded_since = None
 
     def read(self) -> tuple[float, float]:
-        """Seconds in all, and seconds in training steps."""
+        """Return total seconds, and seconds in training steps."""
         now = time.perf_counter()
         aside = self._excluded_s + (0.0 if self._excluded_since is None else now - self._excluded_since)
         return now - self._start, now - self._start - aside
 
 
 class ModelCost:
-    """What a sample costs in floating-point operations, and what the devices of the run could do at most."""
+    """The floating-point operations per sample, and the peak performance of the devices."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ModelCost:
         devices: int,
         precision: Precision,
     ) -> None:
-        """`samples` are those that are computed at once."""
+        """`samples` is the size of a micro-batch."""
         self._model, self._loss, self._sample = model, loss, sample
         self._samples, self._device, self._devices, self._precision = samples, device, devices, precision
         self._key: str | None = None
@@ -85,16 +85,16 @@ class ModelCost:
         self._peaks: DevicePeaks | None = None
 
     def make_ghost(self) -> None:
-        """For what is about to be spread over processes."""
+        """Copy the model's structure before it is distributed over processes."""
         with suppress(Exception):
             self._key = cost_key(self._model, self._sample, self._samples)
             self._ghost = CostCounter(self._model, self._loss)
 
     def count(self) -> StepCost | None:
-        """What the samples cost that are computed at once, counted once; none where it cannot be."""
+        """Return the cost of a micro-batch, counted once; None where it cannot be counted."""
         if not self._is_counted and self.cost is None:
             self._is_counted = True
-            with suppress(Exception):  # whatever a model does that shapes alone cannot tell
+            with suppress(Exception):  # models whose cost does not follow from shapes
                 key = self._key or cost_key(self._model, self._sample, self._samples)
                 ghost = self._ghost or CostCounter(self._model, self._loss)
                 self.cost = ghost.count(self._sample, samples=self._samples)
@@ -102,20 +102,20 @@ class ModelCost:
         return self.cost
 
     def recall(self) -> None:
-        """The cost, if it is known from before."""
+        """Load the cost from the cache."""
         if not (self._is_counted or self._is_recalled):
             self._is_recalled = True
             self.cost = load_cost(self._model, self._sample, samples=self._samples)
 
     def of_step(self, samples: int) -> StepCost | None:
-        """The cost of a step over `samples` samples."""
+        """Return the cost of a step over `samples` samples."""
         counted = self.count()
         if counted is None:
             return None
         return StepCost(counted.flops / self._samples * samples, counted.bytes / self._samples * samples)
 
     def peaks(self, *, reached: float = 0.0, with_bandwidth: bool = False) -> DevicePeaks | None:
-        """Of one device; none where there is no room to measure them."""
+        """Return the peak performance of one device; None where memory does not suffice to measure it."""
         known = self._peaks
         if known is None or (known.measured and reached > known.flops) or with_bandwidth:
             with suppress(RuntimeError, MemoryError):
@@ -134,7 +134,7 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Over some steps."""
+    """Throughput over some steps."""
 
     samples_per_second: float
     step_time: float
@@ -152,7 +152,7 @@ class Throughput:
 
 
 class ThroughputMeter:
-    """Reads the figures of a run that went on from the position `before`."""
+    """Measures the throughput of a run that resumed at the position `before`."""
 
     def __init__(
         self, clock: StepClock, plan: BatchPlan, before: Position, *, total: int, model_cost: ModelCost | None
@@ -166,7 +166,7 @@ class ThroughputMeter:
         self._last_step, self._last_useful = before.step, clock.read()[1]
 
     def since_last(self, step: int) -> list[MetricValue]:
-        """The figures of the steps since the last time, up to `step`; none if that was a moment ago."""
+        """Return the metrics of the steps since the last call, up to `step`; none after too short a time."""
         useful = self._clock.read()[1]
         took = useful - self._last_useful
         if step <= self._last_step or took < MIN_INTERVAL_S:
@@ -178,14 +178,14 @@ class ThroughputMeter:
         return found.metrics(step)
 
     def overall(self, step: int) -> Throughput:
-        """The figures of all the steps of this call; the goodput is that of the whole run."""
+        """Return the throughput of all steps of this call, and the goodput of the whole run."""
         useful = self._clock.read()[1]
         if self._model_cost is not None and useful >= MIN_INTERVAL_S:
             self._model_cost.recall()
         return self._rates(self._first, step, useful)
 
     def remember(self, position: Position, *, ends: bool) -> Position:
-        """`position` with what must be remembered for the goodput of the whole run."""
+        """Return `position` with the times for the goodput of the whole run."""
         seconds, useful = self._clock.read()
         return replace(
             position,
@@ -202,7 +202,7 @@ class ThroughputMeter:
         return Throughput(rate, took / max(1, step - first), mfu, goodput)
 
     def _count_cost(self, model_cost: ModelCost, step: int, useful: float) -> None:
-        """Count what a step costs, if the run is long enough for that."""
+        """Count the cost of a step if the run is long enough."""
         model_cost.recall()
         expected = useful / max(1, step - self._first) * (self._total - self._first)
         if model_cost.cost is None and expected >= MIN_RUN_S_TO_COUNT:
@@ -211,7 +211,7 @@ class ThroughputMeter:
 
 
 def interrupted_s(before: Position, clock: StepClock) -> float:
-    """Seconds from when a run that did not end in order was where it goes on from, until it does."""
+    """Return the seconds between the last checkpoint of an interrupted run and its resume."""
     return 0.0 if before.left_at is None else max(0.0, clock.began_at - before.left_at)
 
 
@@ -227,16 +227,16 @@ def make_model_cost(
     precision: Precision,
     wanted: bool = False,
 ) -> ModelCost | None:
-    """The price of a run's steps, by a sample that is read before anybody else reads.
+    """Return the cost of a run's steps, based on a sample that is read before the loader starts.
 
-    `samples` are those that are computed at once. A tiny run has none, unless it is `wanted`.
-    What is spread over processes cannot be copied any more afterwards, so it is copied here.
+    `samples` is the size of a micro-batch. A short run has no cost, unless it is `wanted`. A model that will be
+    distributed cannot be copied afterwards, so it is copied here.
     """
     if steps < MIN_STEPS and not wanted:
         return None
     try:
         sample = source.read(torch.zeros(1, dtype=torch.int64), seed=0)
-    except Exception:  # the first step will say so
+    except Exception:  # the first step will raise it
         return None
     model_cost = ModelCost(
         model, loss, sample, samples=samples, device=device, devices=devices, precision=precision

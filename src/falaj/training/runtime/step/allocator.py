@@ -1,4 +1,4 @@
-"""Memory that is freed in a step stays with this process for the next one, which needs as much."""
+"""Keep freed heap memory in the process during training: the next step needs as much."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Of glibc's `mallopt`: how much free memory is kept at the end of the heap, and what is never taken from the heap."""
+"""Parameters of glibc's `mallopt`: free memory kept at the end of the heap, and the size from which mmap is used."""
 MOST_KEPT_BYTES = 2**31 - 1
 LARGEST_IN_HEAP_BYTES = 32 << 20
-"""The most that glibc takes for either."""
+"""The maximum values that glibc accepts."""
 SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
 
 @contextmanager
 def retained_heap() -> Iterator[None]:
-    """Inside, freed memory is not given back to the system; what is free at the end, is."""
+    """Keep freed memory in the process; return it to the system at the end."""
     retain_heap()
     try:
         yield
@@ -27,9 +27,9 @@ def retained_heap() -> Iterator[None]:
 
 
 def retain_heap() -> None:
-    """Keep freed memory from here on: else glibc gives it back after each step, and each page of it faults again."""
+    """Keep freed memory from now on: else glibc returns it after each step, and every page faults again."""
     if any(name in os.environ for name in SETTINGS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
-        return  # somebody has chosen otherwise
+        return  # the user has configured malloc
     with suppress(OSError, AttributeError, TypeError):
         allocator = ctypes.CDLL(None)
         allocator.mallopt(MMAP_THRESHOLD, LARGEST_IN_HEAP_BYTES)

@@ -1,4 +1,4 @@
-"""The whole step as one CUDA graph: the samples' numbers go in, the loss comes out, and nothing waits for the host."""
+"""The whole step as one CUDA graph, from sample indices to the loss, without synchronizing with the host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from falaj.training.runtime.data.sources import Batch, SampleSource, TensorSource, map_tensors, to_device
 from falaj.training.runtime.step.step import Step
 
-WARMUP_STEPS = 3  # real steps, run one kernel after the other, that settle what a capture may not do
+WARMUP_STEPS = 3  # eager steps before the capture
 
 
 class CudaGraphStep:
-    """Steps over whole batches of `batch_size`, replayed. A step that cannot be captured is run without a graph.
+    """Replays steps over full batches of `batch_size`. A step that cannot be captured runs without a graph.
 
-    Random numbers are addressed by the step as elsewhere: a graph reads its generator's seed when it is replayed.
+    Random numbers depend on the step as elsewhere: a graph reads the seed of its generator when it is replayed.
     """
 
     def __init__(self, step: Step, source: SampleSource, *, batch_size: int) -> None:
@@ -27,7 +27,7 @@ class CudaGraphStep:
         self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
         self._indices = torch.zeros(batch_size, dtype=torch.int64, device=step.device)
         self.reads = isinstance(source, TensorSource) and source.device.type == "cuda"
-        """Whether the samples lie on the device, and are read by the graph itself."""
+        """Whether the samples are on the device and read by the graph itself."""
         self._order: tuple[Tensor, Tensor] | None = (
             None  # on the host, which keeps its place there, and the device
         )
@@ -37,11 +37,11 @@ class CudaGraphStep:
         self._buffers: dict[str, Tensor] = {}
 
     def takes(self, indices: Tensor) -> bool:
-        """Whether these samples fit: the last batch of an epoch may be shorter."""
+        """Return whether the batch is full: the last one of an epoch may be shorter."""
         return len(indices) == self._batch_size
 
     def run(self, number: int, indices: Tensor, batch: Batch) -> Tensor:
-        """The loss of step `number`, which has updated the model; `batch` is none where the graph reads it."""
+        """Run step `number` and return its loss; `batch` is None where the graph reads it."""
         self._fill(indices, batch)
         self._step.set_rates(number)
         self._step.rng.seed_step(number, 0)
@@ -56,7 +56,7 @@ class CudaGraphStep:
         return self._aside(self._whole)
 
     def _refuse_new_buffers(self) -> None:
-        """What is replayed reads a buffer where it lay: it would never see one that `forward` puts in its place."""
+        """Raise RuntimeError if `forward` replaces a buffer: a graph would keep reading the old one."""
         before, self._buffers = self._buffers, {}
         now = self._step.model.named_buffers()
         if names := [name for name, buffer in now if before.get(name) is not buffer]:
@@ -68,7 +68,7 @@ class CudaGraphStep:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         clear_cublas_workspaces()
-        # a checkpoint may be on its way in another thread, which must not spoil this
+        # another thread may stage a checkpoint meanwhile
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._loss = self._whole()
         clear_cublas_workspaces()
@@ -85,7 +85,7 @@ class CudaGraphStep:
         return loss
 
     def _aside(self, work: Callable[[], Tensor]) -> Tensor:
-        """What `work` gives, on the stream that will be captured: gradients must come into being there."""
+        """Run `work` on the stream of the capture, where the gradients must be allocated."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             result = work()
@@ -101,14 +101,16 @@ class CudaGraphStep:
             self._form = form
             self._batch = map_tensors(to_device(batch, self._step.device), torch.clone)
             self._slots = list_tensors(self._batch)
-        elif form != self._form:  # a copy into the slots would stretch rows, and leave out what is no tensor
+        elif (
+            form != self._form
+        ):  # a copy into the slots would broadcast, and skip values that are not tensors
             raise RuntimeError("the batches differ by more than the values of their tensors")
         else:
             for slot, tensor in zip(self._slots, list_tensors(batch), strict=True):
                 slot.copy_(tensor, non_blocking=True)
 
     def _on_device(self, indices: Tensor) -> Tensor:
-        """`indices`, out of the order of the whole epoch, which is sent to the device once."""
+        """Return `indices` as a slice of the epoch's order, which is copied to the device once."""
         if self._order is None or self._order[0].data_ptr() != indices.untyped_storage().data_ptr():
             order = torch.empty(0, dtype=torch.int64).set_(indices.untyped_storage())
             self._order = order, order.to(self._step.device)
@@ -116,21 +118,21 @@ class CudaGraphStep:
         return self._order[1][start : start + len(indices)]
 
     def take_rates(self) -> None:
-        """A captured kernel reads the learning rate from where it was; one that changes must be a tensor."""
+        """Make learning rates that change tensors, which captured kernels read."""
         if self._step.rates_change:
             for group in self._step.optimizer.param_groups:
                 group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(self._step.device)
 
 
 def clear_cublas_workspaces() -> None:
-    """Let cuBLAS take new ones: those that a graph uses must be the graph's own, or others may free them."""
+    """Clear cuBLAS workspaces, so that a graph allocates its own, which nothing else frees."""
     drop = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if drop is not None:
         drop()
 
 
 def shape_and_dtype(tensor: Tensor) -> Any:
-    """What must be the same about a tensor for a graph to take it in the place of another."""
+    """Return the shape and dtype of a tensor, which must stay equal for a graph."""
     return tensor.shape, tensor.dtype
 
 

@@ -1,4 +1,4 @@
-"""What runs the steps of a plan: reads the samples, computes, updates; smaller pieces where memory runs out."""
+"""Runs the steps of a plan: loads batches, computes, updates; with more micro-batches where memory runs out."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from falaj.training.runtime.step.step import Loss, Step
 LossCallback = Callable[[Tensor], None]
 
 RESIDENT_SHARE = 0.25
-"""Tensors that take at most this part of a GPU's memory lie there while they are trained on."""
+"""Training tensors of at most this share of a GPU's memory are kept on the GPU."""
 
 
 class StepEngine:
-    """The steps of a run, one after the other."""
+    """Runs the steps of a training run."""
 
     def __init__(
         self,
@@ -60,29 +60,29 @@ class StepEngine:
         can_split: bool,
         notify: Callable[[str], None],
     ) -> None:
-        """`halves`: whether a process may cut its part of a batch into smaller pieces, which nobody else sees."""
+        """`can_split`: whether a process may split its part of a batch without the others."""
         self.reader, self.loader, self.step, self.plan = reader, loader, step, plan
         self._graph, self._world, self._can_split, self._notify = graph, world, can_split, notify
         self.pieces = 0
-        """How many micro-batches there are since memory ran out; 0 if it never did."""
+        """The number of micro-batches since memory ran out; 0 if it never did."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which steps had nothing to do but to wait for their samples."""
+        """Seconds in which steps waited for samples."""
         return self.loader.waited_s
 
     @property
     def hidden_s(self) -> float:
-        """Seconds of reading that were hidden behind the computing."""
+        """Seconds of reading that overlapped with computation."""
         return max(0.0, self.loader.reading_s - self.loader.waited_s)
 
     def close(self) -> None:
-        """No more steps: what reads for them is ended, and nothing of ours listens in the model any more."""
+        """Close the loader, and remove all hooks from the model."""
         self.step.strategy.remove_hooks()
         self.loader.close()
 
     def prepare(self, plan: Plan) -> None:
-        """What must wait until a checkpoint, if there is one, has been put into the model and the optimizer."""
+        """Prepare what must follow the restore of a checkpoint: compilation, state layout, learning rates."""
         if plan.compile != "off":
             self.step.compile(self._notify, mode=plan.compile)
         align_optimizer_state(self.step.optimizer)
@@ -90,19 +90,19 @@ class StepEngine:
             self._graph.take_rates()
 
     def run_step(self, number: int, indices: Tensor, on_loss: LossCallback) -> None:
-        """Do step `number`; `look` is given its loss, where there is no graph before the model is changed by it."""
+        """Run step `number`; `on_loss` gets its loss, without a CUDA graph before the model is updated."""
         if self._graph is not None and self._graph.takes(indices):
             try:
                 parts = [] if self._graph.reads else self.loader.take(number, indices)
                 if self.step.before_update is not None:
                     self.step.before_update()
                 loss = self._graph.run(number, indices, parts[0].batch if parts else None)
-            except (
-                RuntimeError
-            ) as failure:  # an operation that cannot be captured, or no memory for the graph
+            except RuntimeError as failure:  # an operation cannot be captured, or no memory
                 self._graph = None
-                reason = str(failure).strip().split("\n")[0]
-                self._notify(f"step {number}: cannot be a CUDA graph ({reason}); going on without one")
+                reason = first_line(failure)
+                self._notify(
+                    f"step {number}: cannot be captured as a CUDA graph ({reason}); continuing without it"
+                )
             else:
                 on_loss(loss)
                 self.loader.prefetch_next(number)
@@ -110,14 +110,14 @@ class StepEngine:
         on_loss(self.gradients(number, indices))
         try:
             self.step.update(number)
-        except (RuntimeError, MemoryError) as failure:  # what is half updated cannot be tried again
+        except (RuntimeError, MemoryError) as failure:  # a partial update cannot be retried
             if not is_out_of_memory(failure):
                 raise
             raise out_of_memory_error(number, self.reader.count, failure) from failure
         self.loader.prefetch_next(number)
 
     def gradients(self, number: int, indices: Tensor) -> Tensor:
-        """The loss of a step, and its gradients; if memory runs out, in smaller pieces from now on."""
+        """Compute the gradients of a step, and return its loss; split into more micro-batches if memory runs out."""
         if self._world.size > 1 and self._world.is_agreed("halve"):
             self._world.clear_request("halve")
             self.set_micro_batches(self._world.maximum(self.reader.count))
@@ -129,22 +129,22 @@ class StepEngine:
                 if not is_out_of_memory(failure):
                     if shortage is None:
                         raise
-                    # a model that needs more samples at once, or processes that have gone on meanwhile
+                    # the model needs more samples at once, or other processes have continued
                     raise out_of_memory_error(number, self.reader.count, shortage) from failure
                 if not self._can_split or self.reader.count >= len(indices):
                     smallest = self.reader.count >= len(indices)
                     raise out_of_memory_error(
                         number, self.reader.count, failure, smallest=smallest
                     ) from failure
-                shortage = failure.with_traceback(None)  # its frames would hold on to tensors
+                shortage = failure.with_traceback(None)  # its frames would keep tensors alive
             self._halve(number, shortage)
 
     def set_micro_batches(self, pieces: int) -> None:
-        """Compute in so many micro-batches from now on, as was found out by this run or before it was resumed."""
+        """Use this many micro-batches from now on, as found by this run or before it was resumed."""
         self.reader.set_count(pieces)
         self.pieces = self.reader.count
         if self.pieces > 1:
-            self._graph = None  # it computes a batch in one piece
+            self._graph = None  # a CUDA graph computes a whole batch
 
     def _halve(self, number: int, shortage: BaseException) -> None:
         self.step.optimizer.zero_grad()
@@ -153,12 +153,12 @@ class StepEngine:
             torch.cuda.empty_cache()
         self.set_micro_batches(2 * self.reader.count)
         world, where = self._world, ""
-        if world.size > 1:  # the others follow after the same step
+        if world.size > 1:  # the other processes follow after the same step
             world.requests.add("halve")
             where = f" in process {world.rank}"
         self._notify(
-            f"step {number}: out of memory{where} ({first_line(shortage)}); the same global batch in "
-            f"{self.reader.count} micro-batches from here on"
+            f"step {number}: out of memory{where} ({first_line(shortage)}); continuing with "
+            f"{self.reader.count} micro-batches per global batch"
         )
 
 
@@ -175,9 +175,9 @@ def make_engine(
     notify: Callable[[str], None],
     endless: bool = False,
 ) -> StepEngine:
-    """The engine that trains `model` as `plan` says. Compiling is left for later: a checkpoint may come first.
+    """Return the engine that trains `model` by `plan`. It compiles later, since a checkpoint may be restored first.
 
-    Samples are read ahead up to the step `total`, or without an end. What reads is started first, before the GPU is.
+    Samples are prefetched up to the step `total`, or without an end. Workers are started before the GPU is.
     """
     layout = parallel_layout(options.parallelism.parallel, world.size)
     source = to_resident(source, world.device)
@@ -208,11 +208,11 @@ def make_step(
     world: ProcessGroup,
     micro_batches: int,
 ) -> Step:
-    """The step over the parameters of `model` that can be trained, which is spread over the processes."""
+    """Return the step over the trainable parameters of `model`, which is distributed over the processes."""
     optimization, parallelism = options.optimization, options.parallelism
     images_last = plan.layout == "channels_last"
     trainable_parameters(model)
-    if isinstance(loss, nn.Module):  # its weights, if it has any
+    if isinstance(loss, nn.Module):  # its class weights, for example
         loss.to(world.device)
     if images_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -246,7 +246,7 @@ def make_step(
 def parallelize_model(
     model: nn.Module, world: ProcessGroup, parallelism: ParallelOptions, *, micro_batches: int
 ) -> tuple[ParallelStrategy, PipelinedModel | None]:
-    """`model` on the devices of the processes. Of a pipeline, none has room for all of it."""
+    """Distribute `model` over the devices of the processes; with a pipeline no device holds all of it."""
     layout = parallel_layout(parallelism.parallel, world.size)
     if layout.pipeline > 1:
         pipeline, strategy = parallelize_pipeline(
@@ -260,26 +260,24 @@ def parallelize_model(
 
 
 def require_own_parameters(optimizer: optim.Optimizer, model: nn.Module) -> None:
-    """An optimizer that was made before the model was cut would go on changing tensors that nobody uses any more."""
+    """Raise InvalidTraining for an optimizer over other parameters, made before the model was sharded."""
     own = {id(parameter) for parameter in model.parameters()}
     updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if all(id(parameter) in own for parameter in updated):
         return
-    given = (
-        f"{type(optimizer).__name__} over parameters that are not the model's; cutting a model makes new ones"
-    )
+    given = f"{type(optimizer).__name__} over parameters that are not the model's; sharding a model creates new ones"
     fix = "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
     fault = TrainingFault("optimizer", given, "a name, or a function from parameters to an optimizer", fix)
     raise InvalidTraining("the optimizer would not train this model", faults=[fault])
 
 
 def can_use_cuda_graph(step: Step, reader: MicroBatchReader, world: ProcessGroup) -> bool:
-    """One process, one piece, and no scaling of the loss: the rest is seen when it is captured."""
+    """Return whether a CUDA graph may work: one process, one micro-batch and no loss scaling."""
     return world.device.type == "cuda" and world.size == 1 and reader.count == 1 and step.scaler is None
 
 
 def to_resident(source: SampleSource, device: torch.device) -> SampleSource:
-    """`source` in the memory of `device`, if it is tensors and they are small beside it."""
+    """Return `source` on `device` if it is tensors that are small enough."""
     return source.on(device) if isinstance(source, TensorSource) and is_resident(source, device) else source
 
 
@@ -290,11 +288,11 @@ def is_resident(columns: TensorSource, device: torch.device) -> bool:
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that training changes; there must be one."""
+    """Return the trainable parameters; raise InvalidTraining if there are none."""
     every = list(model.parameters())
     if any(nn.parameter.is_lazy(p) for p in every):
         fault = TrainingFault(
-            "model", "lazy parameters without a shape", fix="call the model once on a sample before"
+            "model", "lazy parameters without a shape", fix="call the model once on a sample first"
         )
         raise InvalidTraining("the model is not ready", faults=[fault])
     free = [p for p in every if p.requires_grad and not p.is_meta]
@@ -306,7 +304,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def align_optimizer_state(optimizer: optim.Optimizer) -> None:
-    """Lay the optimizer's tensors out as their parameters are: a fused update walks through both at once."""
+    """Give the optimizer's tensors the strides of their parameters, as a fused update requires."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if (

@@ -1,4 +1,4 @@
-"""What one process computes of a step: its micro-batches, each with its place and its share of the global batch."""
+"""The micro-batches of one process, each with its position and its share of the global batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from falaj.training.runtime.step.rng import derive_seed
 
 
 class MicroBatch(NamedTuple):
-    """`share` is its part of the global batch's samples; 0 where a process has none, and computes all the same."""
+    """`share` is its part of the global batch; 0 where a process has no samples but must take part."""
 
     place: int
     batch: Batch
@@ -22,7 +22,7 @@ class MicroBatch(NamedTuple):
 
 
 class MicroBatchIndices(NamedTuple):
-    """The samples of a micro-batch that is still to be read."""
+    """The sample indices of a micro-batch that is not read yet."""
 
     place: int
     indices: Tensor
@@ -30,9 +30,9 @@ class MicroBatchIndices(NamedTuple):
 
 
 class MicroBatchReader:
-    """Cuts each global batch into `count` micro-batches, and reads those of process `rank` of `size`.
+    """Splits each global batch into `count` micro-batches, and reads those of process `rank` of `size`.
 
-    A micro-batch is the same whoever reads it: what is random about its samples depends on its place alone.
+    Random numbers of a micro-batch depend on its position only, so it is equal in every process.
     """
 
     def __init__(self, source: SampleSource, *, seed: int, count: int, rank: int = 0, size: int = 1) -> None:
@@ -41,7 +41,7 @@ class MicroBatchReader:
         self._cut(-(-count // size) * size)
 
     def set_count(self, count: int) -> None:
-        """Cut each batch into `count` micro-batches from now on, or a few more: as many for each process."""
+        """Split each batch into `count` micro-batches from now on, rounded up to a multiple of the processes."""
         self._cut(-(-count // self._size) * self._size)
 
     def _cut(self, count: int) -> None:
@@ -49,7 +49,7 @@ class MicroBatchReader:
         self._places = range(self._rank * each, (self._rank + 1) * each)
 
     def split(self, indices: Tensor) -> Iterator[MicroBatchIndices]:
-        """Of the global batch of `indices`, what this process reads."""
+        """Yield this process's micro-batches of the global batch `indices`."""
         if self.count == 1:
             yield MicroBatchIndices(0, indices, 1.0)
             return
@@ -59,11 +59,11 @@ class MicroBatchReader:
             if start < end:
                 found += 1
                 yield MicroBatchIndices(place, indices[start:end], (end - start) / samples)
-        if samples < self.count:  # those with fewer must take part in what the others do together
+        if samples < self.count:  # processes with fewer must take part in collectives
             yield from [MicroBatchIndices(self._places[0], indices[:1], 0.0)] * (self._most(samples) - found)
 
     def _most(self, samples: int) -> int:
-        """How many micro-batches have samples, in the process that has the most of them."""
+        """Return the largest number of non-empty micro-batches in any process."""
         edges = [samples * edge // self.count for edge in range(self.count + 1)]
         full = [start < end for start, end in pairwise(edges)]
         each = self.count // self._size
@@ -73,7 +73,7 @@ class MicroBatchReader:
         return [self.read_one(step, cut) for cut in self.split(indices)]
 
     def read_one(self, step: int, cut: MicroBatchIndices) -> MicroBatch:
-        """A micro-batch. What cannot be read is told with its step."""
+        """Read a micro-batch. A sample that cannot be read is reported with its step."""
         place, indices, share = cut
         try:
             batch = self.source.read(indices, seed=derive_seed(b"read", self.seed, step, place))

@@ -1,4 +1,4 @@
-"""Whether a model and a loss can be trained, seen before anything of them is run."""
+"""Checks of a model and a loss before anything of them is run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHOWN = 4
 
 
 def require_trainable(model: object, loss: object) -> None:
-    """InvalidTraining with all that is wrong: no module, parameters without values, a loss that is no function."""
+    """Raise InvalidTraining with all faults of the model and the loss."""
     faults = model_faults(model)
     if not callable(loss):
         allowed = "a function of the model's output and the target"
@@ -24,7 +24,7 @@ def require_trainable(model: object, loss: object) -> None:
 
 
 def loss_parameter_faults(model: nn.Module, loss: nn.Module) -> list[TrainingFault]:
-    """Parameters of a loss that nobody would train: the optimizer has those of the model."""
+    """Return a fault for trainable parameters of the loss, which the optimizer would not update."""
     own = {id(each) for each in model.parameters()}
     free = [name for name, each in loss.named_parameters() if each.requires_grad and id(each) not in own]
     if not free:
@@ -32,20 +32,20 @@ def loss_parameter_faults(model: nn.Module, loss: nn.Module) -> list[TrainingFau
     fix = "make the loss a part of the model, or loss.requires_grad_(False)"
     return [
         TrainingFault(
-            "loss", f"parameters to be trained: {_listed(free)}", "none that are not the model's", fix
+            "loss", f"parameters to be trained: {_listed(free)}", "only parameters of the model", fix
         )
     ]
 
 
 def memory_limit_warning(model: nn.Module, memory: int | None) -> str | None:
-    """What is to be said where one process has all of a model, and its limit is too low for that; none if it is not."""
+    """Return a warning if the memory limit is too low for a model in a single process; None otherwise."""
     trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
     least = trained + sum(each.nbytes for each in model.parameters())
     if memory is None or memory >= least:
         return None
     return (
-        f"memory={memory} is not kept to: the parameters and their gradients alone take {least} bytes, and one process "
-        "has nobody to share them with. Start several, with torchrun, or leave memory out"
+        f"memory={memory} cannot be kept: the parameters and their gradients alone take {least} bytes in a single "
+        "process. Start several processes with torchrun, or omit memory"
     )
 
 
@@ -58,7 +58,7 @@ def model_faults(model: object) -> list[TrainingFault]:
         ]
     every = list(model.named_parameters())
     if lazy := [name for name, each in every if nn.parameter.is_lazy(each)]:
-        fix = "call the model once on a sample before"
+        fix = "call the model once on a sample first"
         return [
             TrainingFault("model", f"lazy parameters without a shape: {_listed(lazy)}", "known shapes", fix)
         ]

@@ -1,4 +1,4 @@
-"""Training and evaluation mode, module by module: what the user has put into evaluation mode stays there."""
+"""Training and evaluation mode per module: modules that the user put in evaluation mode stay there."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import nn
 
 
 def ensure_training_mode(model: nn.Module) -> nn.Module:
-    """`model`, ready to be trained: one that is all in evaluation mode, as after loading, is put into training mode.
+    """Return `model` in training mode if all of it is in evaluation mode, as after loading.
 
-    In a model with any module in training mode those in evaluation mode are meant so, such as a frozen batch norm.
+    If any module is in training mode, those in evaluation mode are intended, such as a frozen batch norm.
     """
     return model if any(each.training for each in model.modules()) else model.train()
 
 
 @contextmanager
 def preserved_modes(model: nn.Module) -> Iterator[None]:
-    """Whatever happens here, each module has its own mode afterwards."""
+    """Restore the mode of each module at the end."""
     before = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
-        for module, mode in before:  # a model's own `train` may do more than to set the mode
+        for module, mode in before:  # a custom `train` may do more than set the mode
             if module.training != mode:
                 module.train(mode)
-        for module, mode in before:  # one that has several owners was perhaps set along with the last of them
+        for module, mode in before:  # a shared module may have been set with its last owner
             if module.training != mode:
                 module.training = mode

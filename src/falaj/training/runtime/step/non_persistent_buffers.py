@@ -1,7 +1,7 @@
-"""Buffers that are not in the model's state_dict (`persistent=False`, or the loss's), as far as training changes them.
+"""Buffers outside the model's state_dict (`persistent=False`, or of the loss) that training changes.
 
-Most are made by the code, such as masks and tables of angles, and must go on being so: a checkpoint has none of them.
-One that steps have changed, such as a running mean, is state like any other, and a resumed run needs it.
+Most are constants of the code, such as masks and position tables, and are not part of a checkpoint. A buffer that steps
+have changed, such as a running mean, is state that a resumed run needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOSS = "@loss."
 
 
 class NonPersistentBuffers:
-    """The buffers of `model` that are not persistent, and those of `loss`, from the moment when this is made."""
+    """Tracks the non-persistent buffers of `model` and the buffers of `loss` from its creation on."""
 
     def __init__(self, model: nn.Module, loss: object) -> None:
         self._model, self._loss = model, loss
@@ -24,7 +24,7 @@ class NonPersistentBuffers:
         self._made_as = {name: (weakref.ref(buffer), buffer._version) for name, buffer in every}
 
     def changed(self) -> dict[str, Tensor]:
-        """Those that are not as they were, changed in place or replaced, by name."""
+        """Return the buffers that were changed in place or replaced, by name."""
         changed = [(n, b) for n, b in local_buffers(self._model, self._loss) if not self._is_as_made(n, b)]
         return {name: buffer.detach() for name, buffer in changed}
 
@@ -34,7 +34,7 @@ class NonPersistentBuffers:
 
 
 def local_buffers(model: nn.Module, loss: object) -> Iterator[tuple[str, Tensor]]:
-    """These buffers by name, without those that lie on other processes."""
+    """Yield the buffers that this process holds, by name."""
     for name, module, own in _places(model, loss):
         buffer = module._buffers[own]
         if buffer is not None and not buffer.is_meta:
@@ -44,7 +44,7 @@ def local_buffers(model: nn.Module, loss: object) -> Iterator[tuple[str, Tensor]
 def buffers_to_restore(
     model: nn.Module, loss: object, saved: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor | None]:
-    """What to read of the buffers that were `saved`, of these shapes: as the model has them, or whole ones."""
+    """Return what to read of the `saved` buffers: with the layout of the model's buffer, or whole."""
     found: dict[str, Tensor | None] = {}
     for name, module, own in _places(model, loss):
         buffer = module._buffers[own]
@@ -57,7 +57,7 @@ def buffers_to_restore(
 def restore_buffers(
     model: nn.Module, loss: object, pieces: Mapping[str, Tensor], device: torch.device
 ) -> None:
-    """Put what was read in its place; one that steps had replaced by another shape is replaced again."""
+    """Load the buffers that were read; one whose shape had changed is replaced."""
     for name, module, own in _places(model, loss):
         if name not in pieces:
             continue

@@ -42,7 +42,7 @@ def make_optimizer(
     fused: bool = False,
     capturable: bool = False,
 ) -> optim.Optimizer:
-    """The optimizer for `parameters`. One that the caller made keeps its own learning rate and kernels."""
+    """Return the optimizer for `parameters`. One that the caller made keeps its learning rate and kernels."""
     if isinstance(choice, optim.Optimizer):
         return choice
     if callable(choice):
@@ -56,13 +56,13 @@ def make_optimizer(
 
 
 def _required_optimizer(made: object) -> optim.Optimizer:
-    """`made`, which a function of the caller's has."""
+    """Return `made` if it is an optimizer; raise InvalidTraining otherwise."""
     if isinstance(made, optim.Optimizer):
         return made
     fix = "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
-    given = f"a function that gives {made!r}"
+    given = f"a function that returns {made!r}"
     fault = TrainingFault("optimizer", given, "a function from parameters to a torch.optim.Optimizer", fix)
-    raise InvalidTraining("the function for the optimizer makes none", faults=[fault])
+    raise InvalidTraining("the optimizer function did not return an optimizer", faults=[fault])
 
 
 def optimizer_faults(choice: object) -> list[TrainingFault]:
@@ -76,14 +76,14 @@ def schedule_faults(choice: object) -> list[TrainingFault]:
     if _is_one_of(choice, _DECAYS) or (callable(choice) and _takes_one(choice)):
         return []
     allowed = f"{', '.join(_DECAYS)}, or a function from the step to a factor"
-    given = "a function that does not take the step alone" if callable(choice) else choice
+    given = "a function with other parameters than the step" if callable(choice) else choice
     return [
         TrainingFault("schedule", given, allowed, 'schedule="cosine", or schedule=lambda step: 0.9**step')
     ]
 
 
 def _takes_one(function: Callable[..., object]) -> bool:
-    """Whether `function` can be called with one value; where Python cannot tell, that is left to be seen."""
+    """Return whether `function` accepts one argument; True where the signature is unknown."""
     try:
         inspect.signature(function).bind(1)
     except ValueError:
@@ -98,7 +98,7 @@ def _is_one_of(choice: object, words: Mapping[str, object]) -> bool:
 
 
 def make_schedule(choice: Schedule, *, warmup: int, steps: int) -> Callable[[int], float] | None:
-    """The factor of each step: up over `warmup` steps, then as `choice` says. None where it is always 1."""
+    """Return the learning-rate factor by step: linear warmup, then `choice`. None where it is always 1."""
     if callable(choice):
         return partial(_factor_by, choice)
     if faults := schedule_faults(choice):
@@ -116,7 +116,7 @@ def make_schedule(choice: Schedule, *, warmup: int, steps: int) -> Callable[[int
 
 
 def _factor_by(schedule: Callable[[int], float], step: int) -> float:
-    """The factor that a function of the caller's gives for `step`; refused if it is no number."""
+    """Return the factor that the user's schedule gives for `step`; raise InvalidTraining if it is not finite."""
     given = schedule(step)
     try:
         factor = math.nan if isinstance(given, str | bytes) else float(given)
@@ -127,4 +127,4 @@ def _factor_by(schedule: Callable[[int], float], step: int) -> float:
     fault = TrainingFault(
         "schedule", f"{given!r} for step {step}", "a finite number", "schedule=lambda step: 0.9**step"
     )
-    raise InvalidTraining("the schedule does not give a factor for the learning rate", faults=[fault])
+    raise InvalidTraining("the schedule did not return a factor for the learning rate", faults=[fault])

@@ -1,23 +1,44 @@
-"""What can be done where memory runs out: who may cut a batch smaller, and the error where that does not help."""
+"""Running out of memory: which processes may split a batch further, and the error where that does not help."""
 
 from __future__ import annotations
+
+import torch
 
 from falaj.training.runtime.errors import OutOfMemory, TrainingFault
 from falaj.training.runtime.parallel.layout import ParallelLayout
 
+NO_MEMORY = (
+    "can't allocate memory",
+    "bad_alloc",
+    "not enough memory",
+    "unable to mmap",
+    "unable to write to file </torch",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Return whether `failure` means out of memory, on a GPU or a CPU; torch has no type for the latter."""
+    if isinstance(failure, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(words in str(failure) for words in NO_MEMORY)
+
 
 def can_split_locally(layout: ParallelLayout) -> bool:
-    """Whether a process may compute its part in more pieces than the others: nothing is done together with them before
-    the last backward pass. Shards and cut tensors are gathered then, and stages wait for each other."""
+    """Return whether a process may use more micro-batches than the others.
+
+    That requires no collectives before the last backward pass: no shards, split tensors or stages.
+    """
     return not (layout.tensor > 1 or layout.pipeline > 1 or layout.shards)
 
 
 def out_of_memory_error(
     number: int, pieces: int, failure: BaseException, *, smallest: bool = False
 ) -> OutOfMemory:
-    """The error where smaller pieces are not possible, or not smaller."""
+    """Return the error for the case that more micro-batches are impossible or do not help."""
     given = f"{first_line(failure)} in {plural(pieces)}"
-    allowed = "a batch that fits into the memory there is"
+    allowed = "a batch that fits in memory"
     smaller = "a smaller model" if smallest else f"a smaller batch_size, accumulate={2 * pieces}"
     fix = f"{smaller}, or more memory"
     fault = TrainingFault(f"step {number}", given, allowed, fix)

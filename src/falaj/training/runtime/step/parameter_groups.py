@@ -1,4 +1,4 @@
-"""What an optimizer counts, or somebody changes, in its parameter groups while it trains: state, unlike its options."""
+"""Values in an optimizer's parameter groups that change during training: they are state, unlike its options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, optim
 
 Value: TypeAlias = Any
-"""A number or a word; a list of values; or a tensor as {"tensor": numbers, "dtype": name}: all that JSON has."""
+"""A number, string or list of values; or a tensor as {"tensor": numbers, "dtype": name}, for JSON."""
 
 Values = dict[str, Value]
 
@@ -17,16 +17,16 @@ NO_OPTIONS = ("params", "param_names")
 
 
 class ParameterGroupState:
-    """Values of the groups that are not what the optimizer was made with; options come from the code that runs."""
+    """The group values that differ from those at creation; options come from the running code."""
 
     def __init__(self, optimizer: optim.Optimizer, *, has_schedule: bool) -> None:
-        """Where there `has_schedule` of ours, it sets the learning rates: they are no state."""
+        """With `has_schedule` the learning rates are set by the schedule and are not state."""
         self._optimizer = optimizer
         self._scheduled = {"lr"} if has_schedule else set[str]()
         self._made_with = [group_values(group) for group in optimizer.param_groups]
 
     def changed(self) -> list[Values]:
-        """Of each group, what is not as it was made."""
+        """Return the changed values of each group."""
         now = [group_values(group) for group in self._optimizer.param_groups]
         return [
             {
@@ -38,7 +38,7 @@ class ParameterGroupState:
         ]
 
     def put(self, kept: Sequence[Mapping[str, Value]]) -> None:
-        """Go on with what `changed` said then; it stays state from here on."""
+        """Restore the values that `changed` returned; they stay state from now on."""
         for group, made, values in zip(self._optimizer.param_groups, self._made_with, kept, strict=False):
             for name, value in values.items():
                 group[name] = restore_value(value, group.get(name))
@@ -46,18 +46,18 @@ class ParameterGroupState:
 
 
 def group_values(group: Mapping[str, Any]) -> Values:
-    """The options of a parameter group that can be kept."""
+    """Return the values of a parameter group that can be stored."""
     found = {name: storable_value(value) for name, value in group.items() if name not in NO_OPTIONS}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def storable_value(value: object) -> Value | None:
-    """`value` as it is kept; none where it is of another kind."""
+    """Return the stored form of `value`; None for other types."""
     if isinstance(value, int | float | str):
         return value
     if isinstance(value, Tensor):
         is_one = value.numel() == 1 and not value.is_complex()
-        return {"tensor": value.tolist(), "dtype": _dtype_name(value.dtype)} if is_one else None
+        return {"tensor": value.tolist(), "dtype": dtype_name(value.dtype)} if is_one else None
     if isinstance(value, tuple | list):
         forms = [storable_value(each) for each in value]
         return None if None in forms else forms
@@ -65,7 +65,7 @@ def storable_value(value: object) -> Value | None:
 
 
 def restore_value(kept: Value, now: object) -> object:
-    """What was `kept`, in the kind that there is `now`: a tensor, which others may hold too, is filled."""
+    """Return the `kept` value with the type of the current one; a tensor is filled in place, as others may hold it."""
     if isinstance(kept, list):
         before = now if isinstance(now, tuple | list) and len(now) == len(kept) else [None] * len(kept)
         found = [restore_value(value, old) for value, old in zip(kept, before, strict=True)]
@@ -78,5 +78,6 @@ def restore_value(kept: Value, now: object) -> object:
     return kept
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of `dtype` without the prefix of torch."""
     return str(dtype).removeprefix("torch.")

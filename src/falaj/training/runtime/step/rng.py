@@ -1,4 +1,4 @@
-"""Random numbers without history: every generator is seeded from an address, so a resumed step draws the same."""
+"""Stateless random numbers: generators are seeded per step and micro-batch, so a resumed step draws the same."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _packed = struct.Struct("<qqq").pack
 
 
 def derive_seed(purpose: bytes, seed: int, major: int, minor: int = 0) -> int:
-    """A 63-bit number that depends on nothing but its arguments. `purpose` has at most 16 bytes."""
+    """Return a 63-bit seed that depends on the arguments only. `purpose` has at most 16 bytes."""
     digest = blake2b(_packed(seed, major, minor), digest_size=8, person=purpose).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class StepRng:
-    """Seeds what a model draws from by (seed, step, micro-batch): torch on the CPU and `device`, Python and numpy.
+    """Seeds the generators of torch on the CPU and `device`, Python and numpy by (seed, step, micro-batch).
 
-    To seed the last two takes 20 µs, and few models draw from them: after the first step, only where one was seen to.
+    Seeding Python and numpy takes 20 µs and few models use them: after the first step they are seeded only if used.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
         self.always_seeds_python = False
-        """Whether reading draws from these, so that they must always be seeded."""
+        """Whether reading samples may use Python's and numpy's generators, so that they are always seeded."""
         self._seeds_python = True
         self._python_seed: int | None = None
         self._generators = [torch.default_generator]  # torch.manual_seed does the same, but takes 130 µs
@@ -39,7 +39,7 @@ class StepRng:
             self._generators.append(torch.cuda.default_generators[place])
 
     def get_state(self) -> bytes:
-        """Where the dice stand, for `put` in another process with the same kind of device."""
+        """Return the state of the generators, for `set_state` in another process with the same type of device."""
         states = torch.cat([generator.get_state() for generator in self._generators])
         found = bytearray(len(states))
         torch.frombuffer(found, dtype=torch.uint8).copy_(states)
@@ -60,7 +60,7 @@ class StepRng:
             seed_python(number)
 
     def detect_python_draws(self) -> None:
-        """Go on seeding Python's and numpy's generators only if the step that is over has drawn from them."""
+        """Continue to seed Python's and numpy's generators only if the last step has used them."""
         self._seeds_python = self.always_seeds_python or (
             self._python_seed is not None and python_rng_was_used(self._python_seed)
         )
@@ -73,14 +73,14 @@ def seed_everything(number: int) -> None:
 
 
 def seed_python(number: int) -> None:
-    """Python's own generator, and numpy's if it is loaded."""
+    """Seed Python's generator, and numpy's if it is loaded."""
     random.seed(number)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number & 0xFFFFFFFF)
 
 
 def python_rng_was_used(number: int) -> bool:
-    """Whether these stand otherwise than right after they were seeded by `number`."""
+    """Return whether Python's or numpy's generator was used since it was seeded with `number`."""
     if random.getstate() != random.Random(number).getstate():  # noqa: S311 - nothing secret
         return True
     numpy = sys.modules.get("numpy")
@@ -92,7 +92,7 @@ def python_rng_was_used(number: int) -> bool:
 
 @contextmanager
 def preserved_rng_state() -> Iterator[None]:
-    """Afterwards torch's generators, Python's, and numpy's if it is loaded, stand where they stood."""
+    """Restore the state of torch's, Python's and, if it is loaded, numpy's generators at the end."""
     own, python = torch.default_generator.get_state(), random.getstate()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     numpy = sys.modules.get("numpy")

@@ -1,4 +1,4 @@
-"""One training step: gradients over micro-batches in the chosen precision, then the optimizer's update."""
+"""One training step: gradients over micro-batches in the chosen precision, then the optimizer update."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from falaj.training.runtime.parallel.strategies import ParallelStrategy
 from falaj.training.runtime.planning.plan import CompileMode, Precision
 from falaj.training.runtime.step.micro_batches import MicroBatch
 from falaj.training.runtime.step.non_persistent_buffers import NonPersistentBuffers
+from falaj.training.runtime.step.out_of_memory import first_line
 from falaj.training.runtime.step.parameter_groups import ParameterGroupState
 from falaj.training.runtime.step.rng import StepRng
 
@@ -22,13 +23,13 @@ Loss = Callable[[Any, Any], Tensor]
 """loss(model(inputs), target) -> a scalar: the mean over the samples of the batch."""
 
 PartWrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Given the name of a part of a step, and what does it: the same with something around it."""
+"""A function from the name and the function of a part of a step to a wrapped function."""
 
 
 class Step:
-    """What a step does to the model. `gradients` then `update`; between them the loss can be looked at.
+    """One training step: `gradients`, then `update`; between them the loss can be checked.
 
-    A batch that is a tuple is (inputs…, target); any other is given whole to the model and to the loss.
+    A batch that is a tuple is (inputs…, target); any other is passed whole to the model and to the loss.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Step:
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
         self._clip, self._factor = clip, factor
         self.before_update: Callable[[], None] | None = None
-        """What must be over before the model changes: a checkpoint that is being copied."""
+        """Called before the model changes: it waits for a checkpoint that is being staged."""
         self.extra_buffers = NonPersistentBuffers(model, loss)
         self.groups = ParameterGroupState(optimizer, has_schedule=factor is not None)
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]  # a tensor is changed in place
@@ -67,26 +68,26 @@ class Step:
         return self._factor is not None
 
     def compile(self, notify: Callable[[str], None], *, mode: CompileMode = "default") -> None:
-        """Compile the model and the loss at their first use; if that fails, say so and go on without."""
+        """Compile the model and the loss at their first use; if that fails, report it and continue without."""
         from torch._dynamo.exc import TorchDynamoException
 
         options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
         if self.strategy.loss_factor == 1.0:
             self._measure = torch.compile(self._through_spread, **options)
-        else:  # torch knows how to compile a model of shards, but not what is around it
+        else:  # torch compiles a sharded model, but not the code around it
             run = torch.compile(self.strategy.module, **options)
             self._measure = lambda batch: self._apply(run, batch)
         self._compile_failures, self._notify = (TorchDynamoException,), notify
 
     def observe(self, around: PartWrapper) -> Callable[[], None]:
-        """Have `around(name, part)` in place of each part of a step until what is returned is called."""
+        """Replace each part of a step by `around(name, part)` until the returned function is called."""
         measure, differentiate = self._measure, self._differentiate
         self._measure = watched = around("forward", measure)
         self._differentiate = around("backward", differentiate)
         self.update = around("optimizer", self.update)  # type: ignore[method-assign]
 
         def leave() -> None:
-            if self._measure is watched:  # else compiling has failed meanwhile
+            if self._measure is watched:  # unless compiling has failed meanwhile
                 self._measure = measure
             self._differentiate = differentiate
             del self.update
@@ -94,18 +95,18 @@ class Step:
         return leave
 
     def gradients(self, step: int, parts: Sequence[MicroBatch]) -> Tensor:
-        """The loss of a global batch, detached, after its gradients were computed; `parts` are this process's."""
+        """Compute the gradients of this process's micro-batches, and return the detached loss of the global batch."""
         try:
             return self._gradients(step, parts)
         except self._compile_failures as failure:
-            reason = str(failure).strip().split("\n")[0]
-            self._notify(f"step {step}: torch.compile failed ({reason}); going on without it")
+            reason = first_line(failure)
+            self._notify(f"step {step}: torch.compile failed ({reason}); continuing without it")
             self._measure, self._compile_failures = self._through_spread, ()
-            self.strategy.discard_step()  # the parts that went well are computed again too
+            self.strategy.discard_step()  # all parts are computed again
             return self._gradients(step, parts)
 
     def update(self, step: int) -> None:
-        """Move the parameters along their gradients."""
+        """Update the parameters."""
         if self.before_update is not None:
             self.before_update()
         self.set_rates(step)
@@ -119,7 +120,7 @@ class Step:
             self.scaler.update()
 
     def set_rates(self, step: int) -> None:
-        """The learning rates of `step`; those that a CUDA graph reads are tensors, and stay where they are."""
+        """Set the learning rates of `step`; tensors that a CUDA graph reads are changed in place."""
         if self._factor is None:
             return
         factor = self._factor(step)
@@ -134,12 +135,12 @@ class Step:
             self.strategy.clip(self._parameters, self._clip)
 
     def measure(self, batch: Batch) -> Tensor:
-        """The loss of `batch` in the chosen precision, through the model as it is."""
+        """Return the loss of `batch` in the chosen precision, through the model itself."""
         with self._autocast:
             return require_scalar(self._apply(self.model, self.to_memory_format(batch)))
 
     def backward(self, batch: Batch) -> Tensor:
-        """The loss of `batch`, which lies on the device, after its gradients were computed; no parts, no scaling."""
+        """Compute the gradients of a batch on the device without splitting or scaling, and return the detached loss."""
         self.optimizer.zero_grad()
         with self._autocast:
             value = require_scalar(self._measure(batch))
@@ -148,14 +149,14 @@ class Step:
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
-        """The model with all its tensors, for as long as this lasts; all processes ask for it at once."""
+        """Yield the model with all its tensors; a collective call."""
         yield self.model
 
     def finish_model(self) -> None:
-        """At the end of a run: the caller's model is the trained one. Here it is that one all along."""
+        """Load the trained state into the caller's model at the end of a run. Here it is the same model."""
 
     def to_memory_format(self, batch: Batch) -> Batch:
-        """`batch` with its images in the layout that the model has."""
+        """Return `batch` in the memory format of the model."""
         return map_tensors(batch, channels_last) if self._channels_last else batch
 
     def _gradients(self, step: int, parts: Sequence[MicroBatch]) -> Tensor:
@@ -166,7 +167,7 @@ class Step:
         return self.strategy.finish()
 
     def _backward(self, step: int, part: MicroBatch) -> Tensor:
-        """What a micro-batch adds to the loss, after its gradients were computed."""
+        """Compute the gradients of a micro-batch, and return its share of the loss."""
         self.rng.seed_step(step, part.place)
         batch = self.to_memory_format(to_device(part.batch, self.device))
         with self._autocast:
@@ -189,14 +190,14 @@ class Step:
 
 
 def autocast_context(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """The context that computes in `precision`; it is entered again at every step."""
+    """Return the context that computes in `precision`; it is entered at every step."""
     if precision in ("fp32", "tf32"):
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """An image (or a batch of them) with its channels innermost; anything else as it is."""
+    """Return a batch of images in channels_last format; other tensors unchanged."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints in parts: staged, hashed, written aside, then made visible; read back on any number of processes."""
+"""Checkpoint storage: parts that are staged, hashed, written and committed atomically, and read on any layout."""

@@ -1,4 +1,4 @@
-"""The memory that checkpoints are staged in: allocated once, used again, pinned where there is a GPU."""
+"""The memory in which checkpoints are staged: allocated once, reused, and pinned where there is a GPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from falaj.training.runtime.checkpointing.storage.parts import ALIGNMENT
 
 MAX_OVERSIZE = 2
-"""So many times as large as needed is given back: the first saves stage what other processes write later."""
+"""A block larger than this multiple of the need is freed: first saves stage what other processes write later."""
 
 
 class StagedCopy(NamedTuple):
-    """What is to be copied, and the place for it in the arena, a tensor of the same shape."""
+    """A tensor to copy, and its place in the arena, a tensor of the same shape."""
 
     source: Tensor
     place: Tensor
@@ -34,14 +34,14 @@ class StagingArena:
         self._block = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        """Have room for places of these sizes, and not much more."""
+        """Allocate a block for these sizes, and not much more."""
         total = sum(_aligned(size) for size in sizes)
         if not total <= self._block.numel() <= MAX_OVERSIZE * total:
-            self._block = torch.empty(0, dtype=torch.uint8)  # give back before asking for more
+            self._block = torch.empty(0, dtype=torch.uint8)  # free the old block before allocating
             self._block = torch.empty(total, dtype=torch.uint8, pin_memory=self._pinned)
 
     def lay_out(self, sources: Sequence[Tensor]) -> list[StagedCopy]:
-        """A place for each of `sources`, which are local tensors; nothing is copied yet."""
+        """Return a place for each of the local tensors `sources`; nothing is copied yet."""
         sizes = byte_sizes(sources)
         self.reserve(sizes)
         copies, at = [], 0
@@ -57,7 +57,7 @@ def byte_sizes(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def tensor_memory(tensor: Tensor) -> memoryview:
-    """The memory of `tensor`, which is dense and on the CPU, and lives as long as the view."""
+    """Return a view of the memory of a dense CPU tensor, which lives as long as the view."""
     size = math.prod(tensor.shape) * tensor.element_size()
     if not size:
         return memoryview(b"")

@@ -1,6 +1,6 @@
 """Checkpoints in a folder: step-…/ with part-00000, part-00001, … and manifest.json. Standard library only.
 
-Parts are written into a hidden folder; the commit renames it, so that a checkpoint is there whole or not at all.
+Parts are written into a hidden folder that the commit renames, so that a checkpoint is complete or absent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MANIFEST = "manifest.json"
 
 
 class CheckpointFolder:
-    """A store for processes that see the same folder; each writes its own parts, the leading one commits."""
+    """A store for processes that share a folder; each writes its own parts, and rank 0 commits."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,7 +37,7 @@ class CheckpointFolder:
         _require(draft, sizes)
         _write(draft / MANIFEST, [manifest])
         sync_folder(draft)
-        self._hide(save_id.step)  # one of this step that was damaged: the run went on from an earlier one
+        self._hide(save_id.step)  # a damaged one of this step, after a resume from an earlier step
         draft.rename(self._path(save_id.step))
         sync_folder(self._folder)
         for step in retention.gone(self.steps(), newest=save_id.step):
@@ -69,7 +69,7 @@ class CheckpointFolder:
         pass
 
     def _hide(self, step: int) -> None:
-        """Take a checkpoint away at a stroke; its bytes go with the next sweep."""
+        """Remove a checkpoint atomically; its bytes are deleted by the next sweep."""
         path = self._path(step)
         if path.exists():
             path.rename(self._folder / f".{path.name}.gone-{os.urandom(4).hex()}")
@@ -86,7 +86,7 @@ def part_name(number: int) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was created, renamed or removed in `folder` durable."""
+    """Make creations, renames and removals in `folder` durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -103,7 +103,7 @@ def _write(path: Path, pieces: Sequence[Bytes]) -> None:
 
 
 def _require(draft: Path, sizes: Sequence[int]) -> None:
-    """What every process says it has written must lie here: they may not see the same folder."""
+    """Require that all parts are present: the processes may not share the folder."""
     for number, size in enumerate(sizes):
         path = draft / part_name(number)
         found = path.stat().st_size if path.exists() else None

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: JSON that verifies itself, with all that is not a tensor, and where the tensors lie."""
+"""The manifest of a checkpoint: JSON with a digest, all values that are not tensors, and the places of tensors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from falaj.training.runtime.checkpointing.state import Number
 from falaj.training.runtime.checkpointing.storage.parts import PartSummary, StoredChunk
 from falaj.training.runtime.checkpointing.storage.store import SaveId
 from falaj.training.runtime.errors import CheckpointDamaged
+from falaj.training.runtime.step.parameter_groups import dtype_name
 
 FORMAT = 2
 _OPENING, _MIDDLE = b'{"sha256": "', b'", "checkpoint": '
@@ -25,23 +26,23 @@ _BODY_AT = len(_OPENING) + 64 + len(_MIDDLE)
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is."""
+    """The content of a checkpoint."""
 
     save_id: SaveId
     run: Mapping[str, Any]
-    """Position, facts, and the like, the same in all processes."""
+    """Position, facts and optimizer of the run, equal in all processes."""
     numbers: Mapping[str, Number]
-    """What the optimizer keeps besides tensors."""
+    """Values of the optimizer's state that are not tensors."""
     shared: Mapping[str, str]
     """Names of tensors that are stored under another name."""
     tensor_infos: Mapping[str, TensorInfo]
-    """What the stored tensors are, whole."""
+    """Dtype and shape of the stored tensors."""
     parts: tuple[PartSummary, ...]
     pieces: tuple[StoredChunk, ...]
 
     @property
     def all_tensor_infos(self) -> dict[str, TensorInfo]:
-        """Under all names."""
+        """Dtype and shape under all names of the tensors."""
         return {
             **self.tensor_infos,
             **{name: self.tensor_infos[first] for name, first in self.shared.items()},
@@ -56,7 +57,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "run": manifest.run,
         "numbers": manifest.numbers,
         "shared": manifest.shared,
-        "tensors": {name: [_word(kind.dtype), kind.shape] for name, kind in manifest.tensor_infos.items()},
+        "tensors": {
+            name: [dtype_name(kind.dtype), kind.shape] for name, kind in manifest.tensor_infos.items()
+        },
         "parts": [[part.size_bytes, part.head_bytes, part.head_sha256] for part in manifest.parts],
         "pieces": [
             [each.tensor, each.offsets, each.sizes, each.part, each.at, each.size_bytes, each.sha256]
@@ -68,22 +71,22 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, *, step: int) -> Manifest:
-    """What `encode_manifest` was given; refuses bytes that are cut, altered, or of another step."""
+    """Return the manifest in `data`; raise CheckpointDamaged if it is truncated, altered or of another step."""
     text = data[_BODY_AT:-1]
     expected = _OPENING + sha256(text).hexdigest().encode() + _MIDDLE
     if data[:_BODY_AT] != expected or data[-1:] != b"}":
-        raise CheckpointDamaged("its manifest is cut or altered")
+        raise CheckpointDamaged("its manifest is truncated or altered")
     try:
         body = json.loads(text)
         if body["format"] != FORMAT or body["step"] != step:
             raise CheckpointDamaged(f"its manifest is of format {body['format']}, step {body['step']}")
         return _manifest(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointDamaged(f"its manifest makes no sense: {error!r}") from error
+        raise CheckpointDamaged(f"its manifest is invalid: {error!r}") from error
 
 
 def saved_runs(agent: Agent) -> Iterator[Mapping[str, Any]]:
-    """What the good manifests that `agent` keeps say of their run, newest first; no tensor is looked at."""
+    """Yield the run sections of the valid manifests that `agent` stores, newest first; tensors are not read."""
     with closing(agent.checkpoints()) as store:
         for step in store.steps():
             with suppress(CheckpointDamaged):
@@ -107,10 +110,6 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
 def _pieces(rows: Iterable[list[Any]]) -> Iterable[StoredChunk]:
     for tensor, offsets, sizes, *rest in rows:
         yield StoredChunk(tensor, tuple(offsets), tuple(sizes), *rest)
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _dtype(word: str) -> torch.dtype:

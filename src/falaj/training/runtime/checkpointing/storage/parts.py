@@ -1,8 +1,8 @@
-"""One part of a checkpoint as bytes that verify themselves; nothing in them is ever executed. Standard library only.
+"""One part of a checkpoint as self-verifying bytes that are never executed. Standard library only.
 
 magic (8) | length of the header (8, little-endian) | sha256 of the header (32) | header | pieces of tensors
-The header is JSON, padded with spaces: the step, the save and the number of the part, and of each piece the tensor,
-where it lies in it, and its sha256. A piece is raw little-endian memory at a multiple of 64 bytes.
+The header is JSON, padded with spaces: the step, the save and the number of the part, and for each piece the tensor,
+its offsets and its sha256. A piece is raw little-endian memory at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX_BYTES = len(MAGIC) + 8 + 32
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A box of a tensor, and where its bytes lie: in which part, from where on."""
+    """A chunk of a tensor, and the place of its bytes in a part."""
 
     tensor: str
     offsets: tuple[int, ...]
@@ -36,7 +36,7 @@ class StoredChunk:
 
 @dataclass(frozen=True)
 class PartSummary:
-    """What the manifest says of a part."""
+    """The entry of a part in the manifest."""
 
     size_bytes: int
     head_bytes: int
@@ -45,7 +45,7 @@ class PartSummary:
 
 @dataclass(frozen=True)
 class TensorChunk:
-    """A piece before it has a place: the box of a tensor, and its bytes."""
+    """A chunk of a tensor and its bytes, before it has a place in a part."""
 
     tensor: str
     offsets: tuple[int, ...]
@@ -56,7 +56,7 @@ class TensorChunk:
 def encode_part(
     save_id: SaveId, number: int, boxes: Sequence[TensorChunk]
 ) -> tuple[list[Bytes], list[StoredChunk], PartSummary]:
-    """The bytes of a part, in order; its pieces; and what verifies it. The bytes show the boxes' own memory."""
+    """Return the bytes of a part, its chunks and its summary. The bytes are views of the chunks' memory."""
     rows, data, at = list[tuple[Any, ...]](), list[Bytes](), 0
     for box in boxes:
         rows.append((box.tensor, box.offsets, box.sizes, at, len(box.data), sha256(box.data).hexdigest()))
@@ -72,20 +72,20 @@ def encode_part(
 
 
 def verify_head(data: Bytes, *, save_id: SaveId, number: int, facts: PartSummary) -> None:
-    """Refuse the first bytes of a part that are cut, altered, or of another part."""
+    """Raise CheckpointDamaged if the header of a part is truncated, altered or of another part."""
     if sha256(data).hexdigest() == facts.head_sha256:
         return
     found = _read_head(bytes(data), number)
     told = found.get("step"), found.get("save"), found.get("part")
     if told != (save_id.step, save_id.save, number):
         raise CheckpointDamaged(f"its part {number} is part {told[2]} of a save of step {told[0]}")
-    raise CheckpointDamaged(f"the header of its part {number} is cut or altered")
+    raise CheckpointDamaged(f"the header of its part {number} is truncated or altered")
 
 
 def _read_head(data: bytes, number: int) -> dict[str, Any]:
     text = data[PREFIX_BYTES : PREFIX_BYTES + int.from_bytes(data[8:16], "little")]
     if not data.startswith(MAGIC) or sha256(text).digest() != data[16:PREFIX_BYTES]:
-        raise CheckpointDamaged(f"the header of its part {number} is cut or altered")
+        raise CheckpointDamaged(f"the header of its part {number} is truncated or altered")
     found: dict[str, Any] = json.loads(text)
     return found
 

@@ -1,4 +1,4 @@
-"""What each process writes and reads: torch's planners, over tensors by name and without pickle in what is kept."""
+"""torch's checkpoint planners over named tensors, without pickle in the stored bytes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 @dataclass
 class WriteAssignment:
-    """What this process writes, remembered from one save to the next so that it stages no more than that.
+    """The tensors that this process writes, kept from one save to the next so that it stages no more than those.
 
-    All processes together always offer every tensor: what one has given up, another one has been assigned.
+    All processes together always offer every tensor: what one gives up is assigned to another.
     """
 
     _signature: Signature | None = None
     _items: list[WriteItem] = field(default_factory=list)
 
     def offer(self, state: CheckpointState) -> list[WriteItem]:
-        """What to stage and to offer to write: the same as last time, or everything if there is something new."""
+        """Return the items to stage and write: those of the last save, or everything if the tensors changed."""
         signature = tuple((name, each.shape, each.dtype) for name, each in state.tensors.items())
         if signature != self._signature:
             self._items = create_default_local_save_plan(state.tensors, True).items
@@ -40,16 +40,16 @@ class WriteAssignment:
         return self._items
 
     def take(self, items: list[WriteItem]) -> None:
-        """Remember what the leading process has assigned."""
+        """Store the assignment that rank 0 made."""
         self._items = items
 
     def forget(self) -> None:
-        """A save has failed: who has been assigned what is not certain."""
+        """Discard the assignment after a failed save."""
         self._signature = None
 
 
 class StagedPlanner(DefaultSavePlanner):
-    """Offers what was staged. What is not a tensor travels to the leading process with the plan."""
+    """Offers the staged tensors. Values that are not tensors are sent to rank 0 with the plan."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class StagedPlanner(DefaultSavePlanner):
         shared: Mapping[str, str],
         failure: BaseException | None,
     ) -> None:
-        """`failure`: why there is nothing to offer, which all processes must hear of."""
+        """`failure`: why staging failed, which is raised in all processes."""
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._assignment, self._offered, self._staged = assignment, list(items), staged
         self._aside = {"numbers": dict(numbers), "shared": dict(shared)}
         self._failure = failure
 
     def fail(self, failure: BaseException) -> None:
-        """Have all processes hear that there is nothing to offer."""
+        """Raise `failure` in all processes."""
         self._failure = failure
 
     def set_up_planner(
@@ -103,10 +103,10 @@ class StagedPlanner(DefaultSavePlanner):
 
 
 class ScratchPlanner(LoadPlanner):
-    """Reads into memory of its own, laid out as the tensors of the run are; these stay as they are meanwhile."""
+    """Reads into new memory with the layout of the run's tensors, which stay unchanged meanwhile."""
 
     def __init__(self, layouts: Mapping[str, Tensor | None], stored_as: Mapping[str, str]) -> None:
-        """`stored_as` names the tensors that are stored under another name."""
+        """`stored_as` maps names to the names under which the tensors are stored."""
         self._layouts, self._stored_as = layouts, stored_as
         self.found: dict[str, Tensor] = {}
 
@@ -134,7 +134,9 @@ class ScratchPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise TypeError(f"{read_item.dest_index.fqn} is not a tensor: such things are in the manifest")
+        raise TypeError(
+            f"{read_item.dest_index.fqn} is not a tensor: other values are stored in the manifest"
+        )
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         return narrow(self.found[read_item.dest_index.fqn], read_item.dest_offsets, read_item.lengths)
@@ -144,14 +146,14 @@ class ScratchPlanner(LoadPlanner):
 
 
 def narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """A box of `tensor`, in the same memory."""
+    """Return a slice of `tensor` that shares its memory."""
     for dim, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
         tensor = tensor.narrow(dim, start, length)
     return tensor
 
 
 def _boxes(layout: torch.Size | Tensor) -> list[ChunkStorageMetadata]:
-    """The part of a whole tensor that a process has which is laid out like this."""
+    """Return the chunks of a whole tensor that this process holds under `layout`."""
     if isinstance(layout, DTensor):
         if layout.device_mesh.get_coordinate() is None:
             return []

@@ -1,4 +1,4 @@
-"""Reads the pieces that a process needs, verified before they are used, in long stretches of few parts."""
+"""Read and verify the chunks that a process needs, in large ranges."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from falaj.training.runtime.errors import CheckpointDamaged
 
 MAX_RANGE_BYTES = 64 << 20
 MAX_GAP_BYTES = 64 << 10
-"""Pieces that lie so close are read at once, up to a stretch; a longer one is a stretch of its own."""
+"""Chunks at most this far apart are read together, up to the maximum range; a larger chunk is read alone."""
 
 
 class ChunkReader(StorageReader):
-    """The pieces of one checkpoint, out of a store."""
+    """Reads the chunks of one checkpoint from a store."""
 
     def __init__(self, store: CheckpointStore, manifest: Manifest) -> None:
         self._store, self._manifest = store, manifest
@@ -92,7 +92,9 @@ class ChunkReader(StorageReader):
         kind = self._manifest.tensor_infos[piece.tensor]
         found = memoryview(data)[start : start + piece.size_bytes]
         if len(found) != piece.size_bytes or sha256(found).hexdigest() != piece.sha256:
-            raise CheckpointDamaged(f"its tensor {piece.tensor} is cut or altered, in part {piece.part}")
+            raise CheckpointDamaged(
+                f"its tensor {piece.tensor} is truncated or altered, in part {piece.part}"
+            )
         if not piece.size_bytes:
             return torch.empty(piece.sizes, dtype=kind.dtype)
         count = piece.size_bytes // kind.dtype.itemsize
@@ -100,7 +102,7 @@ class ChunkReader(StorageReader):
 
 
 def metadata_of(manifest: Manifest) -> Metadata:
-    """The manifest as torch's planners know it. `storage_data` finds the piece of each box."""
+    """Return the manifest as torch's Metadata. `storage_data` maps each chunk to its place."""
     boxes: dict[str, list[ChunkStorageMetadata]] = {name: [] for name in manifest.tensor_infos}
     for piece in manifest.pieces:
         box = ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
@@ -114,7 +116,7 @@ def metadata_of(manifest: Manifest) -> Metadata:
 
 
 def read_ranges(pieces: Sequence[StoredChunk]) -> Iterator[list[StoredChunk]]:
-    """Neighbours of the same part together, as far as that is not too much at once."""
+    """Yield groups of adjacent chunks of one part, up to the maximum range."""
     stretch: list[StoredChunk] = []
     for piece in pieces:
         if stretch and not _continues(stretch, piece):

@@ -1,4 +1,4 @@
-"""Checkpoints that the platform keeps: each call goes over the socket to the agent. Standard library only."""
+"""A checkpoint store behind the agent's socket. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from falaj.training.runtime.checkpointing.storage.store import Bytes, Retention,
 
 
 class AgentConnection(Protocol):
-    """The near end of a connection to the agent."""
+    """The client side of a connection to the agent."""
 
     def call(self, name: str, body: Sequence[Bytes] = (), **values: Any) -> tuple[Any, bytearray]: ...
     def close(self) -> None: ...
 
 
 class RemoteCheckpoints:
-    """A store at the other end of a connection; each process that saves has one of its own."""
+    """A store at the other end of a connection; each process that saves has its own."""
 
     def __init__(self, caller: AgentConnection, *, is_shared: bool) -> None:
-        """`is_shared`: the connection is somebody else's, and is left open."""
+        """`is_shared`: the connection belongs to the caller and is left open."""
         self._caller, self._is_shared = caller, is_shared
 
     def steps(self) -> list[int]:
@@ -40,7 +40,7 @@ class RemoteCheckpoints:
         return self._caller.call("load_part", step=step, number=number, offset=offset, length=length)[1]
 
     def sweep(self) -> None:
-        """The platform forgets parts that were not committed by itself."""
+        """Do nothing: the platform removes uncommitted parts itself."""
 
     def close(self) -> None:
         if not self._is_shared:

@@ -1,4 +1,4 @@
-"""Copies the state of a run aside while it goes on: whatever a step may change is copied before it does."""
+"""Copy the state of a run while it continues: everything is copied before a step changes it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from falaj.training.runtime.checkpointing.storage.arena import StagedCopy
 
 
 class Staging:
-    """Copies under way. `finish` runs in the thread that writes; the loop calls `wait` before the next update."""
+    """Pending copies. `finish` runs in the writer thread; the loop calls `wait` before the next update."""
 
     def __init__(self, now: Sequence[StagedCopy], later: Sequence[StagedCopy], device: torch.device) -> None:
-        """`now` are copied before this returns, or before the device does anything else; `later` until `wait`."""
+        """`now` is copied before this returns, or before later work of the device; `later` before `wait` returns."""
         self._later: Sequence[StagedCopy] = later
         self._done = threading.Event()
         self._finish: Callable[[], None] = self._copy_later
@@ -22,13 +22,13 @@ class Staging:
         if device.type == "cuda":
             self._copy_beside(now, later, device)
             return
-        if device.type != "cpu":  # what other threads may do there is not known
+        if device.type != "cpu":  # thread safety of other devices is unknown
             now, self._later = [*now, *later], ()
         for each in now:
             each.copy()
 
     def finish(self) -> None:
-        """Return when everything is copied."""
+        """Wait until everything is copied."""
         try:
             self._finish()
         finally:
@@ -44,7 +44,7 @@ class Staging:
     def _copy_beside(
         self, now: Sequence[StagedCopy], later: Sequence[StagedCopy], device: torch.device
     ) -> None:
-        """On a stream of its own, for which the stream of the steps waits where it must; the CPU waits for neither."""
+        """Copy on a separate stream, for which the compute stream waits where needed; the CPU does not wait."""
         steps, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         beside.wait_stream(steps)
         with torch.cuda.stream(beside):

@@ -1,4 +1,4 @@
-"""Writes what a process was assigned as one part; the leading process adds the manifest and commits."""
+"""Write the assigned tensors of a process as one part; rank 0 adds the manifest and commits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from falaj.training.runtime.errors import CheckpointFailed
 
 @dataclass(frozen=True)
 class PartTicket:
-    """What the leading process tells another one: for which save it writes, and which part."""
+    """The save and the part number that rank 0 assigns to a process."""
 
     save_id: SaveId
     number: int
 
 
 class PartWriter(StorageWriter):
-    """Parts and manifest of one checkpoint, into a store."""
+    """Writes the parts and the manifest of one checkpoint to a store."""
 
     def __init__(
         self, store: CheckpointStore, *, step: int, run: Mapping[str, Any], retention: Retention
@@ -49,7 +49,7 @@ class PartWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Number those that have something to write, without gaps."""
+        """Number the plans that have something to write, without gaps."""
         number, numbered = 0, []
         for plan in plans:
             numbered.append(
@@ -102,6 +102,6 @@ class PartWriter(StorageWriter):
 
 def _box(item: WriteItem, tensor: Any) -> TensorChunk:
     if item.tensor_data is None or not isinstance(tensor, Tensor):
-        raise TypeError(f"{item.index.fqn} is not a tensor: such things are in the manifest")
+        raise TypeError(f"{item.index.fqn} is not a tensor: other values are stored in the manifest")
     chunk = item.tensor_data.chunk
     return TensorChunk(item.index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), tensor_memory(tensor))

@@ -1,1 +1,1 @@
-"""Data in Arrow's form, tables and files of Parquet, as tensors. pyarrow is imported here, and only on first use."""
+"""Arrow tables and Parquet files as tensors. pyarrow is imported here only, on first use."""

@@ -1,4 +1,4 @@
-"""Which columns of a table are trained on, and how their values become tensors."""
+"""The columns of a table to train on, and their conversion to tensors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TORCH_TYPES = {
     "double": torch.float64,
 }
 WIDENED = ("bool", "uint16", "uint32", "uint64")
-"""Types that torch has none for, or that are packed: cast to one that it has."""
+"""Types without an equivalent in torch, or bit-packed ones: they are cast."""
 FEATURE_MARK = "__"
-"""Between a view and its feature, in the columns of a training set."""
+"""Separates the view from the feature in the column names of a training set."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ColumnSelection:
 def select_columns(
     schema: Any, *, inputs: Sequence[str] | None, target: str | Sequence[str] | None, where: str
 ) -> ColumnSelection:
-    """The columns to train on; everything that is wrong with them at once."""
+    """Return the columns to train on; raise InvalidTraining with all faults."""
     targets = (target,) if isinstance(target, str) else tuple(target or ())
     wanted = tuple(inputs) if inputs is not None else default_inputs(schema, targets)
     faults = [
@@ -69,7 +69,9 @@ def select_columns(
         if name not in schema.names
     ]
     faults += [
-        TrainingFault(f"{where}.inputs", name, "not the target too") for name in wanted if name in targets
+        TrainingFault(f"{where}.inputs", name, "a column that is not the target")
+        for name in wanted
+        if name in targets
     ]
     if not wanted:
         faults.append(TrainingFault(f"{where}.inputs", "no column", "at least one beside the target"))
@@ -89,7 +91,7 @@ def select_columns(
 
 
 def default_inputs(schema: Any, targets: tuple[str, ...]) -> tuple[str, ...]:
-    """All but the target; of a training set, which has keys and a time beside them, the features."""
+    """Return all columns but the target; for a training set with keys and a timestamp, the features."""
     features = tuple(name for name in schema.names if FEATURE_MARK in name and name not in targets)
     if features and any(str(field.type).startswith("timestamp") for field in schema):
         return features
@@ -97,13 +99,13 @@ def default_inputs(schema: Any, targets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def column_type_faults(field: Any, where: str) -> list[TrainingFault]:
-    """Why a column cannot become numbers, and what to do about it."""
+    """Return the fault of a column that cannot be converted to numbers, with its fix."""
     kind = field.type
     if item_type(kind) is not None and column_width(kind) > 0:
         return []
     words, fix = str(kind), "leave it out: inputs=[…]"
     if words.startswith(("string", "large_string", "dictionary", "binary")):
-        fix = f"numbers for words: table[{field.name!r}].dictionary_encode(), or leave it out: inputs=[…]"
+        fix = f"encode the strings: table[{field.name!r}].dictionary_encode(), or leave it out: inputs=[…]"
     elif words.startswith(("timestamp", "date", "time", "duration", "decimal")):
         fix = f"table[{field.name!r}].cast(…) to a number, or leave it out: inputs=[…]"
     elif words.startswith(("list", "large_list")):
@@ -116,7 +118,7 @@ def column_type_faults(field: Any, where: str) -> list[TrainingFault]:
 
 
 def column_tensors(batch: Any, names: Sequence[str], nulls: dict[str, int]) -> list[Tensor]:
-    """The values of some columns of a record batch, rows × width each; nulls are counted."""
+    """Return columns of a record batch as tensors of rows × width; count nulls."""
     found = []
     for name in names:
         array = batch.column(batch.schema.get_field_index(name))
@@ -126,7 +128,7 @@ def column_tensors(batch: Any, names: Sequence[str], nulls: dict[str, int]) -> l
 
 
 def values(array: Any, nulls: dict[str, int], name: str) -> Tensor:
-    """An array of numbers as a tensor, rows × width. Where there are nulls, zeros: the caller refuses them."""
+    """Return an array of numbers as a tensor of rows × width; zeros for nulls, which the caller refuses."""
     import pyarrow as pa
 
     rows, kind = len(array), array.type
@@ -144,7 +146,7 @@ def values(array: Any, nulls: dict[str, int], name: str) -> Tensor:
             raise InvalidTraining("a number is too large", faults=[fault]) from error
     dtype = TORCH_TYPES[str(array.type)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it cannot be written to, and will not be
+        warnings.simplefilter("ignore", UserWarning)  # read-only memory, which is not written
         flat = torch.frombuffer(
             memoryview(array.buffers()[1]),
             dtype=dtype,
@@ -155,7 +157,7 @@ def values(array: Any, nulls: dict[str, int], name: str) -> Tensor:
 
 
 def item_type(kind: Any) -> str | None:
-    """The type of the numbers in a column; none if it does not hold any."""
+    """Return the type of the numbers in a column; None if it holds none."""
     words = str(kind.value_type if is_fixed_size_list(kind) else kind)
     return words if words in TORCH_TYPES or words in WIDENED else None
 

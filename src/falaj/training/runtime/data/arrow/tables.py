@@ -1,8 +1,8 @@
-"""Opens Arrow tables, and files and folders of Parquet or Arrow, as columns of tensors.
+"""Open Arrow tables, and Parquet or Arrow files and folders, as columns of tensors.
 
-The values are copied once, a piece at a time. Where they would take more than half of the free memory, they are
-copied into a file without a name in the folder for temporary files (TMPDIR), which is mapped: a step's rows are
-scattered over it, and each costs a read from the disk unless the system still has its page in memory.
+The values are copied once, a piece at a time. If they would take more than half of the available memory, they are
+copied into an anonymous temporary file (in TMPDIR), which is memory-mapped. The rows of a step are scattered over it,
+and each costs a disk read unless its page is in the page cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 def open_table(
     data: Any, *, inputs: Sequence[str] | None, target: str | Sequence[str] | None, where: str
 ) -> TensorSource:
-    """`data`, a table, a dataset or a path, as (inputs, target); without a target as inputs alone."""
+    """Return a table, dataset or path as (inputs, target); without a target as inputs alone."""
     found = open_reader(data, where)
     chosen = select_columns(found.schema, inputs=inputs, target=target, where=where)
     rows = found.count()
@@ -56,7 +56,7 @@ def open_table(
 def copy_rows(
     pieces: Iterator[Any], chosen: ColumnSelection, inputs: Tensor, target: Tensor, where: str
 ) -> None:
-    """Copy the values in, and refuse nulls once all of them are known."""
+    """Copy the values, then raise InvalidTraining if there were nulls."""
     done, nulls = 0, dict[str, int]()
     for piece in pieces:
         if not (rows := len(piece)):
@@ -76,11 +76,11 @@ def copy_rows(
         if count
     ]
     if faults:
-        raise InvalidTraining("the table has gaps", faults=faults)
+        raise InvalidTraining("the table has nulls", faults=faults)
 
 
 class ArrowTable:
-    """What is in memory, or mapped there."""
+    """A table in memory, or memory-mapped."""
 
     def __init__(self, table: Any) -> None:
         self._table, self.schema = table, table.schema
@@ -93,7 +93,7 @@ class ArrowTable:
 
 
 class ParquetFiles:
-    """Files of Parquet with the same columns, one after the other in the order of their names."""
+    """Parquet files with equal columns, in the order of their names."""
 
     def __init__(self, paths: Sequence[Path], where: str) -> None:
         import pyarrow.parquet as parquet
@@ -152,7 +152,7 @@ def open_path(path: Path, where: str) -> ArrowTable | ParquetFiles:
 
 
 def allocate(count: int, dtype: torch.dtype, *, mapped: bool, where: str) -> Tensor:
-    """A tensor to be filled: in memory, or in a file that is gone when the process is."""
+    """Return an uninitialized tensor in memory, or in an anonymous temporary file."""
     if not mapped or not count:
         return torch.empty(count, dtype=dtype)
     size = count * dtype.itemsize
@@ -162,16 +162,14 @@ def allocate(count: int, dtype: torch.dtype, *, mapped: bool, where: str) -> Ten
             return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype)
     except OSError as error:
         given = f"{size / 1e9:.1f} GB in {tempfile.gettempdir()} ({error.strerror})"
-        fault = TrainingFault(
-            where, given, "as much space as the numbers take", "TMPDIR=/where/there/is/space"
-        )
+        fault = TrainingFault(where, given, "enough space for the values", "TMPDIR=/where/there/is/space")
         raise InvalidTraining(
-            "the data is larger than the memory, and does not fit elsewhere", faults=[fault]
+            "the data fits neither in memory nor in the temporary folder", faults=[fault]
         ) from error
 
 
 def available_memory_bytes() -> int:
-    """What could be taken now: of the machine, and of the limit of this process's control group."""
+    """Return the memory that can be allocated now, by the machine and by the limit of the cgroup."""
     free = [1 << 62]
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()

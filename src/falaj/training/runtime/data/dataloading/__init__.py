@@ -1,1 +1,1 @@
-"""How a step gets its micro-batches: read in its own time, or ahead of it by worker processes or a thread."""
+"""Data loading: micro-batches read inline, or ahead of the step by worker processes or a thread."""

@@ -1,4 +1,4 @@
-"""The next step's micro-batches on their way to the device while one is computed."""
+"""Copies the micro-batches of the next step to the device while one is computed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from falaj.training.runtime.step.rng import preserved_rng_state
 
 
 class DeviceTransfer(Protocol):
-    """To the device, beside the stream that computes."""
+    """Transfer to the device, beside the compute stream."""
 
     def send(self, batch: Batch) -> tuple[Batch, Any]:
-        """`batch` as it will be on the device, and the moment when it is."""
+        """Start the copy; return the batch on the device and the event of its completion."""
 
     def receive(self, batch: Batch, event: Any) -> None:
-        """What is computed from now on waits for `moment`, and `batch` stays until it was used."""
+        """Let later computation wait for `moment`, and keep `batch` until it was used."""
 
     def mark(self) -> None:
-        """All that was to be computed up to here has been given to the device."""
+        """Mark the work that was submitted to the device so far."""
 
     def is_idle(self) -> bool:
-        """Whether the device has done all up to the last mark."""
+        """Return whether the device has finished everything up to the last mark."""
 
 
 class PrefetchedStep(NamedTuple):
@@ -41,7 +41,7 @@ class PrefetchedStep(NamedTuple):
 
 
 class DevicePrefetcher:
-    """What `feeder` gives, sent to the device one step ahead."""
+    """A loader that copies the micro-batches of `loader` to the device one step ahead."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DevicePrefetcher:
         return self._loader.reading_s
 
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
-        if self._lost is not None:  # or another worker would read this step, and nobody hear of it
+        if self._lost is not None:  # else another worker would read this step and hide the loss
             raise self._lost
         found, self._pending = self._pending, None
         if found is None or (found.step, found.cut) != (step, self._reader.count):
@@ -76,7 +76,7 @@ class DevicePrefetcher:
         return found.parts
 
     def prefetch_next(self, step: int) -> None:
-        """Send the next step. If it cannot be read, that is for the next step to say."""
+        """Start the copy of the next step. A failure to read it is raised by the next step."""
         if step >= self._last:
             return
         began = time.perf_counter()
@@ -88,7 +88,7 @@ class DevicePrefetcher:
             self._lost = lost
         except Exception:
             self._pending = None
-        if self._transfer.is_idle():  # it has waited, at least for a part of this time
+        if self._transfer.is_idle():  # the device was idle for at least a part of this time
             self.waited_s += time.perf_counter() - began
 
     def close(self) -> None:
@@ -103,10 +103,10 @@ class DevicePrefetcher:
 
 
 class CudaTransfer:
-    """Through page-locked memory, and on a stream of its own.
+    """Transfer through pinned memory on a separate stream.
 
-    torch keeps the page-locked memory until the copy was made, because the copy is not blocking; and the memory on
-    the device, which belongs to this stream, until the computing stream has used it, because that is recorded.
+    torch keeps the pinned memory until a non-blocking copy is done, and the device memory of this stream until the
+    compute stream, which is recorded, has used it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -139,6 +139,6 @@ class CudaTransfer:
 
 
 def copy_to_device(device: torch.device, tensor: Tensor) -> Tensor:
-    """`tensor` on its way; one that a dataset keeps on a device cannot be pinned, and need not be."""
+    """Start the copy of `tensor` to `device`; a tensor on a device need not be pinned."""
     source = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
     return source.to(device, non_blocking=True)

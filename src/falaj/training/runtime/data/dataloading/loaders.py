@@ -1,4 +1,4 @@
-"""Where a step takes its micro-batches from; the plain ways, without other processes."""
+"""The loader interface, and loaders without worker processes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from falaj.training.runtime.step.micro_batches import MicroBatch, MicroBatchRead
 
 
 class BatchLoader(Protocol):
-    """Gives each step its micro-batches. Any step can be asked for; the one after it is the one that is expected."""
+    """Provides the micro-batches of each step. Any step can be requested; consecutive steps are expected."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which nothing else was done than to wait for data."""
+        """Seconds spent waiting for data."""
 
     @property
     def reading_s(self) -> float:
-        """Seconds of reading, whoever did it; what was not waited for was hidden behind the computing."""
+        """Seconds of reading in any process; what was not waited for overlapped with computation."""
 
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
-        """The micro-batches of `step`, whose global batch is `indices`."""
+        """Return the micro-batches of `step`, whose global batch is `indices`."""
 
     def prefetch_next(self, step: int) -> None:
-        """`step` is being computed: there may be time to get the next one ready."""
+        """Prefetch the step after `step`, which is being computed."""
 
     def close(self) -> None:
-        """Nothing is read any more; what was started for it is gone."""
+        """Stop reading, and end the threads and processes of the loader."""
 
 
 class InlineLoader:
-    """Reads when a step asks, which is the best way for tensors: they are copied faster than they are handed over."""
+    """Reads on request, which is best for tensors: copying them is faster than handing them over."""
 
     def __init__(self, reader: MicroBatchReader) -> None:
         self._reader = reader
@@ -58,14 +58,14 @@ class InlineLoader:
 
 
 class ThreadLoader:
-    """A thread that reads the next step while one is computed: for files, which are read without holding Python up.
+    """A thread that reads ahead while a step is computed, for memory-mapped files, which release the GIL.
 
-    Only for sources that draw no random numbers: a thread would draw from the same generators as the model.
+    Only for sources without random numbers: the thread would share the generators of the model.
     """
 
     def __init__(self, reader: MicroBatchReader, batches: BatchPlan, *, last: int, ahead: int) -> None:
         self._reader, self._batches, self._last, self._ahead = reader, batches, last, ahead
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="falaj-reads")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="falaj-data")
         self._pending: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.waited_s = self.reading_s = 0.0
 

@@ -1,4 +1,4 @@
-"""What travels from a worker to its trainer: a message, and by their numbers the blocks that its tensors lie in."""
+"""Messages from a worker to its trainer, whose tensors lie in shared memory blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
-import torch.multiprocessing  # a block that is new to the trainer, and a tensor of another kind, travel torch's way
+import torch.multiprocessing  # registers the pickling of new blocks and special tensors
 from torch import Tensor
 
 from falaj.training.runtime.data.dataloading.shared_memory import MAX_INLINE_BYTES, SharedBlockPool, is_plain
@@ -23,7 +23,7 @@ HEAD = struct.Struct("<I")
 
 
 class BlockTensor(NamedTuple):
-    """A tensor whose numbers lie in a block; `memory` comes along when the trainer sees that block first."""
+    """A tensor in a block; `memory` is sent when the trainer sees the block for the first time."""
 
     number: int
     memory: Tensor | None
@@ -32,7 +32,7 @@ class BlockTensor(NamedTuple):
 
 
 class InlineTensor(NamedTuple):
-    """A tensor so small that its numbers are in the message."""
+    """A small tensor whose values are in the message."""
 
     numbers: bytes
     dtype: torch.dtype
@@ -40,22 +40,22 @@ class InlineTensor(NamedTuple):
 
 
 def pack_message(message: object, blocks: SharedBlockPool) -> bytes:
-    """`message` as bytes. Its blocks are still to be reported as sent, or dropped where this fails."""
+    """Return `message` as bytes. The caller then marks its blocks as sent, or as dropped if this fails."""
     buffer = io.BytesIO()
     MessagePickler(buffer, blocks).dump(message)
-    evicted = blocks.evicted  # afterwards: packing may need larger blocks, and let smaller ones go
+    evicted = blocks.evicted  # read after pickling, which may replace blocks
     return HEAD.pack(len(evicted)) + struct.pack(f"<{len(evicted)}Q", *evicted) + buffer.getbuffer()
 
 
 class MessagePickler(ForkingPickler):
-    """What multiprocessing sends its messages by, but for tensors that have a block."""
+    """The pickler of multiprocessing, with tensors in shared blocks."""
 
     def __init__(self, file: io.BytesIO, blocks: SharedBlockPool) -> None:
         super().__init__(file)
         self._blocks = blocks
 
     def reducer_override(self, thing: Any) -> Any:
-        """How a tensor travels, if it is one, and not left to torch."""
+        """Return the reduction of a plain tensor; leave other objects to torch."""
         if type(thing) is not Tensor:
             return NotImplemented
         block = self._blocks.block_of(thing)
@@ -71,14 +71,14 @@ class MessagePickler(ForkingPickler):
 
 
 class MessageReceiver:
-    """Where the trainer opens what a worker sends."""
+    """Decodes the messages of one worker in the trainer."""
 
     def __init__(self) -> None:
         self._memories: dict[int, Tensor] = {}
         self._free: deque[int] = deque()
 
     def decode(self, data: bytes) -> Any:
-        """The message. Its tensors are the caller's, for as long as there is one that uses a block's memory."""
+        """Return the message. A block is released when no tensor in it is left."""
         (count,) = HEAD.unpack_from(data)
         evicted = struct.unpack_from(f"<{count}Q", data, HEAD.size)
         _opening.receiver = self
@@ -91,7 +91,7 @@ class MessageReceiver:
         return message
 
     def take_released(self) -> list[int]:
-        """The blocks that no tensor has used since it was last asked."""
+        """Return the blocks that were released since the last call."""
         return [self._free.popleft() for _ in range(len(self._free))]
 
     def memory(self, number: int, new: Tensor | None) -> Tensor:
@@ -100,7 +100,7 @@ class MessageReceiver:
         return self._memories[number]
 
     def tensor(self, memory: Tensor, about: BlockTensor) -> Tensor:
-        """A tensor in `memory`; when neither it nor a view of it is left, the block is free."""
+        """Return a tensor in `memory`; the block is released when neither it nor a view of it is left."""
         count = prod(about.shape)
         lease = (ctypes.c_ubyte * (count * about.dtype.itemsize)).from_address(memory.data_ptr())
         end = weakref.finalize(lease, _give_back, self._free, about.number, memory)
@@ -109,7 +109,7 @@ class MessageReceiver:
 
 
 _opening = threading.local()
-"""Has the desk at which this thread opens a message."""
+"""Holds the receiver whose message this thread is decoding."""
 
 
 def unpack_tensor(about: BlockTensor | InlineTensor) -> Tensor:
@@ -126,5 +126,5 @@ def _tensor(numbers: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 
 
 def _give_back(free: deque[int], number: int, memory: Tensor) -> None:
-    """Called with `memory`, which must stay as long as there is a tensor in it."""
+    """Release a block. `memory` is an argument to stay alive as long as a tensor uses it."""
     free.append(number)

@@ -1,4 +1,4 @@
-"""Which way the samples of a run are read: by a rule of thumb, where no search has measured it."""
+"""The choice of a loader for a run: by a heuristic where no search has measured it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEFAULT_PREFETCH = 2
 MIN_STEPS = 20
 MIN_READ_S = 2.0
 CHEAP_READ_S = 0.002
-"""Runs with fewer steps, or less reading in all, or a step that is read as fast as this: without workers."""
+"""Runs with fewer steps, less reading in total, or cheaper steps than this use no workers."""
 READ_S_PER_WORKER = 0.01
 MAX_WORKERS = 8
-"""A worker for each so many seconds that a step takes to be read, and no more than these."""
+"""One worker per this many seconds of reading per step, up to the maximum."""
 
 
 def make_loader(
@@ -37,7 +37,7 @@ def make_loader(
     last: int,
     notify: Callable[[str], None],
 ) -> tuple[BatchLoader, Plan]:
-    """The feeder for steps up to `last`, and `plan` with the number of workers that there are."""
+    """Return the loader for steps up to `last`, and `plan` with the actual number of workers."""
     source = reader.source
     loader: BatchLoader = InlineLoader(reader)
     if isinstance(source, DatasetSource):
@@ -45,7 +45,7 @@ def make_loader(
         plan = replace(plan, workers=count)
     elif isinstance(source, TensorSource) and source.mapped:
         loader = ThreadLoader(reader, batches, last=last, ahead=plan.prefetch or DEFAULT_PREFETCH)
-    elif plan.workers is not None or plan.prefetch is not None:  # there is nothing for them to do
+    elif plan.workers is not None or plan.prefetch is not None:  # tensors need no workers
         plan = replace(plan, workers=None, prefetch=None)
     is_there = isinstance(source, TensorSource) and source.device.type == "cuda"
     if device.type == "cuda" and not is_there and plan.pinned is not False:
@@ -79,7 +79,7 @@ def make_dataset_loader(
 
 
 def estimate_worker_count(reader: MicroBatchReader, batches: BatchPlan, *, last: int) -> int:
-    """How many workers may pay, by what it takes to read the samples of a step here."""
+    """Return the number of workers that may pay off, by the time to read a step in this process."""
     if last < MIN_STEPS:
         return 0
     step_s = measure_read_s(reader, batches)
@@ -89,7 +89,7 @@ def estimate_worker_count(reader: MicroBatchReader, batches: BatchPlan, *, last:
 
 
 def measure_read_s(reader: MicroBatchReader, batches: BatchPlan) -> float:
-    """How long it takes to read this process's part of the first step; the second time, if the first was short."""
+    """Return the time to read this process's part of the first step; the faster of two reads if they are short."""
     took = math.inf
     try:
         for _ in range(2):
@@ -98,6 +98,6 @@ def measure_read_s(reader: MicroBatchReader, batches: BatchPlan) -> float:
             took = min(took, time.perf_counter() - began)
             if took > MIN_READ_S:
                 break
-    except Exception:  # the first step will say what is wrong, and where
+    except Exception:  # the first step will raise it with its place
         return 0.0
     return took

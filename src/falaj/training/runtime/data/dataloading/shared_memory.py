@@ -1,4 +1,4 @@
-"""Memory that a worker shares with its trainer and uses again: each page of new memory would cost two faults."""
+"""Shared memory blocks that a worker reuses, since each new page costs two page faults."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from falaj.training.runtime.data.sources import Batch
 
 MAX_INLINE_BYTES = 4096
-"""Tensors up to this size travel with the message about them."""
+"""Tensors up to this size are sent inside the message."""
 SIZES_PER_POWER_OF_TWO = 8
-"""Blocks have one of so many sizes between a power of two and the next, so that batches of many lengths share them."""
+"""Block sizes between a power of two and the next, so that batches of many lengths share blocks."""
 
 
 class SharedBlock:
-    """A piece of shared memory. `is_known`: the trainer has it too, and needs to hear no more than its number."""
+    """A block of shared memory. `is_known`: the trainer has mapped it, and needs its number only."""
 
     def __init__(self, number: int, size_bytes: int) -> None:
         self.number, self.is_known = number, False
@@ -28,7 +28,7 @@ class SharedBlock:
 
 
 class SharedBlockPool:
-    """All blocks of a worker: free, or lent to a tensor of the batch that is being read, or with the trainer."""
+    """All blocks of a worker: free, used by the batch that is being read, or held by the trainer."""
 
     def __init__(self) -> None:
         self._free: list[SharedBlock] = []
@@ -38,11 +38,11 @@ class SharedBlockPool:
         self._made = 0
 
     def stack(self, samples: list[Any]) -> Batch:
-        """As torch's `default_collate`, with the large tensors of the batch in blocks."""
+        """Collate like torch's `default_collate`, with the large tensors of the batch in blocks."""
         from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
         ways = dict(default_collate_fn_map)
-        if ways[Tensor] is collate_tensor_fn:  # else somebody has a way of their own
+        if ways[Tensor] is collate_tensor_fn:  # else the user has registered another function
             ways[Tensor] = partial(self._stacked, otherwise=collate_tensor_fn)
         return collate(samples, collate_fn_map=ways)
 
@@ -50,14 +50,14 @@ class SharedBlockPool:
         return self._in_use[id(tensor)][1] if id(tensor) in self._in_use else None
 
     def copy_in(self, tensor: Tensor) -> SharedBlock:
-        """A block with the numbers of `tensor`, which nobody put into one."""
+        """Copy `tensor` into a block and return the block."""
         block = self._block(tensor.nbytes)
         self._in_use[id(tensor)] = tensor, block
         block_view(block, tensor.dtype, tensor.shape).copy_(tensor)
         return block
 
     def mark_sent(self) -> None:
-        """The batch is with the trainer."""
+        """Note that the batch was sent to the trainer."""
         for _, block in self._in_use.values():
             block.is_known = True
             self._sent[block.number] = block
@@ -65,17 +65,17 @@ class SharedBlockPool:
         self._evicted.clear()
 
     def discard(self) -> None:
-        """The batch, or what there was of it, will not be sent."""
+        """Free the blocks of a batch that will not be sent."""
         self._free += [block for _, block in self._in_use.values()]
         self._in_use.clear()
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Nobody uses these any more."""
+        """Free the blocks that the trainer has released."""
         self._free += [self._sent.pop(number) for number in numbers]
 
     @property
     def evicted(self) -> list[int]:
-        """Blocks that the trainer still has, and will not be told of again."""
+        """Blocks that the trainer still maps and must unmap."""
         return list(self._evicted)
 
     def _stacked(
@@ -87,7 +87,7 @@ class SharedBlockPool:
         size_bytes = len(tensors) * first.nbytes
         alike = all(each.dtype is first.dtype and each.shape == first.shape for each in tensors)
         if not alike or size_bytes <= MAX_INLINE_BYTES:
-            return torch.stack(tuple(tensors))  # in a type that has room for all, or an error
+            return torch.stack(tuple(tensors))  # promotes dtypes, or raises
         block = self._block(size_bytes)
         batch = block_view(block, first.dtype, (len(tensors), *first.shape))
         self._in_use[id(batch)] = batch, block
@@ -95,7 +95,7 @@ class SharedBlockPool:
         return batch
 
     def _block(self, size_bytes: int) -> SharedBlock:
-        """The smallest that is free and large enough; else a new one, instead of a smaller one."""
+        """Return the smallest free block that is large enough; else a new one that replaces a smaller one."""
         fitting = [block for block in self._free if block.size_bytes >= size_bytes]
         if fitting:
             block = min(fitting, key=lambda each: each.size_bytes)
@@ -115,7 +115,7 @@ def block_view(block: SharedBlock, dtype: torch.dtype, shape: Sequence[int]) -> 
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether its numbers are all there is to it."""
+    """Return whether the tensor is fully described by its values, dtype and shape."""
     return (
         type(tensor) is Tensor
         and tensor.layout is torch.strided
@@ -125,7 +125,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def round_up_size(size_bytes: int) -> int:
-    """`size_bytes`, or a little more."""
+    """Return `size_bytes` rounded up to a block size."""
     grain = max(
         MAX_INLINE_BYTES, 1 << max(0, size_bytes.bit_length() - 1) >> SIZES_PER_POWER_OF_TWO.bit_length() - 1
     )

@@ -1,4 +1,4 @@
-"""How worker processes are started: forked where that is safe, else as new interpreters, else not at all."""
+"""The start method of worker processes: fork where it is safe, else spawn, else none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Method = Literal["fork", "spawn"]
 
 
 class StartMethod(NamedTuple):
-    """How workers are started; without a method they are not, and `why` says so."""
+    """The start method of workers; None with the reason `why` if they cannot be started."""
 
     method: Method | None
     why: str = ""
@@ -32,7 +32,7 @@ class StartMethod(NamedTuple):
 
 
 def choose_start_method(items: DatasetSource) -> StartMethod:
-    """A fork copies any dataset, but not after CUDA was started or beside threads that may hold a lock."""
+    """Choose fork, which copies any dataset, unless CUDA is initialized or other threads may hold a lock."""
     reason = reason_not_to_fork()
     if reason is None:
         return StartMethod("fork")
@@ -47,7 +47,7 @@ def choose_start_method(items: DatasetSource) -> StartMethod:
 
 
 def reason_not_to_fork() -> str | None:
-    """Why this process should not be forked."""
+    """Return why this process should not be forked; None if it can be."""
     if not hasattr(os, "fork"):
         return "this system has no fork"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ def reason_not_to_fork() -> str | None:
 
 
 def is_main_importable() -> bool:
-    """Whether the script looks as if it minded being imported: else it would train in each of its workers."""
+    """Return whether the script seems to guard its main code: else it would train in each worker."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     try:
         return path is not None and "__main__" in Path(path).read_text()
@@ -67,9 +67,11 @@ def is_main_importable() -> bool:
 
 
 def start_process(process: BaseProcess, way: StartMethod) -> None:
-    """Start `process`. A script whose classes are not needed there is not imported there."""
+    """Start `process`. The script is imported there only if its classes are needed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: torch's, which rest
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # about forks beside threads: those of torch are idle
         if way.method == "spawn" and not way.needs_main:
             with _without_main():
                 process.start()
@@ -78,7 +80,7 @@ def start_process(process: BaseProcess, way: StartMethod) -> None:
 
 
 def require_not_in_worker() -> None:
-    """A worker that imports the script it belongs to must not train as well."""
+    """Raise InvalidTraining in a worker that imports its own script and starts to train."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         fix = 'start training under `if __name__ == "__main__":`'
         faults = [TrainingFault("__main__", "imported by a process that it started", fix=fix)]
@@ -86,10 +88,16 @@ def require_not_in_worker() -> None:
 
 
 def cores_per_rank() -> int:
-    """How many cores this process can count on, beside the others of its world on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores per process of this machine."""
     beside = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
-    return max(1, cores // beside)
+    return max(1, usable_cores() // beside)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A worker process: reads the micro-batches that it is asked for, until it is told to end or its trainer is gone."""
+"""A worker process: reads the requested micro-batches until it is told to end or its trainer is gone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IDLE = -1
 
 
 class WorkerIdentity(NamedTuple):
-    """Which one of how many workers this is, and the process that they work for."""
+    """The number of this worker, the number of workers, and the process id of the trainer."""
 
     number: int
     workers: int
@@ -38,10 +38,7 @@ class WorkerIdentity(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """The micro-batches of `step` that are wanted, and the blocks that are free again.
-
-    Indices are a list, or a tensor where there are many.
-    """
+    """The requested micro-batches of `step`, and the released blocks. Many indices are a tensor, few a list."""
 
     number: int
     step: int
@@ -50,7 +47,7 @@ class ReadRequest(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """What came of an order; `failure` with its traceback, as the worker saw it."""
+    """The result of a request; `failure` with its traceback in the worker."""
 
     number: int
     seconds: float
@@ -60,7 +57,7 @@ class ReadResult(NamedTuple):
 
 
 WorkerPosition: TypeAlias = MutableSequence[int]
-"""The step and the sample that the worker is at, which outlive it."""
+"""The current step and sample of the worker, in shared memory that outlives it."""
 
 
 def run_worker(
@@ -71,7 +68,7 @@ def run_worker(
     requests: Connection,
     results: Connection,
 ) -> None:
-    """All that a worker does."""
+    """Run the main loop of a worker."""
     configure_process(identity.trainer)
     set_worker_info(items, identity)
     blocks = SharedBlockPool()
@@ -83,13 +80,13 @@ def run_worker(
             position[0] = request.step
             blocks.release(request.free)
             message = encode_result(read(reader, request), blocks)
-            # before anybody has the answer: what comes then is not this sample's fault
+            # before the result is sent: a later crash is not due to this sample
             position[:] = [IDLE, IDLE]
             results.send_bytes(message)
 
 
 def receive_requests(requests: Connection, waiting: SimpleQueue[ReadRequest | None]) -> None:
-    """Take orders as they come: whoever sends them is never kept waiting, however long a sample takes."""
+    """Receive requests in a thread, so that the sender never blocks on a slow sample."""
     with contextlib.suppress(EOFError, OSError):
         while (request := requests.recv()) is not None:
             waiting.put(request)
@@ -111,14 +108,16 @@ def read(reader: MicroBatchReader, request: ReadRequest) -> ReadResult:
 
 
 def encode_result(result: ReadResult, blocks: SharedBlockPool) -> bytes:
-    """`answer` as bytes; its tensors lie in shared memory. What cannot travel is a failure too."""
+    """Return the result as bytes, with tensors in shared memory. A batch that cannot be pickled is a failure too."""
     if result.failure is not None:
         blocks.discard()
     try:
         message = pack_message(result, blocks)
     except Exception as error:
         blocks.discard()
-        failure = SampleUnreadable(f"the batch cannot be handed over: {type(error).__name__}: {error}")
+        failure = SampleUnreadable(
+            f"the batch cannot be sent to the trainer: {type(error).__name__}: {error}"
+        )
         message = pack_message(
             ReadResult(result.number, result.seconds, [], failure, traceback.format_exc()), blocks
         )
@@ -127,14 +126,14 @@ def encode_result(result: ReadResult, blocks: SharedBlockPool) -> bytes:
 
 
 def unexpected_failure(error: Exception, request: ReadRequest) -> SampleUnreadable:
-    """What went wrong around a sample, when a batch was made of it."""
+    """Return the error of a failure outside of a single sample, such as in collate."""
     failure = unreadable_sample(int(request.parts[0][1][0]), error, among=len(request.parts[0][1]))
     failure.step = request.step
     return failure
 
 
 def configure_process(trainer: int) -> None:
-    """End with the trainer, and only with it: a SIGTERM to all leaves it the batches for its last step."""
+    """End with the trainer only: a SIGTERM to the group must leave it the batches of its last step."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != trainer:
@@ -142,12 +141,12 @@ def configure_process(trainer: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     retain_heap()
-    # after a fork the threads of the trainer's pool are not here, and would be waited for
+    # threads of the trainer's pool do not survive a fork, and would be waited for
     torch.set_num_threads(1)
 
 
 def set_worker_info(items: DatasetSource, identity: WorkerIdentity) -> None:
-    """As in torch's own loader: a dataset may ask where it is."""
+    """Set torch's worker info, which a dataset may read."""
     from torch.utils.data._utils import worker
 
     info = worker.WorkerInfo(id=identity.number, num_workers=identity.workers, seed=0, dataset=items.dataset)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Worker processes that read the steps ahead of the one that is computed."""
+"""Worker processes that read ahead of the step that is computed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from falaj.training.runtime.step.micro_batches import MicroBatch, MicroBatchRead
 MAX_LISTED_INDICES = 1024
 """More indices than this are sent in shared memory."""
 SHUTDOWN_TIMEOUT_S = 1.0
-"""How long a worker may take to end before it is killed: it has nothing to save."""
+"""Seconds that a worker may take to end before it is killed; it has nothing to save."""
 
 
 class WorkerTraceback(Exception):
@@ -40,7 +40,7 @@ class WorkerTraceback(Exception):
 
 
 class WorkerHandle:
-    """One process, seen from here."""
+    """The trainer's side of one worker process."""
 
     def __init__(
         self, items: DatasetSource, seed: int, identity: WorkerIdentity, start_method: StartMethod
@@ -52,21 +52,21 @@ class WorkerHandle:
         self.receiver = MessageReceiver()
         given = (items, seed, identity, self.position, theirs, their_results)
         self.process = context.Process(
-            target=run_worker, args=given, daemon=True, name=f"falaj-reads-{identity.number}"
+            target=run_worker, args=given, daemon=True, name=f"falaj-data-worker-{identity.number}"
         )
         start_process(self.process, start_method)
         theirs.close()
         their_results.close()
 
     def result(self, step: int) -> ReadResult:
-        """The next answer, as soon as it is there; WorkerLost if there will be none. `step` is waited for."""
+        """Wait for the next result; raise WorkerLost if the worker died. `step` is the awaited step."""
         if not self.results.poll():
             wait([self.results, self.process.sentinel])
         try:
             if not self.results.poll():
                 raise EOFError
             return cast(ReadResult, self.receiver.decode(self.results.recv_bytes()))
-        except (EOFError, OSError) as end:  # also where its shared memory has gone with it
+        except (EOFError, OSError) as end:  # also where its shared memory is gone
             self.process.join(SHUTDOWN_TIMEOUT_S)
             raise self.lost(step) from end
 
@@ -76,9 +76,9 @@ class WorkerHandle:
         step, sample = self.position
         where = f"before step {waited_for}" if sample == IDLE else f"at sample {sample} of step {step}"
         fault = TrainingFault(
-            "workers", self.process.name, fix=FIXES.get(-code, "workers=0 shows what happens there")
+            "workers", self.process.name, fix=FIXES.get(-code, "use workers=0 to see the error")
         )
-        return WorkerLost(f"a process that reads samples {how}, {where}", faults=[fault])
+        return WorkerLost(f"a data worker {how} {where}", faults=[fault])
 
 
 FIXES: dict[int, str] = {
@@ -88,7 +88,7 @@ FIXES: dict[int, str] = {
 
 
 class WorkerPoolLoader:
-    """A feeder of `count` processes; each reads a whole step, in turn, and `prefetch` of them ahead."""
+    """A loader with `count` processes that read whole steps in turn, each `prefetch` steps ahead."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class WorkerPoolLoader:
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
         began = time.perf_counter()
         if not self._pending or self._pending[0][0].step != step or self._cut != self._reader.count:
-            self._pending.clear()  # what is still to come of these orders is not listened to
+            self._pending.clear()  # results of these requests are ignored
             self._cut = self._reader.count
             self._request(step, indices)
         self._request_ahead(step)
@@ -140,7 +140,7 @@ class WorkerPoolLoader:
         return result
 
     def _request_ahead(self, step: int) -> None:
-        following = step + len(self._pending)  # the first of them is `step` itself
+        following = step + len(self._pending)  # the first is `step` itself
         for after in range(following, min(step + self._ahead, self._last) + 1):
             self._request(after, self._batches.indices(after))
 
@@ -150,7 +150,7 @@ class WorkerPoolLoader:
         request = ReadRequest(
             self._number, step, list(_listed(self._reader, indices)), worker.receiver.take_released()
         )
-        with suppress(BrokenPipeError):  # it has died, which is noticed when its answer is missed
+        with suppress(BrokenPipeError):  # it has died, which is noticed when its result is awaited
             worker.requests.send(request)
         self._pending.append((request, worker))
 
@@ -161,7 +161,7 @@ def _listed(reader: MicroBatchReader, indices: Tensor) -> Iterator[tuple[int, li
 
 
 def _end(workers: list[WorkerHandle]) -> None:
-    """Tell all to end, and then see to it."""
+    """Ask all workers to end, and kill those that do not."""
     for worker in workers:
         with suppress(OSError):
             worker.requests.send(None)
