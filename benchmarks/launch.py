@@ -2,8 +2,8 @@
 queue can keep books on in a second.
 
 The first is measured with a platform that runs and with none, where the command brings its own. The second counts no
-process: a launcher that only says that everything ended well stands in for the real one, while the room of jobs, the
-keeper, the scheduler, the database and the encrypted logs are those of a platform.
+process: a launcher that only says that everything ended well stands in for the real one, while the job service, the
+reconciler, the scheduler, the database and the encrypted logs are those of a platform.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def bookkeeping() -> float:
     """Jobs a second that are submitted, admitted, staged, settled with their log, and cleared away."""
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         platform = assemble(open_home(Path(folder) / "home", Path(folder) / "config"), as_owner=True)
-        reconciler = keeper_of(platform, Path(folder))
+        reconciler = reconciler_for(platform, Path(folder))
         code = platform.services.blobs.upload(iter([packed()])).id
         spec = JobSpec(name="short", script="train.py")
         started = time.monotonic()
@@ -138,7 +138,7 @@ def bookkeeping() -> float:
     return JOBS / (ended - started)
 
 
-def keeper_of(platform: LocalPlatform, folder: Path) -> JobReconciler:
+def reconciler_for(platform: LocalPlatform, folder: Path) -> JobReconciler:
     clock = platform.gate.clock
     fence = lease.acquire(platform.database, "bench", now=clock(), lasts=timedelta(hours=1))
     host = JobHost(folder / "jobs", NoProcesses(), lambda: (WIDE,))

@@ -1,4 +1,4 @@
-"""Jobs of the past in the accounts of a platform, as if they had run, and the processes that replay them."""
+"""Past jobs in the accounts of a platform, and the processes that replay them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from falaj.control.workflows import service as works
+from falaj.control.workflows.store import work_row
 from falaj.control.workflows.what_if import replay_what_if
 from falaj.governance import objects
 from falaj.ports.metadata import Database
@@ -69,31 +69,31 @@ def add_past_jobs(database: Database, accounts: QueueAccounts, jobs: int, *, que
 
 
 class ImmediateWorkflow:
-    """Performs a wait here and now, and writes down what is said."""
+    """Runs steps and waits at once, and collects reports."""
 
     def __init__(self, workflow: str) -> None:
         self.workflow = workflow
-        self.said: list[tuple[str, int, int | None]] = []
+        self.reports: list[tuple[str, int, int | None]] = []
 
     def run(self, name: str, body: Callable[[], Any]) -> Any:
         return body()
 
     def wait(
-        self, name: str, look: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
+        self, name: str, poll: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
     ) -> Any:
-        return eventually(look, within=60)
+        return eventually(poll, within=60)
 
     def undo(self, name: str, body: Callable[[], Any]) -> Any:
         return body()
 
-    def say(self, words: str, *, done: int = 0, of: int | None = None) -> None:
-        self.said.append((words, done, of))
+    def report(self, words: str, *, done: int = 0, of: int | None = None) -> None:
+        self.reports.append((words, done, of))
 
 
 def replay_now(queue: Queues, work: str) -> ImmediateWorkflow:
     """Do what the controller does for `work`."""
     with queue.gate.database.read() as tx:
-        given = works.by_id(tx, work)["input"]
+        given = work_row(tx, work).input
     walk, services = ImmediateWorkflow(work), SimpleNamespace(queues=queue)
     replay_what_if(services, walk, given)  # type: ignore[arg-type]
     return walk

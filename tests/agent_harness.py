@@ -1,4 +1,4 @@
-"""The agent beside an attempt of a pretended machine, served on a real socket."""
+"""The agent of an attempt on a fake machine, served on a real socket."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from falaj.control.authorization import requester
 from falaj.control.jobs.agent import SOCKET, AgentServer, PlatformAgent
 from falaj.governance.operations.caller import Caller
 from falaj.records.training.jobs import Job
-from falaj.training.tables import jobs
+from falaj.training.store import JobRow, job_row
 from job_harness import JobHarness, lease_lost
 
 
-def row_of(harness: JobHarness, job: Job) -> dict[str, Any]:
-    return next(each for each in harness.platform.rows(jobs) if each["id"] == job.id)
+def row_of(harness: JobHarness, job: Job) -> JobRow:
+    with harness.platform.database.read() as tx:
+        return job_row(tx, job.id)
 
 
 @contextmanager
@@ -37,14 +38,14 @@ def agent_of(harness: JobHarness, job: Job, folder: Path, **options: Any) -> Ite
         owner=owner,
         service=service,
         fence=harness.fence,
-        wanted=lambda: True,
-        progress=lambda _step, _total: None,
+        may_continue=lambda: True,
+        on_progress=lambda _step, _total: None,
         **options,
     )
     folder.mkdir(exist_ok=True)
     place = folder / f"{os.urandom(4).hex()}.agent"
-    door = AgentServer(place, agent, home=folder, on_fenced=lease_lost)
+    server = AgentServer(place, agent, home=folder, on_fenced=lease_lost)
     try:
         yield place / SOCKET
     finally:
-        door.close()
+        server.close()

@@ -53,13 +53,13 @@ def run_kills(
     (folder / "code").mkdir(exist_ok=True)
     (folder / "code" / "train.py").write_text(SCRIPT)
     submitted = [platform.train(folder / "code" / "train.py", name=f"short-{each}") for each in range(jobs)]
-    with run_controllers(platform, folder) as stage:
+    with run_controllers(platform, folder) as controllers:
         for _ in range(kills):
-            controller = stage.start_controller()
+            controller = controllers.start_controller()
             time.sleep(luck.uniform(0, LONGEST_BREATH_S + startup_s(platform)))
             controller.kill()
             controller.wait()
-        stage.start_controller()
+        controllers.start_controller()
         await_ends(platform, patience_s=patience_s)
     return judge(platform, submitted, kills=kills, seconds=time.monotonic() - started)
 

@@ -88,12 +88,12 @@ class ControllerProcesses:
 def run_controllers(
     platform: OwnPlatform, folder: Path, *, lease_s: float = LEASE_S
 ) -> Iterator[ControllerProcesses]:
-    """A stage whose controllers end with it."""
-    stage = ControllerProcesses(platform, folder, lease_s)
+    """Yield a platform whose controllers are stopped at the end."""
+    controllers = ControllerProcesses(platform, folder, lease_s)
     try:
-        yield stage
+        yield controllers
     finally:
-        for process in stage.running:
+        for process in controllers.running:
             for number in (signal.SIGCONT, signal.SIGTERM):
                 process.send_signal(number)
             process.communicate()

@@ -1,4 +1,4 @@
-"""Kills a keeper between any two things that it does, as kill -9 would: by an exception that nothing catches."""
+"""Kills a reconciler between any two of its effects, as kill -9 would: by an exception that nothing catches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LAUNCHER = ("start", "state", "stop", "delete")
 
 
 class Killed(BaseException):
-    """The keeper's process is gone."""
+    """The process of the reconciler is gone."""
 
 
 class CrashPoint:
-    """Kills the keeper before or after the n-th thing that it does to the launcher or the database."""
+    """Kills the reconciler before or after its n-th call of the launcher or the database."""
 
     def __init__(
         self, harness: JobHarness, monkeypatch: pytest.MonkeyPatch, *, launcher: tuple[str, ...] = LAUNCHER
@@ -27,7 +27,7 @@ class CrashPoint:
         watched = (
             (harness.launcher, launcher),
             (harness.platform.parts.gate, ("commit",)),
-            (ControllerContext, ("note",)),
+            (ControllerContext, ("update_job",)),
         )
         for owner, names in watched:
             for name in names:

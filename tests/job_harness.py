@@ -1,4 +1,4 @@
-"""A platform with a pretended machine: what its launcher runs is a function of the test's."""
+"""A platform with a fake machine: its launcher runs a function of the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from falaj.training.service import Jobs
 from platforms import OwnPlatform
 
 NODE = Node(name="here", zone="local", jurisdiction="AE", cpus=4, memory_bytes=8 << 30)
-GPU_NODE = NODE.model_copy(update={"gpus": (Gpu(id="GPU-0", model="pretended", memory_bytes=1 << 34),)})
+GPU_NODE = NODE.model_copy(update={"gpus": (Gpu(id="GPU-0", model="fake", memory_bytes=1 << 34),)})
 
 Program = Callable[[Launch], AttemptState]
 
@@ -67,7 +67,7 @@ class FakeLauncher:
 
 @dataclass
 class FakeMachine:
-    """The workbench of the room: as large as the test wants it, and as safe."""
+    """An execution backend with the node and the isolation that the test wants."""
 
     launcher: FakeLauncher = field(default_factory=FakeLauncher)
     node: Node = NODE
@@ -88,7 +88,7 @@ class FakeMachine:
 
 
 class JobHarness:
-    """The platform, its room of jobs on the pretended machine, and keepers for it."""
+    """A platform, its job service on the fake machine, and reconcilers for it."""
 
     def __init__(self, platform: OwnPlatform, folder: Path) -> None:
         self.platform = platform
@@ -119,7 +119,7 @@ class JobHarness:
         return self.jobs.submit(JobSpec.model_validate(given), code=code.id)
 
     def reconciler(self, *, on_lost: Callable[[], NoReturn] | None = None) -> JobReconciler:
-        """A new keeper, whose lease ends that of the one before."""
+        """A new reconciler, whose lease replaces the one before."""
         clock, database = self.platform.clock, self.platform.database
         clock.advance(timedelta(seconds=11))
         fence = lease.acquire(database, "test", now=clock(), lasts=timedelta(seconds=10))
@@ -129,7 +129,7 @@ class JobHarness:
         return JobReconciler(gate, services, self.host, fence=fence, on_lost=on_lost or lease_lost)
 
     def as_controller(self) -> Any:
-        """The service that does the bookkeeping."""
+        """The service user of the controller."""
         return acting_as(self.reconciler()._context.service)
 
     def begin(self, job: Job, attempt: int = 1) -> Job:

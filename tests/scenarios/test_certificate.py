@@ -34,11 +34,11 @@ fj.fit(model, loss, data, steps=30, batch_size=8, checkpoint_every=10, exact=Tru
 
 
 def test_a_job_with_a_killed_rank_ends_with_its_certificate(tmp_path: Path) -> None:
-    with make_platform(tmp_path) as platform, run_controllers(platform, tmp_path) as stage:
-        stage.start_controller()
-        job = stage.submit(FIT, framework="torch", processes=2, retries=1, timeout="PT3M")
+    with make_platform(tmp_path) as platform, run_controllers(platform, tmp_path) as controllers:
+        controllers.start_controller()
+        job = controllers.submit(FIT, framework="torch", processes=2, retries=1, timeout="PT3M")
 
-        done = stage.ends(job, within=150)
+        done = controllers.ends(job, within=150)
 
         assert (done.state, done.attempt) == (JobState.DONE, 2), done.reason
         (blob,) = (

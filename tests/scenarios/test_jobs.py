@@ -77,76 +77,76 @@ def falaj(words: list[str]) -> int:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[ControllerProcesses]:
+def controllers(tmp_path: Path) -> Iterator[ControllerProcesses]:
     with make_platform(tmp_path) as platform, run_controllers(platform, tmp_path) as made:
         yield made
 
 
 def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(
-    stage: ControllerProcesses,
+    controllers: ControllerProcesses,
 ) -> None:
-    jobs = [stage.submit(SLOW, name=f"slow-{number}") for number in range(3)]
-    controller = stage.start_controller()
+    jobs = [controllers.submit(SLOW, name=f"slow-{number}") for number in range(3)]
+    controller = controllers.start_controller()
     eventually(
-        lambda: stage.state(jobs[0]) is JobState.RUNNING, within=20
+        lambda: controllers.state(jobs[0]) is JobState.RUNNING, within=20
     )  # written down, and not started yet
 
     for pause in (0.0, 0.05, 0.6, 0.3):
         time.sleep(pause)  # killed at some moment, whatever it does then
         controller.kill()
         controller.wait()
-        controller = stage.start_controller()
-        eventually(stage.is_led_by_the_newest, within=20)
+        controller = controllers.start_controller()
+        eventually(controllers.is_led_by_the_newest, within=20)
 
-    ended = [stage.ends(job) for job in jobs]
+    ended = [controllers.ends(job) for job in jobs]
     assert [(job.state, job.attempt, len(job.outputs)) for job in ended] == [(JobState.DONE, 1, 1)] * 3
-    assert [stage.points(job) for job in jobs] == [{"started": 1, "loss": STEPS}] * 3
-    assert len(stage.platform.rows(attempts)) == len(jobs)
-    log = b"".join(stage.platform.jobs.logs(jobs[0].id)).decode()
+    assert [controllers.points(job) for job in jobs] == [{"started": 1, "loss": STEPS}] * 3
+    assert len(controllers.platform.rows(attempts)) == len(jobs)
+    log = b"".join(controllers.platform.jobs.logs(jobs[0].id)).decode()
     assert log.count("step 3\n") == 1
-    assert list((stage.platform.home.path / "launches").iterdir()) == []
+    assert list((controllers.platform.home.path / "launches").iterdir()) == []
 
 
-def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(stage: ControllerProcesses) -> None:
-    stage.start_controller()
-    job = stage.submit(FIT, retries=1, timeout="PT2M")
+def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(controllers: ControllerProcesses) -> None:
+    controllers.start_controller()
+    job = controllers.submit(FIT, retries=1, timeout="PT2M")
 
-    done = stage.ends(job)
+    done = controllers.ends(job)
 
     assert (done.state, done.attempt) == (JobState.DONE, 2), done.reason
     undisturbed: dict[str, object] = {"__name__": "undisturbed"}
     exec(compile(FIT, "fit.py", "exec"), undisturbed)
     expected = undisturbed["train"]().losses  # type: ignore[operator]
-    by_step = stage.losses(job)
+    by_step = controllers.losses(job)
     assert [by_step[step] for step in range(1, 41)] == [{value} for value in expected]
-    log = b"".join(stage.platform.jobs.logs(job.id)).decode()
+    log = b"".join(controllers.platform.jobs.logs(job.id)).decode()
     assert re.search("resuming after step (15|20)\n", log)  # that of step 20 may have been on its way
-    assert [each.step for each in stage.platform.jobs.checkpoints(job.id)] == [40, 35, 30]
+    assert [each.step for each in controllers.platform.jobs.checkpoints(job.id)] == [40, 35, 30]
 
 
-def test_failing_cancelling_following_and_stopping(stage: ControllerProcesses) -> None:
-    controller = stage.start_controller()
-    failing = stage.submit("raise ValueError('no such column: delay')")
-    endless = stage.submit(ENDLESS, name="endless")
+def test_failing_cancelling_following_and_stopping(controllers: ControllerProcesses) -> None:
+    controller = controllers.start_controller()
+    failing = controllers.submit("raise ValueError('no such column: delay')")
+    endless = controllers.submit(ENDLESS, name="endless")
 
-    follow = stage.platform.jobs.logs(endless.id, follow=True)
+    follow = controllers.platform.jobs.logs(endless.id, follow=True)
     assert next(piece for piece in follow if piece) == b"it begins\n"
-    failed = stage.ends(failing)
+    failed = controllers.ends(failing)
     assert (failed.state, failed.exit_code) == (JobState.FAILED, 1)
     assert "ValueError: no such column: delay" in (failed.reason or "")
 
     controller.send_signal(signal.SIGTERM)
     assert controller.wait(20) == 0
-    back = stage.platform.jobs.show(endless.id)
+    back = controllers.platform.jobs.show(endless.id)
     assert (back.state, back.reason) == (JobState.QUEUED, "interrupted: the platform stopped")
 
-    stage.start_controller()
-    eventually(lambda: stage.state(endless) is JobState.RUNNING, within=20)
-    stage.platform.jobs.cancel(endless.id)
-    cancelled = stage.ends(endless)
+    controllers.start_controller()
+    eventually(lambda: controllers.state(endless) is JobState.RUNNING, within=20)
+    controllers.platform.jobs.cancel(endless.id)
+    cancelled = controllers.ends(endless)
     assert (cancelled.state, cancelled.attempt) == (JobState.CANCELLED, 2)
     assert b"".join(follow).strip() in (b"it begins", b"")  # of the second attempt, if it got so far
-    assert stage.platform.jobs.retry(endless.id).state is JobState.QUEUED
+    assert controllers.platform.jobs.retry(endless.id).state is JobState.QUEUED
 
 
 def test_a_home_without_a_server_trains_on_its_training_sets(

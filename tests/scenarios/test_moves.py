@@ -52,7 +52,7 @@ LocalWorkbench.nodes = lambda _: known
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerProcesses]:
+def controllers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerProcesses]:
     """This machine as two: as one with the GPUs of a recorded machine, and as one without."""
     with make_platform(tmp_path) as platform, run_controllers(platform, tmp_path) as made:
         (here,) = platform.parts.compute.nodes()
@@ -77,28 +77,31 @@ def as_two(here: Node, folder: Path) -> tuple[Node, Node]:
     return fast, here.model_copy(update={"name": "plain", "pool": "frugal"})
 
 
-def test_a_fit_is_moved_to_cpus_and_goes_on_with_the_same_losses(stage: ControllerProcesses) -> None:
-    controller = stage.start_controller()
-    job = stage.submit(FIT, gpus=1, timeout="PT3M")
-    saved = lambda: stage.platform.jobs.checkpoints(job.id)  # noqa: E731
-    eventually(lambda: stage.state(job).ended or len(saved()) >= 2, within=60, every=0.1)
-    assert stage.state(job) is JobState.RUNNING, (stage.platform.jobs.show(job.id).reason, stage.log(job))
-    assert stage.platform.jobs.show(job.id).node == "fast"
+def test_a_fit_is_moved_to_cpus_and_goes_on_with_the_same_losses(controllers: ControllerProcesses) -> None:
+    controller = controllers.start_controller()
+    job = controllers.submit(FIT, gpus=1, timeout="PT3M")
+    saved = lambda: controllers.platform.jobs.checkpoints(job.id)  # noqa: E731
+    eventually(lambda: controllers.state(job).ended or len(saved()) >= 2, within=60, every=0.1)
+    assert controllers.state(job) is JobState.RUNNING, (
+        controllers.platform.jobs.show(job.id).reason,
+        controllers.log(job),
+    )
+    assert controllers.platform.jobs.show(job.id).node == "fast"
     controller.kill()  # whoever comes next must find out by itself
     controller.wait()
 
-    moved = stage.platform.jobs.move(job.id, to="cpu")
+    moved = controllers.platform.jobs.move(job.id, to="cpu")
 
     assert moved.step is not None
-    stage.start_controller()
-    done = stage.ends(job, within=90)
+    controllers.start_controller()
+    done = controllers.ends(job, within=90)
     assert (done.state, done.attempt, done.node) == (JobState.DONE, 2, "plain"), done.reason
     assert (done.spec.gpus, done.preemptions, done.submitted_at) == (0, 0, job.submitted_at)
     undisturbed: dict[str, object] = {"__name__": "undisturbed"}
     exec(compile(FIT, "fit.py", "exec"), undisturbed)
     expected = undisturbed["train"](device="cpu").losses  # type: ignore[operator]
-    by_step = stage.losses(job)
+    by_step = controllers.losses(job)
     assert [by_step[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]
-    log = stage.log(job)
+    log = controllers.log(job)
     assert "resuming after step" in log
     assert "cards: GPU-" not in log

@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[ControllerProcesses]:
+def controllers(tmp_path: Path) -> Iterator[ControllerProcesses]:
     """Queue `lab` has nothing of its own and borrows what `risk` leaves, which is the whole machine."""
     toml = '[jobs]\npreemption_grace = "30s"'
     with make_platform(tmp_path, toml=toml) as platform, run_controllers(platform, tmp_path) as made:
@@ -57,18 +57,18 @@ def stage(tmp_path: Path) -> Iterator[ControllerProcesses]:
         yield made
 
 
-def cpus(stage: ControllerProcesses) -> int:
-    (node,) = stage.platform.parts.compute.nodes()
+def cpus(controllers: ControllerProcesses) -> int:
+    (node,) = controllers.platform.parts.compute.nodes()
     return node.cpus
 
 
-def in_training(stage: ControllerProcesses, job: Job) -> bool:
-    progress = stage.platform.jobs.show(job.id).progress
+def in_training(controllers: ControllerProcesses, job: Job) -> bool:
+    progress = controllers.platform.jobs.show(job.id).progress
     return progress is not None and progress.step > 3
 
 
-def verdicts(stage: ControllerProcesses, job: Job) -> list[str | None]:
-    rows = [row for row in stage.platform.rows(attempts) if row["job"] == job.id]
+def verdicts(controllers: ControllerProcesses, job: Job) -> list[str | None]:
+    rows = [row for row in controllers.platform.rows(attempts) if row["job"] == job.id]
     return [row["verdict"] for row in sorted(rows, key=lambda row: row["number"])]
 
 
@@ -79,25 +79,27 @@ def undisturbed() -> list[float]:
     return losses
 
 
-def test_a_borrower_is_preempted_saved_queued_again_and_resumed_exactly(stage: ControllerProcesses) -> None:
-    stage.start_controller()
-    borrower = stage.submit(FIT, name="borrower", queue="lab", cpus=cpus(stage), timeout="PT5M")
-    eventually(lambda: in_training(stage, borrower), within=120)
+def test_a_borrower_is_preempted_saved_queued_again_and_resumed_exactly(
+    controllers: ControllerProcesses,
+) -> None:
+    controllers.start_controller()
+    borrower = controllers.submit(FIT, name="borrower", queue="lab", cpus=cpus(controllers), timeout="PT5M")
+    eventually(lambda: in_training(controllers, borrower), within=120)
 
-    urgent = stage.submit("print('at last')", name="urgent", queue="risk", cpus=cpus(stage))
-    done = stage.ends(urgent, within=90)
+    urgent = controllers.submit("print('at last')", name="urgent", queue="risk", cpus=cpus(controllers))
+    done = controllers.ends(urgent, within=90)
 
     assert (done.state, done.attempt) == (JobState.DONE, 1), done.reason
-    again = stage.ends(borrower, within=90)
+    again = controllers.ends(borrower, within=90)
     assert (again.state, again.attempt, again.preemptions) == (JobState.DONE, 2, 1), again.reason
-    assert verdicts(stage, borrower) == ["preempted", "done"]
-    assert "resuming after step" in stage.log(borrower)
+    assert verdicts(controllers, borrower) == ["preempted", "done"]
+    assert "resuming after step" in controllers.log(borrower)
     assert [each.path for each in again.outputs] == ["model.txt"]
-    logged, expected = stage.losses(borrower), undisturbed()
+    logged, expected = controllers.losses(borrower), undisturbed()
     assert [logged[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]
     (reason,) = [
         row["reason"]
-        for row in stage.platform.rows(attempts)
+        for row in controllers.platform.rows(attempts)
         if row["job"] == borrower.id and row["verdict"] == "preempted"
     ]
     assert reason == f"preempted: it made room for job {urgent.id}"
@@ -105,26 +107,26 @@ def test_a_borrower_is_preempted_saved_queued_again_and_resumed_exactly(stage: C
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
 def test_controllers_that_are_killed_while_a_job_makes_room_evict_it_once_and_lose_nothing(
-    stage: ControllerProcesses, pause_s: float
+    controllers: ControllerProcesses, pause_s: float
 ) -> None:
-    controller = stage.start_controller()
-    borrower = stage.submit(FIT, name="borrower", queue="lab", cpus=cpus(stage), timeout="PT5M")
-    eventually(lambda: in_training(stage, borrower), within=120)
-    urgent = stage.submit("print('at last')", name="urgent", queue="risk", cpus=cpus(stage))
+    controller = controllers.start_controller()
+    borrower = controllers.submit(FIT, name="borrower", queue="lab", cpus=cpus(controllers), timeout="PT5M")
+    eventually(lambda: in_training(controllers, borrower), within=120)
+    urgent = controllers.submit("print('at last')", name="urgent", queue="risk", cpus=cpus(controllers))
 
-    eventually(lambda: stage.platform.jobs.show(borrower.id).leaving, within=30, every=0.005)
+    eventually(lambda: controllers.platform.jobs.show(borrower.id).leaving, within=30, every=0.005)
     time.sleep(pause_s)  # killed at some moment on the way, whatever it does then
     controller.kill()
     controller.wait()
-    stage.start_controller()
+    controllers.start_controller()
 
-    ended = [stage.ends(job, within=90) for job in (urgent, borrower)]
+    ended = [controllers.ends(job, within=90) for job in (urgent, borrower)]
     assert [(job.state, job.attempt, job.preemptions) for job in ended] == [
         (JobState.DONE, 1, 0),
         (JobState.DONE, 2, 1),
     ], [job.reason for job in ended]
-    assert verdicts(stage, borrower) == ["preempted", "done"]
-    made_room = [entry for entry in stage.platform.entries() if entry["action"] == "jobs.preempt_for"]
+    assert verdicts(controllers, borrower) == ["preempted", "done"]
+    made_room = [entry for entry in controllers.platform.entries() if entry["action"] == "jobs.preempt_for"]
     assert [entry["outcome"] for entry in made_room] == ["done"]
-    logged, expected = stage.losses(borrower), undisturbed()
+    logged, expected = controllers.losses(borrower), undisturbed()
     assert [logged[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]

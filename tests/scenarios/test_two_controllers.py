@@ -28,7 +28,7 @@ time.sleep(0.3)
 
 
 @pytest.fixture
-def stage(
+def controllers(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ControllerProcesses]:
     with (
@@ -38,46 +38,48 @@ def stage(
         yield made
 
 
-def ran_once(stage: ControllerProcesses, jobs: list[Job]) -> None:
-    ended = [stage.ends(job, within=90) for job in jobs]
+def ran_once(controllers: ControllerProcesses, jobs: list[Job]) -> None:
+    ended = [controllers.ends(job, within=90) for job in jobs]
     assert [(job.state, job.attempt) for job in ended] == [(JobState.DONE, 1)] * len(jobs)
-    assert [stage.points(job) for job in jobs] == [{"ran": 1}] * len(jobs)
-    assert len(stage.platform.rows(attempts)) == len(jobs)
+    assert [controllers.points(job) for job in jobs] == [{"ran": 1}] * len(jobs)
+    assert len(controllers.platform.rows(attempts)) == len(jobs)
 
 
-def leading(stage: ControllerProcesses) -> subprocess.Popen[bytes]:
+def leading(controllers: ControllerProcesses) -> subprocess.Popen[bytes]:
     """The controller that holds the lease."""
-    (holder,) = stage.platform.rows_of("SELECT holder FROM control_leases")
-    return next(each for each in stage.running if str(each.pid) == holder.split(":")[1])
+    (holder,) = controllers.platform.rows_of("SELECT holder FROM control_leases")
+    return next(each for each in controllers.running if str(each.pid) == holder.split(":")[1])
 
 
 def test_one_that_was_stopped_and_goes_on_has_lost_its_lease_and_does_no_harm(
-    stage: ControllerProcesses,
+    controllers: ControllerProcesses,
 ) -> None:
-    jobs = [stage.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
-    first = stage.start_controller()
-    eventually(lambda: stage.fence() == 1, within=30)
-    second = stage.start_controller()
-    eventually(lambda: any(stage.state(job) is JobState.RUNNING for job in jobs), within=30)
+    jobs = [controllers.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
+    first = controllers.start_controller()
+    eventually(lambda: controllers.fence() == 1, within=30)
+    second = controllers.start_controller()
+    eventually(lambda: any(controllers.state(job) is JobState.RUNNING for job in jobs), within=30)
 
     os.kill(first.pid, signal.SIGSTOP)
-    eventually(lambda: stage.fence() == 2, within=90)  # it may hold locks, which the database ends in time
+    eventually(
+        lambda: controllers.fence() == 2, within=90
+    )  # it may hold locks, which the database ends in time
     os.kill(first.pid, signal.SIGCONT)
 
     assert first.wait(30) == LEASE_LOST
-    ran_once(stage, jobs)
+    ran_once(controllers, jobs)
     assert second.poll() is None
 
 
-def test_they_take_turns_as_one_after_the_other_is_killed(stage: ControllerProcesses) -> None:
-    jobs = [stage.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
+def test_they_take_turns_as_one_after_the_other_is_killed(controllers: ControllerProcesses) -> None:
+    jobs = [controllers.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
     for _ in range(2):
-        stage.start_controller()
+        controllers.start_controller()
     for turn in (1, 2, 3):
-        eventually(lambda turn=turn: stage.fence() >= turn, within=60)  # type: ignore[misc]
-        leader = leading(stage)
+        eventually(lambda turn=turn: controllers.fence() >= turn, within=60)  # type: ignore[misc]
+        leader = leading(controllers)
         leader.kill()
         leader.wait()
-        stage.start_controller()
+        controllers.start_controller()
 
-    ran_once(stage, jobs)
+    ran_once(controllers, jobs)

@@ -31,7 +31,7 @@ SLOW = 60
 
 
 @pytest.fixture
-def stage(
+def controllers(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ControllerProcesses]:
     """A platform whose jobs of the last day are in the accounts."""
@@ -52,86 +52,88 @@ def stopped_replay(controller: subprocess.Popen[bytes]) -> int:
     return pid
 
 
-def ended(stage: ControllerProcesses, work: WorkflowRun) -> WorkflowRun:
-    eventually(lambda: stage.platform.workflows.show(work.id).state.ended, within=SLOW, every=0.05)
-    return stage.platform.workflows.show(work.id)
+def ended(controllers: ControllerProcesses, work: WorkflowRun) -> WorkflowRun:
+    eventually(lambda: controllers.platform.workflows.show(work.id).state.ended, within=SLOW, every=0.05)
+    return controllers.platform.workflows.show(work.id)
 
 
-def direct(stage: ControllerProcesses, work: WorkflowRun) -> WhatIfComparison:
+def direct(controllers: ControllerProcesses, work: WorkflowRun) -> WhatIfComparison:
     """What the simulator finds in this process."""
-    with stage.platform.database.read() as tx:
+    with controllers.platform.database.read() as tx:
         asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
-    past = stage.platform.queues.history(since=asked.since, until=asked.until, as_of=asked.asked_at)
+    past = controllers.platform.queues.history(since=asked.since, until=asked.until, as_of=asked.asked_at)
     return answer(asked, past)
 
 
 def test_a_controller_killed_in_the_middle_takes_the_replay_with_it_and_the_next_finds_the_same(
-    stage: ControllerProcesses,
+    controllers: ControllerProcesses,
 ) -> None:
-    first = stage.start_controller()
-    work = stage.platform.queues.what_if(changes=Changes(weights=(NewWeight(queue="risk", weight=3),)))
+    first = controllers.start_controller()
+    work = controllers.platform.queues.what_if(changes=Changes(weights=(NewWeight(queue="risk", weight=3),)))
     child = stopped_replay(first)
 
     first.kill()
     first.wait()
     os.kill(child, signal.SIGCONT)
     eventually(lambda: not is_alive(child), within=SLOW)
-    assert stage.platform.workflows.show(work.id).state is WorkflowState.RUNNING
+    assert controllers.platform.workflows.show(work.id).state is WorkflowState.RUNNING
     with pytest.raises(NotFound):
-        stage.platform.queues.what_if_result(work.id)
-    stage.start_controller()
+        controllers.platform.queues.what_if_result(work.id)
+    controllers.start_controller()
 
-    done = ended(stage, work)
+    done = ended(controllers, work)
     assert (done.state, done.error) == (WorkflowState.DONE, None)
     assert done.result == {"work": work.id, "jobs": JOBS}
-    assert stage.platform.queues.what_if_result(work.id) == direct(stage, work)
+    assert controllers.platform.queues.what_if_result(work.id) == direct(controllers, work)
 
 
-def test_cancelled_it_ends_and_so_does_its_process(stage: ControllerProcesses) -> None:
-    controller = stage.start_controller()
-    work = stage.platform.queues.what_if()
+def test_cancelled_it_ends_and_so_does_its_process(controllers: ControllerProcesses) -> None:
+    controller = controllers.start_controller()
+    work = controllers.platform.queues.what_if()
     child = stopped_replay(controller)
 
-    stage.platform.workflows.cancel(work.id)
+    controllers.platform.workflows.cancel(work.id)
 
-    done = ended(stage, work)
+    done = ended(controllers, work)
     assert done.state is WorkflowState.CANCELLED
     assert not is_alive(child)
     with pytest.raises(NotFound):
-        stage.platform.queues.what_if_result(work.id)
-    again = stage.platform.queues.what_if()
-    assert ended(stage, again).state is WorkflowState.DONE  # the controller goes on
+        controllers.platform.queues.what_if_result(work.id)
+    again = controllers.platform.queues.what_if()
+    assert ended(controllers, again).state is WorkflowState.DONE  # the controller goes on
 
 
 def test_a_controller_that_is_told_to_stop_ends_it_and_the_next_does_it_again(
-    stage: ControllerProcesses,
+    controllers: ControllerProcesses,
 ) -> None:
-    first = stage.start_controller()
-    work = stage.platform.queues.what_if()
+    first = controllers.start_controller()
+    work = controllers.platform.queues.what_if()
     child = stopped_replay(first)
 
     first.send_signal(signal.SIGTERM)
     first.wait(SLOW)
 
     assert not is_alive(child)
-    assert stage.platform.workflows.show(work.id).state is WorkflowState.RUNNING
-    stage.start_controller()
-    assert ended(stage, work).state is WorkflowState.DONE
+    assert controllers.platform.workflows.show(work.id).state is WorkflowState.RUNNING
+    controllers.start_controller()
+    assert ended(controllers, work).state is WorkflowState.DONE
 
 
-def test_how_far_it_is_can_be_watched_and_the_lease_is_kept_meanwhile(stage: ControllerProcesses) -> None:
+def test_how_far_it_is_can_be_watched_and_the_lease_is_kept_meanwhile(
+    controllers: ControllerProcesses,
+) -> None:
     """The lease lasts one second here."""
-    controller = stage.start_controller()
-    work = stage.platform.queues.what_if()
+    controller = controllers.start_controller()
+    work = controllers.platform.queues.what_if()
 
-    seen = list(stage.platform.workflows.watch(work.id))
+    seen = list(controllers.platform.workflows.watch(work.id))
 
     assert seen[-1].state is WorkflowState.DONE
     counted = [each.step for each in seen if each.steps == 2 * JOBS]
     assert any(0 < step < 2 * JOBS for step in counted)
     assert counted == sorted(counted)
     assert counted[-1] == 2 * JOBS
-    assert stage.fence() == 1
+    assert controllers.fence() == 1
     assert controller.poll() is None
 
 

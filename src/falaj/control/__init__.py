@@ -1,1 +1,1 @@
-"""The hallway: the order of the services. Workflows that survive, and the one controller that runs them."""
+"""The control plane: the controller, its lease, jobs, durable workflows and pipelines."""

@@ -1,4 +1,4 @@
-"""The platform as a whole: every service under its name. Near, the services themselves; far, the same classes over REST."""
+"""The services of the platform, by the names of their operation groups; local and remote callers use these classes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from falaj.training.service import Jobs
 
 @dataclass(frozen=True)
 class Services:
-    """The services; a field's name is the first half of its operations' names."""
+    """All services; a field's name is the group of its operations."""
 
     workspaces: Workspaces
     users: Users
@@ -46,7 +46,7 @@ class Services:
     blobs: Blobs
     lineage: Lineage
     audit: Audit
-    workflows: WorkService
+    work: WorkService
     platform: PlatformService
     runs: Runs
     nodes: Nodes
@@ -63,12 +63,12 @@ class Services:
 
 @cache
 def service_types() -> dict[str, type]:
-    """The class of every service, by name."""
+    """Return the class of every service by name."""
     hints = get_type_hints(Services)
     return {field.name: hints[field.name] for field in fields(Services)}
 
 
 @cache
 def all_operations() -> dict[str, Operation]:
-    """Every operation of the platform, by name."""
+    """Return every operation of the platform by name."""
     return {op.name: op for service in service_types().values() for op in operations_of(service).values()}

@@ -1,4 +1,4 @@
-"""The tables of the hallway: what was asked for, and who may act."""
+"""The tables of the control plane: requested work, the lease of the controller, and pipelines."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble
 from falaj.control.controller import Controller
-from falaj.control.workflows import service
+from falaj.control.workflows import store
 from falaj.governance.operations.caller import start_thread
 from falaj.sdk.platform import Platform
 from falaj.training import store as jobs
@@ -54,7 +54,7 @@ class EmbeddedController:
         self._thread: threading.Thread | None = None
         if platform.config.metadata.driver == "sqlite":
             with platform.database.read() as tx:
-                if service.unfinished(tx) or jobs.has_running(tx):
+                if store.unfinished(tx) or jobs.has_running(tx):
                     platform.intents.pending.set()
             self._thread = start_thread(self._run, name="controller")
 

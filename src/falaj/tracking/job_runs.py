@@ -1,4 +1,4 @@
-"""The runs of jobs: opened, filled and ended in the transaction of the job's own operation, not by one of theirs."""
+"""The runs of jobs: started, filled and ended in the transaction of the job's operation, without operations of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from falaj.tracking.tables import tags as tags_table
 
 
 class JobRuns:
-    """What the room of jobs is handed of tracking."""
+    """The part of tracking that the job service uses."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -32,7 +32,7 @@ class JobRuns:
         params: Mapping[str, str],
         tags: Mapping[str, str],
     ) -> ObjectId:
-        """A new run; what the call reads flows into it."""
+        """Start a run; the sources of the call are its sources."""
         home = self._runs._experiment(call, experiment, home=workspace)
         new = call.create("run", workspace=workspace)
         store.create_run(call.tx, new, experiment=home.id, name=name)
@@ -41,11 +41,11 @@ class JobRuns:
         return new.id
 
     def params(self, tx: Transaction, run: ObjectId) -> Mapping[str, str]:
-        """The parameters of a run, by key."""
+        """Return the parameters of a run by key."""
         return store.values_of(tx, params_table, run)
 
     def attach(self, call: Call, run: ObjectId, artifacts: Sequence[tuple[str, Blob]]) -> None:
-        """Make kept blobs artifacts of a run, unless it has ended or has something under that path."""
+        """Attach committed blobs to a run, unless it has ended or has an artifact at that path."""
         status = store.lock(call.tx, run)
         if status is None or status.ended:
             return
@@ -55,7 +55,7 @@ class JobRuns:
                 store.add_artifact(call.tx, run, new)
 
     def end(self, call: Call, run: ObjectId, *, status: Outcome) -> None:
-        """End a run, unless somebody has ended it before."""
+        """End a run, unless it has ended."""
         before = store.lock(call.tx, run)
         if before is not None and not before.ended:
             store.end_run(call.tx, run, status=status, now=call.now)

@@ -1,4 +1,4 @@
-"""The points of one metric of one run: when two are the same, and what their summary says. No I/O."""
+"""Points of one metric of one run: their identity and their summary. No I/O."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from falaj.ports.metadata import to_micros
 from falaj.records.tracking import MetricPoint
 
 Point = tuple[int, int, float, bool]
-"""Step, moment in microseconds, value, and whether it is NaN (the value is 0 then, so that points can be compared)."""
+"""Step, time in microseconds, value, and whether it is NaN (the value is 0 then, so that points can be compared)."""
 
 
 @dataclass(frozen=True)
 class SeriesSummary:
-    """How many points there are, the greatest of them, and the extremes of those that are numbers."""
+    """The number of points, the greatest of them, and the extremes of those that are numbers."""
 
     points: int
     greatest: Point
@@ -23,12 +23,12 @@ class SeriesSummary:
     high: float | None
 
     def is_before(self, new: list[Point]) -> bool:
-        """Whether the sorted `new` can hold nothing that is here already: the usual case, told without looking."""
+        """Return whether all of the sorted `new` come after the summarized points, which is the usual case."""
         return new[0][:2] > self.greatest[:2]
 
 
 def group_points(points: Iterable[MetricPoint], *, now: datetime) -> dict[str, list[Point]]:
-    """The points of each key, sorted. One that stands there twice, the same in everything, is one point."""
+    """Return the points of each key, sorted and without duplicates."""
     arrived = to_micros(now)
     groups: dict[str, set[Point]] = {}
     for given in points:
@@ -40,7 +40,7 @@ def group_points(points: Iterable[MetricPoint], *, now: datetime) -> dict[str, l
 
 
 def extend_summary(known: SeriesSummary | None, new: list[Point]) -> SeriesSummary:
-    """The summary after the sorted `new`, of which none was there before."""
+    """Return the summary after the sorted `new`, none of which was there before."""
     numbers = [value for _, _, value, is_nan in new if not is_nan]
     if known is None:
         return SeriesSummary(len(new), new[-1], min(numbers, default=None), max(numbers, default=None))

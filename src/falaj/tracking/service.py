@@ -1,9 +1,9 @@
-"""Runs: start one, log to it, end it, and find it again."""
+"""Operations on runs: start, log, end, list and read them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from falaj.governance.lineage import graph
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream, Mode, operation
-from falaj.ports.metadata import Transaction
+from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import AnyRef, BlobRef, Name, ObjectId, WorkspaceRef, new_id
@@ -42,6 +42,7 @@ from falaj.records.tracking import (
     Tags,
 )
 from falaj.tracking import store
+from falaj.tracking.series import Point
 from falaj.tracking.tables import params as params_table
 from falaj.tracking.tables import tags as tags_table
 
@@ -49,7 +50,7 @@ _points = TypeAdapter(tuple[MetricPoint, ...])
 
 
 class Runs:
-    """What was tried, with which parameters, and what was measured."""
+    """Runs of experiments, with their parameters, tags, metrics and artifacts."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -65,7 +66,7 @@ class Runs:
         workspace: WorkspaceRef | None = None,
         sources: tuple[AnyRef, ...] = (),
     ) -> Run:
-        """A new run of an experiment, which is made if it is not there yet.
+        """Start a run of an experiment, which is created if it does not exist.
 
         `sources` are the objects that the run reads; their restrictions flow into it.
         """
@@ -79,7 +80,7 @@ class Runs:
 
     @operation("runs.show", resource="run", mode=Mode.READ)
     def show(self, run: RunRef) -> RunDetails:
-        """A run with its parameters, tags, artifacts and the summaries of its metrics."""
+        """Show a run with its parameters, tags, artifacts and summaries of its metrics."""
         return store.details(current_call().tx, current_call().target)
 
     @operation("runs.list", resource="experiment", mode=Mode.READ)
@@ -92,7 +93,7 @@ class Runs:
         after: Cursor = "",
         limit: PageSize = 100,
     ) -> Page[Run]:
-        """The runs of an experiment that meet every condition, the newest first."""
+        """List the runs of an experiment that meet every condition, newest first."""
         tx, target = current_call().tx, current_call().target
         seen: dict[ObjectId, Run] = {}
         while len(seen) <= limit:
@@ -109,24 +110,24 @@ class Runs:
 
     @operation("runs.log_params", resource="run")
     def log_params(self, run: RunRef, params: Params) -> LogResult:
-        """Add parameters to a run that has not ended; one that it has stays as it is, another value is refused."""
+        """Add parameters to a run that has not ended; a parameter that it has cannot be changed."""
         call = current_call()
         _require_running(call.target.id, store.lock(call.tx, call.target.id))
         given, known = _as_text(params), store.values_of(call.tx, params_table, call.target.id)
         changed = [key for key, value in given.items() if known.get(key, value) != value]
         if changed:
             faults = [Fault(where=f"params.{key}", given=given[key], allowed=known[key]) for key in changed]
-            raise Conflict(f"a parameter is never changed: {', '.join(changed)}", faults=faults)
+            raise Conflict(f"a parameter cannot be changed: {', '.join(changed)}", faults=faults)
         new = {key: value for key, value in given.items() if key not in known}
         store.put_values(call.tx, params_table, call.target.id, new)
         return LogResult(run=call.target.id, stored=len(new), repeated=len(given) - len(new))
 
     @operation("runs.log_metrics", resource="run", mode=Mode.HOT, allow=Role.DEVELOPER)
     def log_metrics(self, run: RunRef, points: Points, *, batch: BatchId | None = None) -> LogResult:
-        """Add up to 10,000 measurements to a run that has not ended; once it is answered they are on disk.
+        """Add up to 10,000 metric points to a run that has not ended; they are durable once the call returns.
 
-        A point that is there already, the same in key, step, timestamp and value, is not stored twice; another value
-        is another point. A `batch` that is sent again gets its first answer: name it if points have no timestamp.
+        A point that is equal to a stored one in key, step, timestamp and value is not stored again. A `batch` that is
+        sent again gets its first answer: name batches whose points have no timestamps.
         """
         call = current_call()
         ident = ObjectId(str(call.hot_id))
@@ -146,7 +147,7 @@ class Runs:
 
     @operation("runs.metrics", resource="run", mode=Mode.FREE)
     def metrics(self, run: RunRef, key: Key, *, from_step: Step = INT64_MIN) -> ArrowStream:
-        """The history of one metric, by step and time: columns step, timestamp and value."""
+        """Stream the history of one metric by step and time: columns step, timestamp and value."""
         call = current_call()
         with self.gate.database.read() as tx:
             ident = store.series_id(tx, call.target.id, key)
@@ -156,7 +157,7 @@ class Runs:
 
     @operation("runs.set_tags", resource="run")
     def set_tags(self, run: RunRef, tags: Tags) -> LogResult:
-        """Set tags of a run, also of one that has ended; a tag that it has gets the new value."""
+        """Set tags of a run, also of one that has ended; existing tags are replaced."""
         call = current_call()
         store.lock(call.tx, call.target.id)
         known = store.values_of(call.tx, tags_table, call.target.id)
@@ -166,9 +167,9 @@ class Runs:
 
     @operation("runs.log_artifact", resource="run")
     def log_artifact(self, run: RunRef, path: ArtifactPath, blob: BlobRef) -> Artifact:
-        """Make a committed blob an artifact of a run that has not ended, under a path.
+        """Attach a committed blob to a run that has not ended, under a path.
 
-        The blob was uploaded with the run among its `sources`, or the run read it: so lineage and labels hold.
+        The blob must have the run among its sources, or be a source of the run, so that lineage is complete.
         """
         call = current_call()
         found, target = call.object("blob"), call.target
@@ -180,28 +181,26 @@ class Runs:
         _require_related(call.tx, target, found)
         bytes_ = blob_record(call.tx, found)
         if not bytes_.committed:
-            raise Conflict(
-                f"blob {found.name} is staged, and would be swept; give it a name with blobs.commit"
-            )
+            raise Conflict(f"blob {found.name} is staged, and would expire; give it a name with blobs.commit")
         new = Artifact(path=path, blob=found.id, size_bytes=bytes_.size_bytes, attached_at=call.now)
         store.add_artifact(call.tx, target.id, new)
         return new
 
     @operation("runs.end", resource="run")
     def end(self, run: RunRef, *, status: Outcome = "finished") -> Run:
-        """End a run: from then on it takes no parameters, metrics or artifacts."""
+        """End a run; it then accepts no parameters, metrics or artifacts."""
         call = current_call()
         _require_running(call.target.id, store.lock(call.tx, call.target.id))
         store.end_run(call.tx, call.target.id, status=status, now=call.now)
         return store.run_record(call.tx, call.target)
 
     def _experiment(self, call: Call, name: str, *, home: StoredObject) -> StoredObject:
-        """The experiment of that name. It is not made by `call.create`: what the run reads does not flow into it."""
+        """Return the experiment of that name. It is not created by `call.create`: the run's sources are not its own."""
         find = partial(objects.by_name, call.tx, workspace=home.id, kind="experiment", name=name)
         found = find()
         if found is None:
             store.lock_names(call.tx, home.id)
-            found = find()  # another may have made it while this waited
+            found = find()  # another call may have created it meanwhile
         if found is not None:
             if not self.gate.visible([found]):
                 raise objects.unknown(name, "experiment")
@@ -234,14 +233,14 @@ def _require_related(tx: Transaction, run: StoredObject, blob: StoredObject) -> 
         fault = Fault(
             where="blob",
             given=blob.address,
-            allowed="a blob that came from the run, or that the run read",
+            allowed="a blob that derives from the run, or a source of the run",
             fix=f'upload it with sources=["{run.id}"]',
         )
-        raise Conflict(f"nothing says that {blob.address} has to do with run {run.id}", faults=[fault])
+        raise Conflict(f"lineage does not connect {blob.address} with run {run.id}", faults=[fault])
 
 
 def _earlier(tx: Transaction, run: ObjectId, batch: str, points: tuple[MetricPoint, ...]) -> LogResult | None:
-    """The answer that the batch got when it was sent before."""
+    """Return the answer that the batch got when it was sent before, or None."""
     row = store.batch(tx, run, batch)
     if row is None:
         return None
@@ -252,3 +251,38 @@ def _earlier(tx: Transaction, run: ObjectId, batch: str, points: tuple[MetricPoi
 
 def _digest(points: tuple[MetricPoint, ...]) -> str:
     return hashlib.sha256(_points.dump_json(points)).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------- history
+
+
+def read_history(database: Database, series: int, *, from_step: int) -> ArrowStream:
+    """Return the points of `series` from `from_step`, by step and time, as an Arrow stream."""
+    import pyarrow as pa
+
+    fields = [("step", pa.int64()), ("timestamp", pa.timestamp("us", tz="UTC")), ("value", pa.float64())]
+    schema = pa.schema(fields)
+    pages = _pages(database, series, from_step)
+    reader: ArrowStream = pa.RecordBatchReader.from_batches(
+        schema, (pa.record_batch(_columns(page), schema=schema) for page in pages)
+    )
+    return reader
+
+
+def _pages(database: Database, series: int, from_step: int) -> Iterator[list[Point]]:
+    """Yield pages of points, each read in a transaction of its own."""
+    after: Point = (from_step, INT64_MIN, float("-inf"), False)
+    while True:
+        with database.read() as tx:
+            page = store.history(tx, series, after)
+        if page:
+            yield page
+        if len(page) < store.PAGE:
+            return
+        after = page[-1]
+
+
+def _columns(page: list[Point]) -> list[Any]:
+    steps, moments, values, nans = zip(*page, strict=True)
+    numbers = [float("nan") if is_nan else value for value, is_nan in zip(values, nans, strict=True)]
+    return [[*steps], [*moments], numbers]

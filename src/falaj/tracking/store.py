@@ -1,13 +1,13 @@
-"""The SQL of tracking."""
+"""Queries of the tracking tables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Table, bindparam, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, Table, bindparam, delete, exists, insert, select, update
 
 from falaj.governance.objects import stored_object
 from falaj.governance.tables import objects
@@ -21,9 +21,9 @@ from falaj.tracking.tables import artifacts, batches, params, points, runs, seri
 T = TypeVar("T")
 
 SLICE = 900
-"""Values per IN list: under every database's limit."""
+"""Values per IN list, below every database's limit."""
 PAGE = 10_000
-"""Points that a history reads at a time."""
+"""Points per page of a history."""
 
 _CONDITION = re.compile(r"(metrics|params|tags)\.(.+?)\s*(<=|>=|!=|=|<|>)\s*(.*)", re.DOTALL)
 _SQL_OF = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
@@ -47,17 +47,25 @@ _renew_series = update(series).where(series.c.id == bindparam("ident"))
 _new_series = insert(series).returning(series.c.id, series.c.key)
 
 
+class LoggedBatch(NamedTuple):
+    """The digest of a batch of points that was logged, and its result."""
+
+    digest: str
+    stored: int
+    repeated: int
+
+
 # ------------------------------------------------------------------------------------------------ runs
 
 
 def lock(tx: Transaction, run: ObjectId) -> RunStatus | None:
-    """The status of a run, none if there is no such run; until the transaction ends, nobody else changes the run."""
+    """Return the status of a run, locked until the transaction ends, or None if there is no such run."""
     status = tx.execute(_status, {"run": run}).scalar()
     return None if status is None else RunStatus(status)
 
 
 def lock_names(tx: Transaction, workspace: ObjectId) -> None:
-    """Until the transaction ends, nobody else who asks for this makes a name in the workspace."""
+    """Lock the names of a workspace against other callers of this function until the transaction ends."""
     tx.execute(select(objects.c.id).where(objects.c.id == workspace).with_for_update(key_share=True))
 
 
@@ -102,8 +110,8 @@ def matching(
     before: str,
     limit: int,
 ) -> list[tuple[StoredObject, Run]]:
-    """The runs of an experiment that meet every condition, the newest first, from behind the cursor `before` on."""
-    met = map(_met, conditions)
+    """Return the runs of an experiment that meet every condition, newest first, after the cursor `before`."""
+    met = map(_clause, conditions)
     query = _listed.where(runs.c.experiment == experiment, objects.c.deleted_at.is_(None), *met)
     if status is not None:
         query = query.where(runs.c.status == status)
@@ -114,8 +122,8 @@ def matching(
     return [(found, _run_record(found, row, name=row["run_name"])) for found, row in both]
 
 
-def _met(condition: str) -> ColumnElement[bool]:
-    """The condition in SQL: that the run has the key, with a value that compares so."""
+def _clause(condition: str) -> ColumnElement[bool]:
+    """Return a condition as SQL: the run has the key, with a value that meets the comparison."""
     found = _CONDITION.fullmatch(condition)
     assert found is not None, condition  # noqa: S101 - the type Condition has checked it
     where, key, operator, text = found.groups()
@@ -126,7 +134,7 @@ def _met(condition: str) -> ColumnElement[bool]:
     return exists().where(table.c.run == runs.c.id, table.c.key == key, compared)
 
 
-def _run_record(found: StoredObject, row: Any, *, name: str) -> Run:
+def _run_record(found: StoredObject, row: RowMapping | Mapping[str, Any], *, name: str) -> Run:
     return Run(
         id=found.id,
         workspace=found.workspace,
@@ -144,13 +152,13 @@ def _run_record(found: StoredObject, row: Any, *, name: str) -> Run:
 
 
 def values_of(tx: Transaction, table: Table, run: ObjectId) -> dict[str, str]:
-    """The parameters or the tags of a run, by key."""
+    """Return the parameters or the tags of a run by key."""
     query = select(table.c.key, table.c.value).where(table.c.run == run).order_by(table.c.key)
     return {row.key: row.value for row in tx.execute(query)}
 
 
 def put_values(tx: Transaction, table: Table, run: ObjectId, values: Mapping[str, str]) -> None:
-    """Set parameters or tags; one that is there is replaced."""
+    """Set parameters or tags; existing ones are replaced."""
     for keys in _slices(list(values)):
         tx.execute(delete(table).where(table.c.run == run, table.c.key.in_(keys)))
     if values:
@@ -167,7 +175,7 @@ def add_artifact(tx: Transaction, run: ObjectId, new: Artifact) -> None:
     tx.execute(insert(artifacts), {"run": run, **new.model_dump()})
 
 
-def artifact_record(row: Any) -> Artifact:
+def artifact_record(row: RowMapping) -> Artifact:
     return Artifact(
         path=row["path"], blob=row["blob"], size_bytes=row["size_bytes"], attached_at=row["attached_at"]
     )
@@ -177,7 +185,7 @@ def artifact_record(row: Any) -> Artifact:
 
 
 def add_points(tx: Transaction, run: ObjectId, given: Iterable[MetricPoint], *, now: datetime) -> int:
-    """Store the points that are not there yet; how many. The run is locked, so that nobody adds them meanwhile."""
+    """Store the points that are not stored yet, and return their number. The run must be locked."""
     groups = group_points(given, now=now)
     known = _known_series(tx, run, list(groups))
     new = {key: _unseen(tx, known.get(key), found) for key, found in groups.items()}
@@ -207,17 +215,20 @@ def series_id(tx: Transaction, run: ObjectId, key: str) -> int | None:
 
 
 def history(tx: Transaction, series: int, after: Point) -> list[Point]:
-    """The next points of a metric behind `after`, in order."""
+    """Return the next page of points of a metric after `after`, in order."""
     return [
         (step, at, value, bool(is_nan))
         for step, at, value, is_nan in tx.execute_sql(_HISTORY, (series, *after, PAGE))
     ]
 
 
-def batch(tx: Transaction, run: ObjectId, ident: str) -> Any:
-    """What came of a batch that was sent before; none if it was not."""
-    query = select(batches).where(batches.c.run == run, batches.c.batch == ident)
-    return tx.execute(query).one_or_none()
+def batch(tx: Transaction, run: ObjectId, ident: str) -> LoggedBatch | None:
+    """Return the result of a batch that was sent before, or None."""
+    query = select(batches.c.digest, batches.c.stored, batches.c.repeated).where(
+        batches.c.run == run, batches.c.batch == ident
+    )
+    found = tx.execute(query).one_or_none()
+    return None if found is None else LoggedBatch(*found)
 
 
 def add_batch(tx: Transaction, run: ObjectId, ident: str, *, digest: str, stored: int, repeated: int) -> None:
@@ -238,7 +249,7 @@ def _known_series(
 
 
 def _unseen(tx: Transaction, known: tuple[int, SeriesSummary] | None, given: list[Point]) -> list[Point]:
-    """Those of the sorted `given` that are not stored yet."""
+    """Return those of the sorted `given` that are not stored yet."""
     if known is None or known[1].is_before(given):
         return given
     moments = [at for _, at, _, _ in given]
@@ -258,7 +269,7 @@ def _put_series(
     known: Mapping[str, tuple[int, SeriesSummary]],
     new: Mapping[str, list[Point]],
 ) -> dict[str, int]:
-    """Renew the summaries of the metrics that `new` adds to; the id of each."""
+    """Update the summaries of the metrics that `new` adds to, and return their ids."""
     older = [
         {"ident": known[key][0], **_columns(extend_summary(known[key][1], found))}
         for key, found in new.items()

@@ -1,1 +1,1 @@
-"""Training: jobs, and the runtime that trains on a worker."""
+"""Training: the job service, and the runtime library that trains on a worker."""

@@ -1,4 +1,4 @@
-"""Who is let into the queue: jobs that could run on these machines and in their queue, if nothing else did."""
+"""Admission checks: a job is refused if it could not run on these nodes and in its queue even if they were idle."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Iterator, Sequence
 
 from falaj.errors import Conflict, Fault, InvalidInput
 from falaj.ports.metadata import Transaction
-from falaj.records.scheduling.snapshot import WHOLE_GPU, Gpu, Node, Queue, Reason, Request, Snapshot
+from falaj.records.scheduling.snapshot import WHOLE_GPU, Node, Queue, Reason, Request, Snapshot
 from falaj.records.sizes import format_size, spell_size
 from falaj.records.training.jobs import JobSpec
 from falaj.training import store
 from falaj.training.dependencies import Scheduler
-from falaj.training.memory_check import require_memory
+from falaj.training.memory_check import gpu_matches, require_memory
 
 NEVER = frozenset({Reason.TOPOLOGY, Reason.TOO_LARGE, Reason.NO_QUEUE})
-"""Why a job would wait for ever; where its data may lie was asked before, and budgets are filled up again."""
+"""Reasons that never go away. Residency is checked elsewhere, and budgets are replenished."""
 
 
 def require_admissible(
     scheduler: Scheduler, spec: JobSpec, request: Request, nodes: Sequence[Node], queues: Sequence[Queue]
 ) -> None:
-    """InvalidInput where the job could never run: for what it asks for, the memory that it takes, or its queue."""
+    """Raise InvalidInput if the job could never run: for its resources, its memory estimate or its queue."""
     require_capable_node(spec, nodes)
     require_memory(spec, nodes)
     require_startable(scheduler, request, nodes, queues)
 
 
 def require_capable_node(spec: JobSpec, nodes: Sequence[Node]) -> None:
-    """InvalidInput, with the numbers, where no machine could run the job even if it were idle."""
+    """Raise InvalidInput, with the numbers, if no node could run the job even if it were idle."""
     kinds = [*_of_nodes(spec, nodes), *_of_gpus(spec, nodes)]
     if faults := [*kinds, *_of_amounts(spec, nodes, without_gpus=bool(kinds))]:
         raise InvalidInput("no machine here can ever run this job", faults=faults)
@@ -36,7 +36,7 @@ def require_capable_node(spec: JobSpec, nodes: Sequence[Node]) -> None:
 def require_startable(
     scheduler: Scheduler, request: Request, nodes: Sequence[Node], queues: Sequence[Queue]
 ) -> None:
-    """InvalidInput where the job would wait for ever, even if nothing else waited or ran."""
+    """Raise InvalidInput if the scheduler would never start the job on an idle cluster."""
     alone = Snapshot(now=request.submitted_at, nodes=tuple(nodes), queues=tuple(queues), pending=(request,))
     found = scheduler.explain(alone, request.job)
     if found.reason in NEVER:
@@ -48,7 +48,7 @@ def require_startable(
 
 
 def require_job_limit(tx: Transaction, workspace: str, *, limit: int) -> None:
-    """Conflict where a workspace has as many unfinished jobs as it may have."""
+    """Raise Conflict if a workspace has reached its limit of unfinished jobs."""
     if store.has_unfinished(tx, workspace, at_least=limit):
         raise Conflict(
             f"this workspace has {limit} jobs that wait or run, the most that it may have; cancel some, wait, or "
@@ -57,7 +57,7 @@ def require_job_limit(tx: Transaction, workspace: str, *, limit: int) -> None:
 
 
 def _of_nodes(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
-    """Pools and labels that no node has."""
+    """Yield faults for pools and labels that no node has."""
     pools, labels = {node.pool for node in nodes}, {each for node in nodes for each in node.labels}
     if spec.affinity.pools and not spec.affinity.pools & pools:
         yield _fault("affinity.pools", _listed(spec.affinity.pools), f"one of {_listed(pools)}")
@@ -66,7 +66,7 @@ def _of_nodes(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
 
 
 def _of_gpus(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
-    """Kinds of GPUs that no node has."""
+    """Yield faults for kinds of GPUs that no node has."""
     if not spec.gpus:
         return
     every = [gpu for node in nodes for gpu in node.gpus]
@@ -87,22 +87,18 @@ def _of_gpus(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
 
 def _of_amounts(spec: JobSpec, nodes: Sequence[Node], *, without_gpus: bool) -> Iterator[Fault]:
     memory = max((node.memory_bytes for node in nodes), default=0)
-    cards = max((sum(_will_do(spec, gpu) for gpu in node.gpus) for node in nodes), default=0)
+    cards = max((sum(gpu_matches(spec, gpu) for gpu in node.gpus) for node in nodes), default=0)
     limits = [
         ("gpus", 0 if without_gpus else spec.gpus, cards),
         ("cpus", spec.cpus, max((node.cpus for node in nodes), default=0)),
         ("memory_bytes", spec.memory_bytes or 0, memory),
     ]
-    for what, asked, most in limits:
-        if asked > most:
+    for what, requested, most in limits:
+        if requested > most:
             in_bytes = what == "memory_bytes"
-            given, there = (spell_size(asked), format_size(most)) if in_bytes else (asked, most)
+            given, there = (spell_size(requested), format_size(most)) if in_bytes else (requested, most)
             fix = f"ask for {'less' if most else 'none'}; falaj nodes list shows the machines"
             yield _fault(what, str(given), f"at most {there} on one machine here", fix=fix)
-
-
-def _will_do(spec: JobSpec, gpu: Gpu) -> bool:
-    return gpu.profile == spec.gpu_profile and (spec.gpu_models is None or gpu.model in spec.gpu_models)
 
 
 def _fault(what: str, given: str, allowed: str, *, fix: str | None = None) -> Fault:

@@ -1,24 +1,34 @@
-"""Makes uploaded parts a checkpoint of a job, and lets go of those that are not kept any longer."""
+"""Commits uploaded parts as a checkpoint of a job, and deletes the checkpoints that are no longer retained."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from falaj.errors import Conflict
 from falaj.governance import objects
 from falaj.governance.operations.call import Call
+from falaj.records.governance.objects import StoredObject
 from falaj.records.training.jobs import Checkpoint, CheckpointPart, JobState
 from falaj.training import store
 from falaj.training.dependencies import BlobSource
 from falaj.training.runtime.checkpointing.storage.store import Retention
 
 
-def keep_checkpoint(
-    call: Call, blobs: BlobSource, *, attempt: int, step: int, save: str, keep: int, best: int | None
+def commit_checkpoint(
+    call: Call,
+    blobs: BlobSource,
+    uploads: Sequence[StoredObject],
+    *,
+    attempt: int,
+    step: int,
+    save: str,
+    retention: Retention,
 ) -> Checkpoint:
-    """The checkpoint of `step`, made of what the call refers to, all at once; only the attempt that runs has any."""
+    """Commit `uploads`, a manifest followed by parts, as the checkpoint of `step`; Conflict unless `attempt` runs."""
     row = store.lock_job(call.tx, call.target.id)
-    if row["state"] != JobState.RUNNING or row["attempt"] != attempt:
+    if row.state is not JobState.RUNNING or row.attempt != attempt:
         raise Conflict(f"attempt {attempt} of job {call.target.id} does not run")
-    made = [blobs.facts(call.tx, found.id) for found in (call.object("manifest"), *call.referred["parts"])]
+    made = [blobs.facts(call.tx, found.id) for found in uploads]
     for blob in made:
         blobs.keep(call.tx, blob, now=call.now)
     manifest, *parts = (CheckpointPart(blob=blob.id, size_bytes=blob.size_bytes) for blob in made)
@@ -31,16 +41,16 @@ def keep_checkpoint(
         size_bytes=sum(blob.size_bytes for blob in made),
     )
     earlier = store.checkpoints_of(call.tx, new.job)
-    gone = {*Retention(keep, best).gone([each.step for each in earlier], newest=step), step}
+    gone = {*retention.gone([each.step for each in earlier], newest=step), step}
     for each in earlier:
         if each.step in gone:
-            _let_go(call, each, kept=new)
+            _delete(call, each, kept=new)
     store.put_checkpoint(call.tx, new)
     return new
 
 
-def _let_go(call: Call, old: Checkpoint, *, kept: Checkpoint) -> None:
-    """Drop a checkpoint, and its blobs unless the one that is kept has the same: it was sent twice."""
+def _delete(call: Call, old: Checkpoint, *, kept: Checkpoint) -> None:
+    """Delete a checkpoint, and those of its blobs that `kept` does not share: a commit may be sent twice."""
     store.drop_checkpoint(call.tx, old.job, old.step)
     same = {each.blob for each in (kept.manifest, *kept.parts)}
     for part in (old.manifest, *old.parts):

@@ -1,4 +1,4 @@
-"""The code of a job as an archive: what goes in, and how it is taken out without trusting it."""
+"""Packs the code of a job into an archive, and unpacks archives without trusting them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEEPEST = 100
 SKIPPED = {".git", "__pycache__", ".venv", ".falaj", "node_modules"}
 GIT_SECONDS = 60
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What the machine lacks: the archive is not to blame."""
+"""Errors of the machine, not of the archive."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class PackedCode:
 
 
 def pack_code(script: str | Path) -> PackedCode:
-    """The script with its code: all of its git repository's files that git does not ignore, below the script's own
-    folder; without a repository, the Python files of that folder."""
+    """Pack the script with its code: the files below its folder that git does not ignore; without a repository, the
+    Python files of that folder."""
     path = Path(script)
     if not path.is_file():
         allowed = "a Python script that is there"
@@ -64,7 +64,7 @@ class ByteReader(Protocol):
 
 
 def unpack_code(archive: ByteReader, folder: Path) -> None:
-    """Take the files of `archive` out into `folder`. Links, devices and paths that lead out of it are refused."""
+    """Unpack `archive` into `folder`. Links, devices and paths that lead out of it are refused."""
     taken = 0
     try:
         with _Unzipped(archive) as zipped, tarfile.open(fileobj=zipped, mode="r:") as tar:
@@ -74,7 +74,7 @@ def unpack_code(archive: ByteReader, folder: Path) -> None:
                     raise TooLarge(
                         f"the code unpacks to more than {4 * LARGEST_BYTES} bytes or {MOST_FILES} files and folders"
                     )
-                _take_out(tar, member, folder)
+                _extract(tar, member, folder)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             raise
@@ -82,7 +82,7 @@ def unpack_code(archive: ByteReader, folder: Path) -> None:
 
 
 class _Unzipped(gzip.GzipFile):
-    """The archive without its compression, up to `until`: what tarfile reads of a head, it reads into memory."""
+    """The decompressed archive up to `until`: tarfile reads whole headers into memory."""
 
     def __init__(self, archive: ByteReader) -> None:
         super().__init__(fileobj=cast(IO[bytes], archive), mode="rb")
@@ -103,7 +103,7 @@ def _members(tar: tarfile.TarFile, zipped: _Unzipped) -> Iterator[tarfile.TarInf
         zipped.until = zipped.tell() + LARGEST_HEAD_BYTES
 
 
-def _take_out(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     target = folder.joinpath(*_inside(member.name))
     if member.isdir():
         target.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _take_out(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> No
 
 
 def _inside(name: str) -> Sequence[str]:
-    """The parts of a path that stays where it is unpacked."""
+    """Return the parts of a relative path; InvalidInput if it leads out of the archive."""
     path = PurePosixPath(name)
     parts = [part for part in path.parts if part != "."]
     if path.is_absolute() or ".." in parts or "\\" in name or "\0" in name:
@@ -133,7 +133,7 @@ def _write(target: Path, source: IO[bytes] | None, *, executable: bool) -> None:
 
 
 def _archive(folder: Path, names: Iterable[str]) -> bytes:
-    """The same files give the same bytes."""
+    """Return the archive of these files; the same files give the same bytes."""
     total, raw = 0, io.BytesIO()
     with (
         gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6, mtime=0) as zipped,
@@ -163,22 +163,22 @@ def _refuse_large(folder: Path, total: int, count: int, name: str) -> None:
 
 
 def _belongs(folder: Path, name: str) -> bool:
-    """Whether it is a file now (git also lists what was deleted), and one of the code's own."""
+    """Return whether the path is a file (git also lists deleted ones) that belongs to the code."""
     path = folder / name
     return path.is_file() and not path.is_symlink() and not SKIPPED & set(PurePosixPath(name).parts)
 
 
 def _diff(folder: Path) -> str:
-    """What the code has over its commit; of files that git does not know yet, only that they are there."""
+    """Return the changes since the commit; files that git does not track are not shown."""
     changed = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--", ".") or ""
     return changed.replace("\0", "")[:DIFF_CHARACTERS]
 
 
-def _git(folder: Path, *words: str) -> str | None:
-    """What git says; none where there is no git, no repository or no commit."""
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of git, or None without git, a repository or a commit."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],
+            ["git", "-C", str(folder), *arguments],
             capture_output=True,
             timeout=GIT_SECONDS,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""What the room of jobs asks of its neighbours and of the machine; assembly hands them in."""
+"""The interfaces that the job service needs from other services and from the nodes; assembly provides them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from falaj.records.tracking import Outcome
 
 
 class TrackedRuns(Protocol):
-    """The runs that jobs log to: opened, filled and ended in the transaction of the job's own operation."""
+    """The runs that jobs log to: started, filled and ended in the transaction of the job's own operation."""
 
     def start(
         self,
@@ -48,7 +48,7 @@ class TrackedRuns(Protocol):
 
 
 class Scheduler(Protocol):
-    """Decides about a snapshot, and explains; the room of scheduling is one."""
+    """Decides on a snapshot of the queue, and explains decisions."""
 
     def decide(self, snapshot: Snapshot) -> tuple[Decision, ...]: ...
 
@@ -56,14 +56,14 @@ class Scheduler(Protocol):
 
 
 class Accounts(Protocol):
-    """The queues, what workspaces may spend, and the books on what attempts use; in the caller's transaction."""
+    """Queues, budgets of workspaces, and the accounting of attempts; in the caller's transaction."""
 
     def queues(self, tx: Transaction, *, now: datetime) -> tuple[Queue, ...]: ...
 
     def budgets(self, tx: Transaction, *, now: datetime) -> tuple[Budget, ...]: ...
 
     def require_open(self, tx: Transaction, queue: str, workspace: ObjectId) -> None:
-        """NotFound for a queue that is not there, Denied for one into which the workspace may not submit."""
+        """Raise NotFound if there is no such queue, Denied if the workspace may not submit to it."""
         ...
 
     @property
@@ -95,26 +95,26 @@ class Accounts(Protocol):
 
 
 class ExecutionBackend(Protocol):
-    """The machines that jobs run on."""
+    """The nodes that jobs run on."""
 
     def nodes(self) -> tuple[Node, ...]: ...
 
     def require_isolation(self, *, users: int) -> None:
-        """IsolationRefused where the code of one of `users` cannot be kept apart from the platform."""
+        """Raise IsolationRefused if user code cannot be isolated from the platform and there are several `users`."""
         ...
 
     def require_environment(self, name: str) -> None:
-        """InvalidInput where the machines have no environment of that name."""
+        """Raise InvalidInput if the nodes have no environment of that name."""
         ...
 
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
-        """What a living attempt has printed, from `offset` on; empty where there is no more."""
+        """Return output of a running attempt from `offset`; empty where there is no more."""
         ...
 
 
 class BlobSource(Protocol):
-    """The bytes of blobs. `facts` raises NotFound for one that was deleted; `keep` makes a staged one stay; `erase`
-    removes what is left of one that was deleted, and nothing of any other."""
+    """The bytes of blobs. `facts` raises NotFound for a deleted blob; `keep` commits a staged one; `erase` removes
+    the bytes of a deleted one, and does nothing to others."""
 
     def facts(self, tx: Transaction, blob: ObjectId) -> Blob: ...
 

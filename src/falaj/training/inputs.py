@@ -1,4 +1,4 @@
-"""The inputs of a job: which stored objects they are, and whether the caller may read them."""
+"""Resolves the inputs of a job to stored objects, and checks that the caller may read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ_BY = {
     "model_version": "models.read",
     "blob": "blobs.read",
 }
-"""The kinds that can be inputs, and what whoever runs a job must be allowed to do with them."""
+"""The kinds of inputs, and the action that the caller must be allowed to perform on each."""
 
 SHOWN = "falaj features training-sets, features list, models list and blob list show what there is"
 
@@ -27,11 +27,11 @@ OWNER_ACTIONS = (
     *("blobs.upload", "blobs.read", "jobs.checkpoints"),
     *("runs.show", "runs.log_params", "runs.log_metrics"),
 )
-"""What a running job has done in its owner's name."""
+"""The actions that a running job performs on behalf of its owner."""
 
 
 def resolve_inputs(gate: Gate, call: Call, given: Mapping[str, str]) -> dict[str, StoredObject]:
-    """The objects that `given` names, by input; everything that is wrong with them at once."""
+    """Return the objects that `given` names, by input; all faults are collected into one error."""
     found: dict[str, StoredObject] = {}
     faults: list[Fault] = []
     unknown = True
@@ -52,21 +52,21 @@ def resolve_inputs(gate: Gate, call: Call, given: Mapping[str, str]) -> dict[str
 
 
 def require_action(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
-    """Whoever has a job read or make something must be allowed to do it themselves."""
+    """Raise Denied unless the caller may perform `action` on `found`."""
     decision = gate.authorizer.decide(call.tx, call.caller, action, found)
     if not decision.allowed:
         raise Denied(f"{call.caller.name} may not {action} on {found.address}: {decision.reason}")
 
 
 def require_token_scope(caller: Caller) -> None:
-    """A job logs, saves and reads for whoever submits it: a token that does not reach that far is refused at once."""
+    """Raise Denied if the token of `caller` does not cover the actions that the job performs on their behalf."""
     missing = [action for action in OWNER_ACTIONS if not caller.may_name(action)]
     if missing:
         raise Denied(f"this token is not for {', '.join(missing)}, which the job does for {caller.name}")
 
 
 def require_zone(gate: Gate, call: Call, home: StoredObject, nodes: Sequence[Node]) -> None:
-    """On one of `nodes` at least, what the call reads may be computed on, and what comes of it be kept in `home`."""
+    """Raise Denied unless residency allows one of `nodes` to read the sources of the call and to write into `home`."""
     seen = partial(gate.authorizer.sees, call.tx, call.caller)
     for node in nodes:
         try:
@@ -78,7 +78,7 @@ def require_zone(gate: Gate, call: Call, home: StoredObject, nodes: Sequence[Nod
 
 
 def _resolve(gate: Gate, call: Call, reference: str) -> StoredObject:
-    """The one object of a kind that can be an input which `reference` names."""
+    """Return the one visible object of an input kind that `reference` names."""
     fitting = [each for each in _candidates(gate, call, reference) if _sees(gate, call, each)]
     if not fitting:
         raise NotFound("a training set, view, model version or blob that is there and that you may see")

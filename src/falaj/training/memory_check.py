@@ -1,4 +1,4 @@
-"""Whether a training fits in the memory that it asks for, by the estimate that came with the job."""
+"""Checks by the estimate that came with a job whether its training fits into the memory of a node."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from falaj.records.sizes import format_size
 from falaj.records.training.jobs import JobSpec, MemoryEstimate, TrainingPlan
 
 USABLE = 0.92
-"""The rest is for the CUDA context, or the interpreter and its libraries, and for what lies between blocks."""
+"""The rest is for the CUDA context or the interpreter and its libraries, and for fragmentation."""
 DATA_SHARE = 0.25
-"""Data that takes at most this part of a GPU lies there beside the model."""
+"""Data that takes at most this share of a GPU is kept there with the model."""
 GIB = 1 << 30
 
 
 def require_memory(spec: JobSpec, nodes: Sequence[Node]) -> None:
-    """InvalidInput, with the number and the nearest way that fits, where no machine that the job may run on could hold
-    the training. After a move, what was estimated for the other kind of device is all that is known."""
+    """Raise InvalidInput, with the sizes and the nearest option that fits, if no node that the job may run on has
+    enough memory. After a move to another kind of device, the estimate for the first kind is used."""
     estimate, own = spec.estimate, [node for node in nodes if _may_run_on(spec, node)]
     if estimate is None or not own:
         return
@@ -44,19 +44,25 @@ def require_memory(spec: JobSpec, nodes: Sequence[Node]) -> None:
 
 
 def process_memory(spec: JobSpec, nodes: Sequence[Node]) -> float:
-    """The most bytes that each process of the job could have on one of the machines."""
+    """Return the most bytes that each process of the job could have on one of the nodes."""
     if not spec.gpus:
         most = max((node.memory_bytes for node in nodes), default=0)
         return min(spec.memory_bytes or most, most) / spec.processes
-    largest = max((gpu.memory_bytes for node in nodes for gpu in node.gpus if _will_do(spec, gpu)), default=0)
+    largest = max(
+        (gpu.memory_bytes for node in nodes for gpu in node.gpus if gpu_matches(spec, gpu)), default=0
+    )
     if spec.gpu_milli < WHOLE_GPU:
         return (spec.gpu_memory_bytes or largest * spec.gpu_milli / WHOLE_GPU) / spec.processes
     return largest * min(1.0, spec.gpus / spec.processes)
 
 
+def gpu_matches(spec: JobSpec, gpu: Gpu) -> bool:
+    """Return whether `gpu` is of the kind that the job asks for."""
+    return gpu.profile == spec.gpu_profile and (spec.gpu_models is None or gpu.model in spec.gpu_models)
+
+
 def _nearest(estimate: MemoryEstimate, spec: JobSpec, own: Sequence[Node], others: Sequence[Node]) -> str:
-    """The first way that one of its `own` machines could hold, if the job asked for as much as there is of it; else
-    one of the `others`."""
+    """Describe the first option that fits on one of its `own` nodes, else on one of the `others`."""
     for nodes in (own, others):
         for way in estimate.ways:
             holds = next((node for node in nodes if _holds(node, way, spec)), None)
@@ -71,7 +77,7 @@ def _nearest(estimate: MemoryEstimate, spec: JobSpec, own: Sequence[Node], other
 def _holds(node: Node, way: TrainingPlan, spec: JobSpec) -> bool:
     if not spec.gpus:
         return way.processes * way.peak_bytes <= USABLE * node.memory_bytes
-    cards = sorted((gpu.memory_bytes for gpu in node.gpus if _will_do(spec, gpu)), reverse=True)
+    cards = sorted((gpu.memory_bytes for gpu in node.gpus if gpu_matches(spec, gpu)), reverse=True)
     if len(cards) < way.processes:
         return False
     memory = cards[way.processes - 1]
@@ -84,7 +90,7 @@ def _need(way: TrainingPlan, spec: JobSpec, memory: float) -> int:
 
 
 def _options(way: TrainingPlan, spec: JobSpec) -> str:
-    """How the job would have to be submitted for it, beside what its script says."""
+    """Return the command-line options that the job would need."""
     options = [f"--processes {way.processes}"] if way.processes != spec.processes else []
     if spec.gpus and (way.processes != spec.gpus or spec.gpu_milli < WHOLE_GPU):
         options.append(f"--gpus {way.processes}")
@@ -94,7 +100,7 @@ def _options(way: TrainingPlan, spec: JobSpec) -> str:
 
 
 def _words(way: TrainingPlan, spec: JobSpec) -> str:
-    """fsdp 4, bf16, accumulate=8."""
+    """Return, for example, 'fsdp 4, bf16, accumulate=8'."""
     parts = [way.layout, way.precision]
     parts += [f"accumulate={way.micro_batches}"] if way.micro_batches > 1 else []
     return ", ".join(parts)
@@ -125,7 +131,3 @@ def _may_run_on(spec: JobSpec, node: Node) -> bool:
     wanted = spec.affinity
     in_pool = not wanted.pools or node.pool in wanted.pools
     return in_pool and wanted.labels <= node.labels and not wanted.avoid & node.labels
-
-
-def _will_do(spec: JobSpec, gpu: Gpu) -> bool:
-    return gpu.profile == spec.gpu_profile and (spec.gpu_models is None or gpu.model in spec.gpu_models)

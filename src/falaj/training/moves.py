@@ -1,7 +1,7 @@
-"""Moves a job to other machines: what it asks for there, and what it is told to do to get there.
+"""Moves jobs to other nodes: the new request, and the preemption of a running job.
 
-The spec of a running job changes at once, while its request stays what it holds until it has left: so whoever is killed
-in between leaves enough for the next one to go on.
+The spec of a running job changes at once, while its request stays what it holds until its attempt has ended. So a move
+survives a kill of the controller at any moment.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from falaj.training import store
 from falaj.training.admission import NEVER, require_capable_node
 from falaj.training.dependencies import Scheduler
 from falaj.training.memory_check import require_memory
-from falaj.training.queue import request_for
+from falaj.training.queue import request_of
+from falaj.training.store import JobRow
 
 
 class MoveTarget(NamedTuple):
-    """Where to: cpu, gpu, or a pool; with how many GPUs and CPUs, where that is said."""
+    """The target of a move: cpu, gpu or a pool, and optionally the numbers of GPUs and CPUs."""
 
     to: str
     pool: str | None = None
@@ -32,59 +33,59 @@ class MoveTarget(NamedTuple):
 def move_job(
     call: Call, move: MoveTarget, nodes: Sequence[Node], queues: Sequence[Queue], scheduler: Scheduler
 ) -> None:
-    """Write down where the job goes. One that runs is told to save itself and leave, at the keeper's next look."""
+    """Record the new request of the job. The reconciler preempts a running job at its next tick."""
     row = store.lock_job(call.tx, call.target.id)
-    state, spec = JobState(row["state"]), JobSpec.model_validate(row["spec"])
-    if state.ended or row["cancelling"]:
+    state, spec = row.state, row.spec
+    if state.ended or row.cancelling:
         how = f"has ended: {state}" if state.ended else "is being cancelled"
         raise Conflict(f"job {call.target.id} {how}; only one that waits or runs is moved")
     moved = moved_spec(spec, move, nodes)
     if requested_of(moved) == requested_of(spec):
         raise Conflict(f"job {call.target.id} asks for just that already: {describe_request(spec)}")
-    wanted = _request(call, moved)
+    wanted = request_of(call.target, moved)
     pools = moved.affinity.pools
     require_capable_node(moved, [node for node in nodes if not pools or node.pool in pools])
     require_memory(moved, nodes)
     _refuse_unfit(scheduler, wanted, nodes, queues)
     changes: dict[str, Any] = {"spec": moved.model_dump(mode="json")}
     if state is JobState.QUEUED:
-        changes |= {"request": _kept(wanted), "claim": False}
+        changes |= {"request": _to_json(wanted), "claim": False}
     else:
-        changes |= {"request": row["request"] or _kept(_request(call, spec)), "leaving": True}
+        changes |= {"request": _to_json(row.request or request_of(call.target, spec)), "leaving": True}
     store.update_job(call.tx, call.target.id, **changes)
     store.record_queue_change(call.tx)
 
 
-def finish_move(call: Call, row: Any, *, ended: bool) -> None:
-    """An attempt at a job that may have been moved is over: it waits for what it wants now, or ended as it was."""
-    if row["request"] is None:
+def finish_move(call: Call, row: JobRow, *, ended: bool) -> None:
+    """After an attempt: queue a moved job with its new request, or restore the spec of one that has ended."""
+    if row.request is None:
         return
-    spec, held = JobSpec.model_validate(row["spec"]), Request.model_validate(row["request"])
-    if requested_of(restore_held(spec, held)) == requested_of(
-        spec
-    ):  # it was not moved, or holds what it was moved to
+    spec, held = row.spec, row.request
+    if requested_of(restore_held(spec, held)) == requested_of(spec):  # not moved, or moved already
         return
     if ended:
         store.update_job(call.tx, call.target.id, spec=restore_held(spec, held).model_dump(mode="json"))
     else:
-        store.update_job(call.tx, call.target.id, request=_kept(_request(call, spec)))
+        store.update_job(call.tx, call.target.id, request=_to_json(request_of(call.target, spec)))
 
 
 def moved_record(call: Call, job: Job) -> JobMove:
-    """What came of a move, in words too."""
+    """Return the result of a move, with a sentence that describes it."""
     steps = [each.step for each in store.checkpoints_of(call.tx, job.id)]
     runs = job.state is JobState.RUNNING
     if steps:
-        then = f"goes on from step {max(steps)}" + (" or later" if runs else "")
+        then = f"resumes from step {max(steps)}" + (" or later" if runs else "")
     else:
-        then = "goes on from what it saves then, or begins anew if that is nothing" if runs else "begins"
-    begins = "it is asked to save itself and leave" if runs else "it waits"
+        then = (
+            "resumes from the checkpoint that it saves, or starts over if it saves none" if runs else "starts"
+        )
+    begins = "it is asked to save a checkpoint and stop" if runs else "it is queued"
     words = f"{begins}, and {then} with {describe_request(job.spec)}"
     return JobMove(job=job, step=max(steps, default=None), words=words)
 
 
 def moved_spec(spec: JobSpec, move: MoveTarget, nodes: Sequence[Node]) -> JobSpec:
-    """`spec` as it is after `move`, given the machines there are; it remembers what was asked for first."""
+    """Return `spec` after `move` on these nodes; it remembers what was requested first."""
     pools = {node.pool for node in nodes}
     faults = []
     if move.to not in ("cpu", "gpu", *pools):
@@ -107,13 +108,13 @@ def moved_spec(spec: JobSpec, move: MoveTarget, nodes: Sequence[Node]) -> JobSpe
 
 
 def requested_of(spec: JobSpec) -> RequestedResources:
-    """What `spec` asks for, of what a move can change."""
+    """Return those resources of `spec` that a move can change."""
     own = {name: getattr(spec, name) for name in RequestedResources.model_fields if name != "pools"}
     return RequestedResources(**own, pools=spec.affinity.pools)
 
 
 def restore_held(spec: JobSpec, held: Request) -> JobSpec:
-    """`spec` with what was `held`, instead of what it should have had after a move that never came about."""
+    """Return `spec` with the resources that it `held`: a move did not take effect."""
     each = held.each
     names = ("cpus", "gpus", "gpu_milli", "gpu_models", "gpu_profile")
     found = {name: getattr(each, name) for name in names} | {"affinity": held.affinity}
@@ -123,7 +124,7 @@ def restore_held(spec: JobSpec, held: Request) -> JobSpec:
 
 
 def describe_request(spec: JobSpec | RequestedResources) -> str:
-    """What is asked for, in few words."""
+    """Return a short description of the requested resources."""
     pools = spec.affinity.pools if isinstance(spec, JobSpec) else spec.pools
     cpus = f"{spec.cpus} CPU" + ("s" if spec.cpus > 1 else "")
     gpus = f"{spec.gpus} GPU" + ("s" if spec.gpus > 1 else "") if spec.gpus else "no GPU"
@@ -142,7 +143,7 @@ def _gpu_count(spec: JobSpec, first: RequestedResources, move: MoveTarget, nodes
 
 
 def _gpus(spec: JobSpec, first: RequestedResources, count: int) -> dict[str, Any]:
-    """So many GPUs, of the kind that was asked for last."""
+    """Return the GPU fields for `count` GPUs of the kind that was requested last."""
     kind = spec if spec.gpus else first
     names = ("gpu_memory_bytes", "gpu_models", "gpu_profile")
     if not count or not kind.gpus:
@@ -152,7 +153,7 @@ def _gpus(spec: JobSpec, first: RequestedResources, count: int) -> dict[str, Any
 
 
 def _pools(spec: JobSpec, move: MoveTarget, nodes: Sequence[Node]) -> frozenset[str]:
-    """The pools that it may run in: the one that was said, or, by its kind, those without or with GPUs."""
+    """Return the allowed pools: the given one, else those with or without GPUs."""
     every = {node.pool for node in nodes}
     if move.pool is not None or move.to in every:
         return frozenset({move.pool or move.to})
@@ -165,7 +166,7 @@ def _pools(spec: JobSpec, move: MoveTarget, nodes: Sequence[Node]) -> frozenset[
 def _refuse_unfit(
     scheduler: Scheduler, wanted: Request, nodes: Sequence[Node], queues: Sequence[Queue]
 ) -> None:
-    """As for a new job; and where the data may not go is refused here too, for it was not asked before."""
+    """Raise InvalidInput where the job could never start, also because of residency."""
     alone = Snapshot(now=wanted.submitted_at, nodes=tuple(nodes), queues=tuple(queues), pending=(wanted,))
     found = scheduler.explain(alone, wanted.job)
     if found.reason in NEVER | {Reason.RESIDENCY}:
@@ -173,19 +174,12 @@ def _refuse_unfit(
         raise InvalidInput("the job could never start there", faults=[fault])
 
 
-def _request(call: Call, spec: JobSpec) -> Request:
-    target = call.target
-    return request_for(
-        target.id, spec, workspace=target.workspace, submitted_at=target.created_at, label=target.label
-    )
-
-
-def _kept(request: Request) -> dict[str, Any]:
+def _to_json(request: Request) -> dict[str, Any]:
     return request.model_dump(mode="json", exclude_defaults=True)
 
 
 def _changed(spec: JobSpec, values: dict[str, Any]) -> JobSpec:
-    """`spec` with other values, checked as a whole."""
+    """Return `spec` with other values, validated as a whole."""
     given = {name: getattr(spec, name) for name in JobSpec.model_fields} | values
     return JobSpec.model_validate(given)
 

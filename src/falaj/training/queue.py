@@ -1,4 +1,4 @@
-"""The queue as the scheduler sees it: jobs that wait and run, on the machines there are."""
+"""Snapshots of the queue for the scheduler: queued and running jobs, nodes, queues and budgets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from falaj.ports.metadata import Transaction, from_micros
+from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import UNRESTRICTED, Label
 from falaj.records.names import ObjectId
 from falaj.records.scheduling.snapshot import Node, Placement, Request, Resources, RunningJob, Snapshot
@@ -16,12 +17,13 @@ from falaj.training import store
 from falaj.training.dependencies import Accounts
 from falaj.training.store import QueuedJob
 
+LONGEST_PAUSE_S = 300.0
+"""The longest backoff between two attempts at a job."""
 LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_S)
 
 
 class QueueSnapshot(NamedTuple):
-    """The queue at one moment; `attempts` counts those that each job has had, and the first of those that pause after
-    a failure is due at `next_due`."""
+    """The queue at one moment. `attempts` counts those of each job; `next_due` is when the first backoff ends."""
 
     snapshot: Snapshot
     attempts: dict[ObjectId, int]
@@ -29,16 +31,16 @@ class QueueSnapshot(NamedTuple):
 
 
 class QueueReader:
-    """Reads the queue again and again; what a job asks for is parsed once, for it does not change."""
+    """Reads the queue repeatedly; requests are parsed once, because they rarely change."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
         self._known: dict[ObjectId, tuple[object, Request]] = {}
 
-    def look(
+    def snapshot(
         self, tx: Transaction, nodes: Sequence[Node], *, now: datetime, without: Iterable[str] = ()
     ) -> QueueSnapshot:
-        """All that a decision depends on. Jobs that pause, and those in `without`, are left out."""
+        """Return all that a decision depends on, without the jobs that back off and those in `without`."""
         rows, aside = store.queue(tx), frozenset(without)
         self._known = {row.id: self._parsed(row) for row in rows}
         running = [row for row in rows if row.state == JobState.RUNNING]
@@ -67,7 +69,7 @@ class QueueReader:
 def request_for(
     job: ObjectId, spec: JobSpec, *, workspace: ObjectId, submitted_at: datetime, label: Label = UNRESTRICTED
 ) -> Request:
-    """What a job asks of the machines: one replica, for all its processes run on one."""
+    """Return the request of a job: one replica, because all its processes run on one node."""
     return Request(
         job=job,
         queue=spec.queue,
@@ -91,8 +93,13 @@ def request_for(
     )
 
 
+def request_of(job: StoredObject, spec: JobSpec) -> Request:
+    """Return the request of a stored job with this `spec`."""
+    return request_for(job.id, spec, workspace=job.workspace, submitted_at=job.created_at, label=job.label)
+
+
 def is_due(pause: datetime | None, *, now: datetime) -> bool:
-    """Whether a pause is over; one that ends later than any pause can was begun under a wrong clock."""
+    """Return whether a backoff is over. One that ends later than the longest backoff began under a wrong clock."""
     return pause is None or not now < pause <= now + LONGEST_PAUSE
 
 

@@ -1,4 +1,4 @@
-"""Queues a job that has ended once more: for whoever asks, if it could run now, as a run that goes on from the last."""
+"""Queues a failed or cancelled job again, on behalf of the caller, as a new run that continues the last one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from falaj.training import store
 from falaj.training.admission import require_admissible, require_job_limit
 from falaj.training.dependencies import Accounts, ExecutionBackend, Scheduler, TrackedRuns
 from falaj.training.inputs import require_action, require_token_scope, resolve_inputs
-from falaj.training.queue import request_for
+from falaj.training.queue import request_of
 from falaj.training.runs import start_run
+from falaj.training.store import JobRow
 
 
 @dataclass(frozen=True)
 class JobRetry:
-    """What has to be asked and told for another try."""
+    """Checks that a job may be retried, and queues it."""
 
     gate: Gate
     runs: TrackedRuns
@@ -32,52 +33,49 @@ class JobRetry:
     unfinished_limit: int
 
     def requeue(self, call: Call) -> None:
+        """Queue the target of `call` again; Conflict unless it failed or was cancelled."""
         row = store.lock_job(call.tx, call.target.id)
-        if row["state"] not in (JobState.FAILED, JobState.CANCELLED):
+        if row.state not in (JobState.FAILED, JobState.CANCELLED):
             raise Conflict(
-                f"job {call.target.id} is {row['state']}; only one that failed or was cancelled is retried"
+                f"job {call.target.id} is {row.state}; only one that failed or was cancelled is retried"
             )
-        spec = JobSpec.model_validate(row["spec"])
         home = objects.by_id(call.tx, call.target.workspace)
         if home is None:
             raise Conflict(f"the workspace of job {call.target.id} is gone")
         self._require_allowed(call, home, row)
-        self._require_fit(call, spec)
-        run = start_run(self.runs, call, home, call.target.id, spec, row["inputs"], after=row["run"])
+        self._require_fit(call, row.spec)
+        run = start_run(self.runs, call, home, call.target.id, row.spec, row.inputs, after=row.run)
         fresh: dict[str, Any] = dict.fromkeys(("reason", "exit_code", "ended_at", "not_before", "progress"))
         again = {"state": JobState.QUEUED, "failures": 0, "cancelling": False, "outputs": [], "run": run}
         store.update_job(call.tx, call.target.id, **fresh, **again, **requester_columns(call))
         store.record_queue_change(call.tx)
 
-    def _require_allowed(self, call: Call, home: StoredObject, row: Any) -> None:
-        """Whoever has a job tried again must be allowed what whoever submitted it was."""
+    def _require_allowed(self, call: Call, home: StoredObject, row: JobRow) -> None:
+        """Raise Denied unless the caller may do all that submitting the job requires."""
         require_job_limit(call.tx, home.id, limit=self.unfinished_limit)
-        self.accounts.require_open(call.tx, row["queue"], home.id)
-        inputs = resolve_inputs(self.gate, call, row["inputs"])
+        self.accounts.require_open(call.tx, row.queue, home.id)
+        inputs = resolve_inputs(self.gate, call, row.inputs)
         call.referred["inputs"] = [*inputs.values()]
-        require_secrets(self.gate, call, row["spec"].get("secrets", {}), workspace=home)
-        packed = None if row["code"] is None else objects.by_id(call.tx, row["code"])
-        if row["code"] is not None and packed is None:
-            raise Conflict(f"the code of job {call.target.id} was deleted; submit it anew")
-        if packed is not None:
-            require_action(self.gate, call, "blobs.read", packed)
+        require_secrets(self.gate, call, row.spec.secrets, workspace=home)
+        archive = None if row.code is None else objects.by_id(call.tx, row.code)
+        if row.code is not None and archive is None:
+            raise Conflict(f"the code of job {call.target.id} was deleted; submit it again")
+        if archive is not None:
+            require_action(self.gate, call, "blobs.read", archive)
         require_action(self.gate, call, "blobs.upload", home)
         require_token_scope(call.caller)
 
     def _require_fit(self, call: Call, spec: JobSpec) -> None:
-        """The machines may have changed since it was let in: it is asked again whether it could ever run."""
-        target = call.target
+        """Raise InvalidInput if the job could not run any more: nodes may have changed since it was submitted."""
         if spec.environment is not None:
             self.backend.require_environment(spec.environment)
-        request = request_for(
-            target.id, spec, workspace=target.workspace, submitted_at=target.created_at, label=target.label
-        )
+        request = request_of(call.target, spec)
         queues = self.accounts.queues(call.tx, now=call.now)
         require_admissible(self.scheduler, spec, request, self.backend.nodes(), queues)
 
 
 def requester_columns(call: Call) -> dict[str, Any]:
-    """For whom the job runs: whoever asked, with the limits of the token that they came with."""
+    """Return the columns that identify the requester, with the limits of their token."""
     caller = call.caller
     scope = {"scope": caller.workspace, "actions": caller.actions, "token": caller.token}
     return {"behalf": caller.id, **scope}

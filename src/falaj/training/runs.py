@@ -1,4 +1,4 @@
-"""The run of a job: what it says of the job from the start, and which run it goes on from."""
+"""Starts the tracked run of a job: its parameters and tags, and the run that it continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from falaj.training.runtime.agent.agents import RESUME_PREFIX
 
 LONGEST_COMMAND = 6000
 CONTINUES_RUN = "job.goes_on_from"
-"""The parameter that names the run of the same job before this one; what that one survived, this one has survived."""
+"""The parameter that names the previous run of the same job; this run inherits its resume history."""
 
 
 def start_run(
@@ -27,8 +27,8 @@ def start_run(
     *,
     after: ObjectId | None = None,
 ) -> ObjectId:
-    """A new run of a job. One that comes `after` another goes on from the same checkpoints: it is told of all that
-    the other has survived, and what the other was made from flows into it."""
+    """Start a run of a job. One that comes `after` another resumes from the same checkpoints: it inherits the resume
+    history of the other, and has the other among its sources."""
     params = params_of(spec, inputs)
     if after is not None:
         before = runs.params(call.tx, after)
@@ -41,14 +41,14 @@ def start_run(
 
 
 def params_of(spec: JobSpec, inputs: Mapping[str, ObjectId]) -> dict[str, str]:
-    """The command, and the inputs by their names: the objects themselves, which are pinned."""
+    """Return the command, the framework and the ids of the pinned inputs."""
     command = " ".join([spec.script or f"-m {spec.module}", *spec.args])[:LONGEST_COMMAND]
     read = {f"job.input.{name}": str(ident) for name, ident in inputs.items()}
     return {"job.command": command, "job.framework": spec.framework, **read}
 
 
 def tags_of(job: ObjectId, spec: JobSpec) -> dict[str, str]:
-    """The job, and the commit that its code stands on."""
+    """Return the id of the job, and the commit of its code."""
     tags = {"falaj.job": str(job)}
     if spec.origin is not None and spec.origin.commit is not None:
         tags["git.commit"] = spec.origin.commit

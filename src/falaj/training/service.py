@@ -1,8 +1,7 @@
-"""Jobs: submit them, watch them, stop them, and the bookkeeping of whoever runs them."""
+"""Operations on jobs: for users, and for the controller that runs them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from falaj.governance.bootstrap import count_users
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
+from falaj.governance.record_stream import stream_changes
 from falaj.governance.secrets.service import require_secrets
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
@@ -38,17 +38,15 @@ from falaj.records.training.jobs import (
 from falaj.training import store
 from falaj.training.admission import require_admissible, require_job_limit
 from falaj.training.attempts import AttemptRecorder
-from falaj.training.checkpoints import keep_checkpoint
+from falaj.training.checkpoints import commit_checkpoint
 from falaj.training.dependencies import Accounts, BlobSource, ExecutionBackend, Scheduler, TrackedRuns
 from falaj.training.inputs import require_action, require_token_scope, require_zone, resolve_inputs
 from falaj.training.logs import LogReader
 from falaj.training.moves import MoveTarget, move_job, moved_record
-from falaj.training.queue import QueueReader, is_due, request_for
+from falaj.training.queue import QueueReader, is_due, request_for, request_of
 from falaj.training.retry import JobRetry, requester_columns
 from falaj.training.runs import start_run
-
-WATCH_EVERY_S = 0.1
-ALIVE_EVERY_S = 2.0
+from falaj.training.runtime.checkpointing.storage.store import Retention
 
 Offset = Annotated[int, Field(ge=0, le=2**62)]
 Step = Annotated[int, Field(ge=0, le=2**62)]
@@ -56,7 +54,7 @@ ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
 
 
 class Jobs:
-    """Run code on the platform's machines, with inputs from the platform and everything recorded."""
+    """Jobs run code on the platform's nodes, with inputs from the platform; all that they do is recorded."""
 
     def __init__(
         self,
@@ -70,7 +68,7 @@ class Jobs:
         wanted: Callable[[], None],
         unfinished_limit: int = 10_000,
     ) -> None:
-        """`wanted` is told when there may be a job to start."""
+        """`wanted` is called when there may be a job to start."""
         self.gate = gate
         self._runs = runs
         self._scheduler = scheduler
@@ -79,7 +77,7 @@ class Jobs:
         self._accounts = accounts
         self._wanted = wanted
         self._unfinished_limit = unfinished_limit
-        self._books = AttemptRecorder(runs, blobs, accounts, backend)
+        self._attempts = AttemptRecorder(runs, blobs, accounts, backend)
         self.queue = QueueReader(accounts)
         self.stored = blobs
 
@@ -101,19 +99,17 @@ class Jobs:
             inputs = self._take_inputs(call, home, spec, nodes)
             require_secrets(self.gate, call, spec.secrets, workspace=home)
             new = call.create("job", workspace=home)
-            packed = call.object("code") if code is not None else None
-            if packed is not None:
-                self._blobs.keep(call.tx, self._blobs.facts(call.tx, packed.id), now=call.now)
-            request = request_for(
-                new.id, spec, workspace=home.id, submitted_at=new.created_at, label=new.label
-            )
+            archive = call.object("code") if code is not None else None
+            if archive is not None:
+                self._blobs.keep(call.tx, self._blobs.facts(call.tx, archive.id), now=call.now)
+            request = request_of(new, spec)
             pinned = {name: found.id for name, found in inputs.items()}
             values = {
                 "spec": spec.model_dump(mode="json"),
                 "request": request.model_dump(mode="json", exclude_defaults=True),
                 "queue": spec.queue,
                 "inputs": pinned,
-                "code": None if packed is None else packed.id,
+                "code": None if archive is None else archive.id,
                 "run": start_run(self._runs, call, home, new.id, spec, pinned),
                 **requester_columns(call),
             }
@@ -126,7 +122,7 @@ class Jobs:
 
     @operation("jobs.show", resource="job", mode=Mode.READ)
     def show(self, job: JobRef) -> Job:
-        """How far a job is, or how it ended."""
+        """Show a job: its state, progress, outputs, and how it ended."""
         return self._record()
 
     @operation("jobs.list", resource="workspace", mode=Mode.READ)
@@ -138,7 +134,7 @@ class Jobs:
         after: Cursor = "",
         limit: PageSize = 100,
     ) -> Page[Job]:
-        """The jobs of a workspace, newest first."""
+        """List the jobs of a workspace, newest first."""
         call = current_call()
         seen: dict[ObjectId, Job] = {}
         while len(seen) <= limit:
@@ -157,13 +153,18 @@ class Jobs:
 
     @operation("jobs.wait", resource="job", mode=Mode.READ)
     def wait(self, job: JobRef) -> Iterator[Job]:
-        """Every change until the job ends, and a sign of life now and then; the last record says how it ended."""
+        """Stream the job at each change until it ends, with heartbeats; the last record says how it ended."""
         self._wanted()
-        return self._changes(current_call().target)
+        target = current_call().target
+        return stream_changes(
+            self.gate.database,
+            lambda tx: store.job_record(target, store.job_row(tx, target.id)),
+            has_ended=lambda job: job.state.ended,
+        )
 
     @operation("jobs.logs", resource="job", mode=Mode.FREE)
     def logs(self, job: JobRef, *, follow: bool = False, offset: Offset = 0) -> ByteStream:
-        """What the newest attempt has printed, from a byte on; with `follow` until the job ends."""
+        """Stream the log of the newest attempt from a byte offset; with `follow`, until the job ends."""
         if follow:
             self._wanted()
         reader = LogReader(self.gate.database, self._backend, self._blobs, current_call().target.id)
@@ -171,9 +172,9 @@ class Jobs:
 
     @operation("jobs.explain", resource="job", mode=Mode.READ)
     def explain(self, job: JobRef) -> Explanation:
-        """Why a job waits: what binds, its position, what would start it now, and when it will start.
+        """Explain why a job waits: the binding constraint, its position, what would start it, its expected start.
 
-        Of one that runs, since when, and how the attempt before ended.
+        For a running job: since when it runs, and how the attempt before ended.
         """
         call = current_call()
         found, now = self._record(), call.now
@@ -181,42 +182,41 @@ class Jobs:
             raise Conflict(
                 f"job {found.id} has ended: {found.state}" + (f", {found.reason}" if found.reason else "")
             )
-        pause = store.job_row(call.tx, found.id)["not_before"]
-        look = self.queue.look(call.tx, self._backend.nodes(), now=now)
-        if not is_due(pause, now=now):
+        pause = store.job_row(call.tx, found.id).not_before
+        queue = self.queue.snapshot(call.tx, self._backend.nodes(), now=now)
+        if pause is not None and not is_due(pause, now=now):
             words = f"pauses until {pause:%Y-%m-%d %H:%M:%S %Z} after a failed attempt; {found.reason}"
-            of = len(look.attempts)
+            of = len(queue.attempts)
             return Explanation(job=found.id, state="waiting", words=words, of=of, expected_start=pause)
-        told, before = self._scheduler.explain(look.snapshot, found.id), None
+        explained, before = self._scheduler.explain(queue.snapshot, found.id), None
         if found.state is JobState.RUNNING:
             before = store.describe_ending(call.tx, found.id, found.attempt - 1)
-        return told.model_copy(update={"words": f"{told.words}; {before}"}) if before else told
+        return explained.model_copy(update={"words": f"{explained.words}; {before}"}) if before else explained
 
     @operation("jobs.cancel", resource="job", confirm=True)
     def cancel(self, job: JobRef) -> Job:
-        """Take a job from the queue, or stop it: it is asked to end, and killed if it does not."""
+        """Cancel a job: a queued one leaves the queue, a running one is asked to end and killed if it does not."""
         call = current_call()
         row = store.lock_job(call.tx, call.target.id)
-        state = JobState(row["state"])
-        if state.ended:
-            raise Conflict(f"job {call.target.id} has ended already: {state}")
-        if state is JobState.RUNNING:
+        if row.state.ended:
+            raise Conflict(f"job {call.target.id} has ended already: {row.state}")
+        if row.state is JobState.RUNNING:
             store.update_job(call.tx, call.target.id, cancelling=True)
         else:
             reason = f"cancelled by {call.caller.name} before it started"
-            self._books.end(call, row, JobState.CANCELLED, reason)
+            self._attempts.end(call, row, JobState.CANCELLED, reason)
         return self._record()
 
     @operation("jobs.retry", resource="job")
     def retry(self, job: JobRef) -> Job:
-        """Queue a job that failed or was cancelled once more, for you; it goes on from its checkpoints, as a new run.
+        """Queue a failed or cancelled job again, on your behalf; it resumes from its checkpoints, as a new run.
 
-        It is refused where no machine could run it or hold it any more. The new run remembers what the one before has
-        survived, and names it in its parameter job.goes_on_from.
+        It is refused where no node could run it any more. The new run keeps the resume history of the run before, and
+        names that run in its parameter job.goes_on_from.
         """
         call = current_call()
-        neighbours = self._runs, self._scheduler, self._backend, self._accounts
-        JobRetry(self.gate, *neighbours, self._unfinished_limit).requeue(call)
+        dependencies = self._runs, self._scheduler, self._backend, self._accounts
+        JobRetry(self.gate, *dependencies, self._unfinished_limit).requeue(call)
         self._wanted()
         return self._record()
 
@@ -230,9 +230,9 @@ class Jobs:
         gpus: Annotated[int, Field(ge=0, le=1024)] | None = None,
         cpus: AtLeastOne | None = None,
     ) -> JobMove:
-        """Have a job go on with cpu or gpu, or in a pool: one that runs saves itself, leaves, and waits for that.
+        """Move a job to cpu or gpu, or to a pool. A running job saves a checkpoint, stops, and is queued for it.
 
-        It keeps its place in the queue, and it does not count as a failure. What saves no checkpoints begins anew.
+        It keeps its place in the queue, and the move is not a failure. A job without checkpoints starts over.
         """
         call = current_call()
         nodes, queues = self._backend.nodes(), self._accounts.queues(call.tx, now=call.now)
@@ -242,7 +242,7 @@ class Jobs:
 
     @operation("jobs.checkpoints", resource="job", mode=Mode.READ)
     def checkpoints(self, job: JobRef) -> tuple[Checkpoint, ...]:
-        """What a job has saved of itself, newest first; the bytes are those of the blobs."""
+        """List the checkpoints of a job, newest first; their bytes are in blobs."""
         return tuple(store.checkpoints_of(current_call().tx, current_call().target.id))
 
     @operation("jobs.begin", resource="job", allow=Role.OPERATOR, internal=True)
@@ -255,18 +255,18 @@ class Jobs:
         borrows: bool = False,
         decided: Request | None = None,
     ) -> Job:
-        """Write down that an attempt begins, unless the job asks for something else than what was `decided` about."""
-        self._books.begin(current_call(), attempt, placements, borrows=borrows, decided=decided)
+        """Record that an attempt begins, unless the job's request is no longer the one that was `decided`."""
+        self._attempts.begin(current_call(), attempt, placements, borrows=borrows, decided=decided)
         return self._record()
 
     @operation("jobs.preempt_for", resource="job", allow=Role.OPERATOR, internal=True)
     def preempt_for(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
-        """Give a waiting job a claim to what others hold, and have those save themselves and leave.
+        """Preempt the jobs in `leaving` for a queued job, which gets a claim to their resources.
 
-        They go back to their queues, and later go on. The controller does this, as the scheduler decides.
+        They save checkpoints, go back to their queues and resume later. The controller calls this.
         """
         call = current_call()
-        self._books.make_room(call, [found.id for found in call.referred["leaving"]])
+        self._attempts.make_room(call, [found.id for found in call.referred["leaving"]])
         return self._record()
 
     @operation("jobs.finish", resource="job", allow=Role.OPERATOR, internal=True)
@@ -283,14 +283,17 @@ class Jobs:
         environment: BlobRef | None = None,
         used: ResourceUsage | None = None,
     ) -> Job:
-        """Write down how an attempt ended, and publish what it made; the controller does this."""
-        self._books.settle(
-            current_call(),
+        """Record how an attempt ended, and publish its outputs. The controller calls this."""
+        call = current_call()
+        self._attempts.settle(
+            call,
             attempt,
             verdict,
             reason=reason,
             exit_code=exit_code,
             outputs=outputs,
+            log=None if log is None else call.object("log").id,
+            environment=None if environment is None else call.object("environment").id,
             used=used or ResourceUsage(),
         )
         return self._record()
@@ -308,19 +311,27 @@ class Jobs:
         keep: CheckpointCount = 3,
         best: Step | None = None,
     ) -> Checkpoint:
-        """Make uploaded parts the checkpoint of a step. `keep` of them stay, and `best`; the controller does this."""
-        return keep_checkpoint(
-            current_call(), self._blobs, attempt=attempt, step=step, save=save, keep=keep, best=best
-        )
+        """Commit uploaded parts as the checkpoint of a step; the newest `keep` stay, and `best`.
 
-    # ------------------------------------------------------------------------------------ beneath them
+        The controller calls this.
+        """
+        call = current_call()
+        return commit_checkpoint(
+            call,
+            self._blobs,
+            [call.object("manifest"), *call.referred["parts"]],
+            attempt=attempt,
+            step=step,
+            save=save,
+            retention=Retention(keep, best),
+        )
 
     def _record(self) -> Job:
         call = current_call()
         return store.job_record(call.target, store.job_row(call.tx, call.target.id))
 
     def _fitting_nodes(self, call: Call, spec: JobSpec) -> tuple[Node, ...]:
-        """The machines, on which the job could run if nothing else did; else it is refused with the figures."""
+        """Return the nodes, or raise InvalidInput if the job could not run on them even if they were idle."""
         with self.gate.database.read() as tx:
             users, queues = count_users(tx), self._accounts.queues(tx, now=call.now)
             self._accounts.require_open(tx, spec.queue, call.target.id)
@@ -335,27 +346,15 @@ class Jobs:
     def _take_inputs(
         self, call: Call, home: StoredObject, spec: JobSpec, nodes: tuple[Node, ...]
     ) -> dict[str, StoredObject]:
-        """The inputs, which from now on count as what the call reads; refused where they may not be computed on."""
+        """Return the inputs, which become sources of the call; Denied if no node may compute on them."""
         inputs = resolve_inputs(self.gate, call, spec.inputs)
         call.referred["inputs"] = [*inputs.values()]
-        for packed in call.referred["code"]:
-            require_action(self.gate, call, "blobs.read", packed)
+        for archive in call.referred["code"]:
+            require_action(self.gate, call, "blobs.read", archive)
         require_action(self.gate, call, "blobs.upload", home)
         require_token_scope(call.caller)
         require_zone(self.gate, call, home, nodes)
         return inputs
-
-    def _changes(self, target: StoredObject) -> Iterator[Job]:
-        last, said_at = None, 0.0
-        while last is None or not last.state.ended:
-            with self.gate.database.read() as tx:
-                now = store.job_record(target, store.job_row(tx, target.id))
-            if now != last or time.monotonic() - said_at >= ALIVE_EVERY_S:
-                said_at = time.monotonic()
-                yield now
-            else:
-                time.sleep(WATCH_EVERY_S)
-            last = now
 
 
 def _require_code(spec: JobSpec, code: str | None) -> None:

@@ -1,19 +1,20 @@
-"""The SQL of training."""
+"""Queries of the training tables, and their rows as typed records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import RowMapping, bindparam, delete, func, insert, select, update
 
 from falaj.governance.objects import stored_object
 from falaj.governance.tables import objects
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.scheduling.snapshot import Placement
+from falaj.records.scheduling.snapshot import Placement, Request
 from falaj.records.training.jobs import (
     Checkpoint,
     CheckpointPart,
@@ -26,9 +27,9 @@ from falaj.records.training.jobs import (
 from falaj.training.tables import attempts, checkpoints, jobs
 
 _row = select(jobs).where(jobs.c.id == bindparam("id"))
-_running = select(
-    jobs.c.id, jobs.c.attempt, jobs.c.cancelling, jobs.c.leaving, jobs.c.interrupting, jobs.c.placements
-).where(jobs.c.state == JobState.RUNNING)
+_running = select(jobs.c.id, jobs.c.attempt, jobs.c.cancelling, jobs.c.leaving, jobs.c.placements).where(
+    jobs.c.state == JobState.RUNNING
+)
 _QUEUE = (
     "SELECT j.id, j.state, j.request, CASE WHEN j.request IS NULL THEN j.spec END, o.label, o.workspace, o.created_at, "
     "j.attempt, j.not_before, j.claim, j.leaving, j.borrows, j.placements, j.started_at FROM training_jobs j "
@@ -44,10 +45,67 @@ _TOUCH = (
     "ON CONFLICT (name) DO UPDATE SET count = training_queue_changes.count + 1 RETURNING count"
 )
 _CHANGES = "SELECT count FROM training_queue_changes WHERE name = 'queue'"
+_unfinished = (
+    select(jobs.c.queue, jobs.c.state, func.count())
+    .where(jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING]))
+    .group_by(jobs.c.queue, jobs.c.state)
+)
+
+SLICE = 900
+"""Values per IN list, below every database's limit."""
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A row of the table of jobs, with its JSON columns as records.
+
+    `behalf`, `scope`, `actions` and `token` identify the requester. `request` is what the job holds or waits for; it
+    differs from what `spec` asks for while a running job is being moved, and is None for jobs older than the column.
+    """
+
+    id: ObjectId
+    spec: JobSpec
+    inputs: Mapping[str, ObjectId]
+    code: ObjectId | None
+    run: ObjectId
+    behalf: ObjectId
+    scope: ObjectId | None
+    actions: tuple[str, ...] | None
+    token: str | None
+    state: JobState
+    reason: str | None
+    attempt: int
+    failures: int
+    cancelling: bool
+    interrupting: bool
+    placements: tuple[Placement, ...]
+    progress: JobProgress | None
+    exit_code: int | None
+    outputs: tuple[JobOutput, ...]
+    not_before: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    request: Request | None
+    queue: str
+    leaving: bool
+    claim: bool
+    borrows: bool
+    evicted_for: ObjectId | None
+    preemptions: int
+
+
+class RunningJob(NamedTuple):
+    """The columns of a running job that the controller reads at each tick. `nodes` are those of its placements."""
+
+    id: ObjectId
+    attempt: int
+    cancelling: bool
+    leaving: bool
+    nodes: tuple[str, ...]
 
 
 class QueuedJob(NamedTuple):
-    """What the queue is decided by, of a job that waits or runs, as the database stores it."""
+    """The columns of a queued or running job that scheduling depends on, as the database stores them."""
 
     id: ObjectId
     state: str
@@ -78,13 +136,28 @@ def add_job(tx: Transaction, new: StoredObject, values: dict[str, Any]) -> None:
     record_queue_change(tx)
 
 
-def job_row(tx: Transaction, job: str) -> Any:
-    return tx.execute(_row, {"id": job}).mappings().one()
+def job_row(tx: Transaction, job: str) -> JobRow:
+    """Return the row of a job."""
+    return _job_row(tx.execute(_row, {"id": job}).one()._asdict())
 
 
-def lock_job(tx: Transaction, job: str) -> Any:
-    """The row of a job; until the transaction ends, nobody else changes it."""
-    return tx.execute(_row.with_for_update(), {"id": job}).mappings().one()
+def lock_job(tx: Transaction, job: str) -> JobRow:
+    """Return the row of a job, locked against other writers until the transaction ends."""
+    return _job_row(tx.execute(_row.with_for_update(), {"id": job}).one()._asdict())
+
+
+def _job_row(row: dict[str, Any]) -> JobRow:
+    progress, request, actions = row["progress"], row["request"], row["actions"]
+    parsed = {
+        "spec": JobSpec.model_validate(row["spec"]),
+        "state": JobState(row["state"]),
+        "actions": None if actions is None else tuple(actions),
+        "placements": tuple(Placement.model_validate(each) for each in row["placements"] or ()),
+        "progress": None if progress is None else JobProgress.model_validate(progress),
+        "outputs": tuple(JobOutput.model_validate(each) for each in row["outputs"]),
+        "request": None if request is None else Request.model_validate(request),
+    }
+    return JobRow(**{**row, **parsed})
 
 
 def update_job(tx: Transaction, job: str, **values: Any) -> None:
@@ -92,43 +165,47 @@ def update_job(tx: Transaction, job: str, **values: Any) -> None:
 
 
 def queue(tx: Transaction) -> list[QueuedJob]:
-    """The jobs that wait or run, oldest first; there may be very many, so each is read as it lies."""
+    """Return the queued and running jobs, oldest first. There may be many, so their columns are not parsed here."""
     return [QueuedJob(*row) for row in tx.execute_sql(_QUEUE)]
 
 
-def running(tx: Transaction) -> list[Any]:
-    """What has to be looked after, of each job that runs."""
-    return list(tx.execute(_running).mappings())
+def running(tx: Transaction) -> list[RunningJob]:
+    """Return the running jobs."""
+    rows = tx.execute(_running).all()
+    return [
+        RunningJob(ident, attempt, cancelling, leaving, tuple(each["node"] for each in placements or ()))
+        for ident, attempt, cancelling, leaving, placements in rows
+    ]
 
 
 def record_queue_change(tx: Transaction) -> None:
-    """Tell whoever waits for it that the queue has changed."""
+    """Increment the version of the queue, which tells the controller that a decision may be due."""
     tx.execute_sql(_TOUCH)
 
 
 def queue_version(tx: Transaction) -> int:
-    """How often the queue has changed."""
+    """Return the number of changes of the queue so far."""
     found = tx.execute_sql(_CHANGES)
     return int(found[0][0]) if found else 0
 
 
 def has_unfinished(tx: Transaction, workspace: str, *, at_least: int) -> bool:
-    """Whether so many jobs of a workspace wait or run; quick where there are not so many in all."""
+    """Return whether a workspace has at least so many unfinished jobs; fast where there are fewer in total."""
     if tx.execute_sql(_COUNT_ALL)[0][0] < at_least:
         return False
     return int(tx.execute_sql(_COUNT, (workspace,))[0][0]) >= at_least
 
 
 def has_running(tx: Transaction) -> bool:
-    """Whether an attempt is under way, or was when the platform was killed."""
+    """Return whether any job runs, or ran when the platform was killed."""
     query = select(jobs.c.id).where(jobs.c.state == JobState.RUNNING).limit(1)
     return tx.execute(query).first() is not None
 
 
 def list_jobs(
     tx: Transaction, workspace: str, *, state: str | None, before: str, limit: int
-) -> list[tuple[StoredObject, Any]]:
-    """Jobs of a workspace with their rows, newest first."""
+) -> list[tuple[StoredObject, JobRow]]:
+    """Return jobs of a workspace with their rows, newest first."""
     query = select(objects, jobs.c.id.label("job")).join(jobs, jobs.c.id == objects.c.id)
     query = query.where(objects.c.workspace == workspace, objects.c.deleted_at.is_(None))
     if state is not None:
@@ -139,37 +216,36 @@ def list_jobs(
     return [(stored_object(each), job_row(tx, each["job"])) for each in found]
 
 
-def job_record(found: StoredObject, row: Any) -> Job:
-    spec = JobSpec.model_validate(row["spec"])
-    placed = row["placements"] or []
+def job_record(found: StoredObject, row: JobRow) -> Job:
+    """Return the record of a job from its object and its row."""
     return Job(
         id=found.id,
         workspace=found.workspace,
-        name=spec.name,
-        state=JobState(row["state"]),
-        reason=row["reason"],
-        attempt=row["attempt"],
-        run=row["run"],
-        node=placed[0]["node"] if placed else None,
-        exit_code=row["exit_code"],
-        progress=None if row["progress"] is None else JobProgress.model_validate(row["progress"]),
-        cancelling=row["cancelling"],
-        leaving=row["leaving"],
-        moving=row["leaving"] and row["evicted_for"] is None,
-        preemptions=row["preemptions"],
-        outputs=tuple(JobOutput.model_validate(each) for each in row["outputs"]),
+        name=row.spec.name,
+        state=row.state,
+        reason=row.reason,
+        attempt=row.attempt,
+        run=row.run,
+        node=row.placements[0].node if row.placements else None,
+        exit_code=row.exit_code,
+        progress=row.progress,
+        cancelling=row.cancelling,
+        leaving=row.leaving,
+        moving=row.leaving and row.evicted_for is None,
+        preemptions=row.preemptions,
+        outputs=row.outputs,
         submitted_at=found.created_at,
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
+        started_at=row.started_at,
+        ended_at=row.ended_at,
         owner=found.owner,
         label=found.label,
-        code=row["code"],
-        spec=spec,
+        code=row.code,
+        spec=row.spec,
     )
 
 
 def abbreviate(job: Job) -> Job:
-    """Without the diff of its code, which may be long, and all but the first way that its memory was estimated for."""
+    """Return `job` without the diff of its code and with one memory estimate only: both may be long."""
     origin, estimate = job.spec.origin, job.spec.estimate
     if origin is not None:
         origin = origin.model_copy(update={"diff": ""})
@@ -177,6 +253,34 @@ def abbreviate(job: Job) -> Job:
         estimate = estimate.model_copy(update={"ways": estimate.ways[:1]})
     short = job.spec.model_copy(update={"origin": origin, "estimate": estimate})
     return job.model_copy(update={"spec": short})
+
+
+# ------------------------------------------------------------------------ figures for other services
+
+
+def unfinished_in_queues(tx: Transaction) -> dict[str, tuple[int, int]]:
+    """Return the numbers of running and of queued jobs for each queue that has any."""
+    found: dict[str, tuple[int, int]] = {}
+    for queue, state, count in tx.execute(_unfinished):
+        running, waiting = found.get(queue, (0, 0))
+        found[queue] = (count, waiting) if state == JobState.RUNNING else (running, count)
+    return found
+
+
+def queue_changed(tx: Transaction) -> None:
+    """Record that jobs may be able to start which could not before."""
+    record_queue_change(tx)
+
+
+def names_of_jobs(tx: Transaction, idents: Iterable[str]) -> dict[str, str]:
+    """Return the names of jobs by their ids."""
+    wanted = sorted(set(idents))
+    found: dict[str, str] = {}
+    for start in range(0, len(wanted), SLICE):
+        part = wanted[start : start + SLICE]
+        rows = tx.execute(select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(part)))
+        found |= {ident: spec["name"] for ident, spec in rows}
+    return found
 
 
 # -------------------------------------------------------------------------------------------- attempts
@@ -217,7 +321,7 @@ def end_attempt(tx: Transaction, job: str, number: int, **values: Any) -> None:
 
 
 def describe_ending(tx: Transaction, job: str, number: int) -> str | None:
-    """How an attempt ended, in words; none for one that has not, or that there was never."""
+    """Return a sentence on how an attempt ended, or None where it has not ended or does not exist."""
     query = select(attempts.c.verdict, attempts.c.reason).where(
         attempts.c.job == job, attempts.c.number == number, attempts.c.verdict.is_not(None)
     )
@@ -229,7 +333,7 @@ def describe_ending(tx: Transaction, job: str, number: int) -> str | None:
 
 
 def attempt_log(tx: Transaction, job: str, number: int) -> ObjectId | None:
-    """The blob that has the log of an attempt which is over."""
+    """Return the blob with the log of an attempt that has ended."""
     query = select(attempts.c.log).where(attempts.c.job == job, attempts.c.number == number)
     found: ObjectId | None = tx.execute(query).scalar()
     return found
@@ -239,12 +343,12 @@ def attempt_log(tx: Transaction, job: str, number: int) -> ObjectId | None:
 
 
 def checkpoints_of(tx: Transaction, job: str) -> list[Checkpoint]:
-    """The checkpoints of a job, newest first."""
+    """Return the checkpoints of a job, newest first."""
     query = select(checkpoints).where(checkpoints.c.job == job).order_by(checkpoints.c.step.desc())
     return [_checkpoint(each) for each in tx.execute(query).mappings()]
 
 
-def _checkpoint(row: Any) -> Checkpoint:
+def _checkpoint(row: RowMapping) -> Checkpoint:
     parts = tuple(CheckpointPart.model_validate(each) for each in row["parts"])
     rest = row["size_bytes"] - sum(each.size_bytes for each in parts)
     manifest = CheckpointPart(blob=row["manifest"], size_bytes=rest)

@@ -32,7 +32,7 @@ jobs = Table(
     Column("not_before", UtcTime),
     Column("started_at", UtcTime),
     Column("ended_at", UtcTime),
-    Column("request", JsonText),  # none: of a job that is older than this column; its spec tells
+    Column("request", JsonText),  # null for jobs older than this column: use the spec
     Column("queue", Text, nullable=False, server_default=text("'default'")),
     Column("leaving", Boolean, nullable=False, server_default=false()),
     Column("claim", Boolean, nullable=False, server_default=false()),
@@ -48,7 +48,7 @@ queue_changes = Table(
     Column("name", Text, primary_key=True),
     Column("count", BigInteger, nullable=False),
 )
-"""One row, which counts what changed in the queue: who waits for a change asks for this number only."""
+"""One row that counts the changes of the queue, so that the controller can poll a single number."""
 
 attempts = Table(
     "training_attempts",

@@ -269,7 +269,7 @@ def test_a_job_that_saved_no_model_is_done_and_registers_nothing(falaj: CommandL
 
     assert ran.status == 1
     assert "is done after" in ran.out
-    assert "left no model.json behind; fj.save_model writes it" in ran.err
+    assert "has no output model.json; fj.save_model writes it" in ran.err
 
 
 def test_a_detached_job_waits_and_is_cancelled_explained_and_retried(falaj: CommandLine) -> None:

@@ -73,8 +73,8 @@ def test_what_is_undecided_is_looked_at_again_with_twice_the_labels() -> None:
 
     assert verdict(close) is None
     assert analyses_reached(stats(), close, PLAN) == 1
-    assert verdict(close, looked=1) is None
-    last = verdict(close.model_copy(update={"labelled": 800}), looked=2)
+    assert verdict(close, analysed=1) is None
+    last = verdict(close.model_copy(update={"labelled": 800}), analysed=2)
     assert last is not None
     assert not last.promote
     assert "could not be shown" in last.words
@@ -112,7 +112,7 @@ def _simulated(numbers: random.Random, mean: float) -> bool:
     for look in range(ANALYSES):
         count = PLAN.labels * 2**look
         champion, challenger = (_of(name, scores[:count]) for name, scores in drawn.items())
-        found = evaluate_canary(champion, challenger, PLAN, looked=look)
+        found = evaluate_canary(champion, challenger, PLAN, analysed=look)
         if found is not None:
             return found.promote
     raise AssertionError("the last look decides")

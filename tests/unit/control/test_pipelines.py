@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from falaj.control.workflows.store import unfinished
 
 from falaj.control.pipelines.triggers import RETRY, RetryTimes, start_due
+from falaj.control.workflows.store import unfinished
 from falaj.errors import Conflict, Denied, NotFound
 from falaj.governance.operations.caller import acting_as
 from falaj.monitoring import store as monitoring

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from falaj.control.jobs.progress import ANEW_S, WINDOW_S, ProgressMeter
+from falaj.control.jobs.progress import RESTART_S, WINDOW_S, ProgressMeter
 from falaj.records.tracking import MetricPoint
 from falaj.records.training.jobs import JobProgress
 
@@ -108,7 +108,7 @@ def test_processes_that_are_behind_do_not_turn_it_back(pace: ProgressMeter, seco
 
 def test_a_run_that_began_anew_has_no_rate_below_zero(pace: ProgressMeter, seconds: Seconds) -> None:
     pace.advance(50, 100)
-    seconds.now += ANEW_S
+    seconds.now += RESTART_S
     pace.advance(10, 100)
     assert told(pace) == JobProgress(step=10, total=100)
     seconds.now += 1

@@ -44,18 +44,18 @@ class Walk:
         return json.loads(json.dumps(body()))
 
     def wait(
-        self, name: str, look: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
+        self, name: str, poll: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
     ) -> Any:
         self.steps.append(name)
         for _ in range(3):
-            if (found := look()) is not None:
+            if (found := poll()) is not None:
                 return json.loads(json.dumps(found))
         raise AssertionError(f"{name} waits for ever")
 
     def undo(self, name: str, body: Callable[[], Any]) -> Any:
         return self.run(name, body)
 
-    def say(self, words: str, *, done: int = 0, of: int | None = None) -> None:
+    def report(self, words: str, *, done: int = 0, of: int | None = None) -> None:
         self.said.append(words)
 
 
@@ -64,7 +64,7 @@ class Record(SimpleNamespace):
         return json.loads(json.dumps(vars(self), default=str))
 
 
-class Rooms:
+class FakeServices:
     """What the workflow touches of the platform; version 1 serves, version 2 is what the job makes."""
 
     def __init__(
@@ -153,12 +153,12 @@ def given(**more: Any) -> dict[str, Any]:
     } | more
 
 
-def weights(services: Rooms) -> list[dict[str, int]]:
+def weights(services: FakeServices) -> list[dict[str, int]]:
     return [{route.version: route.weight for route in each["routes"]} for each in services.asked("route")]
 
 
 def test_a_good_model_goes_from_training_set_to_promotion() -> None:
-    services, walk = Rooms(score=0.4), Walk()
+    services, walk = FakeServices(score=0.4), Walk()
 
     ended = retrain(services, walk, given())  # type: ignore[arg-type]
 
@@ -174,7 +174,7 @@ def test_a_good_model_goes_from_training_set_to_promotion() -> None:
 
 
 def test_a_worse_model_is_rolled_back_and_not_promoted() -> None:
-    services = Rooms(score=0.9)
+    services = FakeServices(score=0.9)
 
     ended = retrain(services, Walk(), given())  # type: ignore[arg-type]
 
@@ -184,7 +184,7 @@ def test_a_worse_model_is_rolled_back_and_not_promoted() -> None:
 
 
 def test_a_job_that_fails_ends_it_with_the_jobs_reason() -> None:
-    services = Rooms()
+    services = FakeServices()
     services.state = JobState.FAILED
 
     with pytest.raises(Conflict, match="ValueError: no"):
@@ -196,13 +196,13 @@ def test_a_job_that_fails_ends_it_with_the_jobs_reason() -> None:
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        (None, "left no model.json"),
+        (None, "has no output model.json"),
         (b"{", "not what fj.save_model writes"),
         (b'{"files": ["missing.onnx"]}', "not what fj.save_model writes"),
     ],
 )
 def test_a_job_without_a_proper_description_of_its_model_ends_it(manifest: bytes | None, words: str) -> None:
-    services = Rooms()
+    services = FakeServices()
     services.outputs.pop("model.json")
     if manifest is not None:
         services.outputs["model.json"] = manifest
@@ -214,7 +214,7 @@ def test_a_job_without_a_proper_description_of_its_model_ends_it(manifest: bytes
 
 
 def test_a_protected_alias_waits_for_someone_else() -> None:
-    services, walk = Rooms(protected=True), Walk()
+    services, walk = FakeServices(protected=True), Walk()
 
     with pytest.raises(AssertionError, match="approval waits"):
         retrain(services, walk, given())  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_a_protected_alias_waits_for_someone_else() -> None:
 
 def test_approval_that_does_not_come_in_time_rolls_back() -> None:
     plan = PLAN.model_copy(update={"approval_within": timedelta(seconds=-1)}).model_dump(mode="json")
-    services = Rooms(protected=True)
+    services = FakeServices(protected=True)
 
     ended = canary(services, Walk(), tried(canary=plan["canary"], approval_within=-1.0))  # type: ignore[arg-type]
 
@@ -234,7 +234,7 @@ def test_approval_that_does_not_come_in_time_rolls_back() -> None:
 
 
 def test_what_fails_in_a_canary_leads_back_to_the_champion() -> None:
-    services = Rooms()
+    services = FakeServices()
     services.broken_stats = True
 
     ended = canary(services, Walk(), tried(alias=None, canary=Canary().model_dump(mode="json")))  # type: ignore[arg-type]
@@ -251,7 +251,7 @@ def tried(**more: Any) -> dict[str, Any]:
 
 def test_a_version_of_another_model_is_not_tried() -> None:
     """Its number alone would name a version of the model that serves."""
-    services = Rooms()
+    services = FakeServices()
     services.challenger.model = "model_2"
 
     with pytest.raises(Conflict, match="delays@2 is not a version of the model delays"):
@@ -261,7 +261,7 @@ def test_a_version_of_another_model_is_not_tried() -> None:
 
 
 def test_a_second_canary_on_the_same_endpoint_is_refused() -> None:
-    services = Rooms()
+    services = FakeServices()
     services.weights = {"1": 90, "3": 10}
 
     with pytest.raises(Conflict, match="divides its requests among versions 1, 3"):
@@ -272,7 +272,7 @@ def test_a_second_canary_on_the_same_endpoint_is_refused() -> None:
 
 @pytest.mark.parametrize("score", [0.4, 0.9], ids=["good", "bad"])
 def test_routes_that_somebody_else_set_meanwhile_stay(score: float) -> None:
-    services, walk = Rooms(score=score), Walk()
+    services, walk = FakeServices(score=score), Walk()
     stats = services.endpoints.stats
 
     def route_elsewhere(*args: Any, **given: Any) -> Any:
@@ -288,7 +288,7 @@ def test_routes_that_somebody_else_set_meanwhile_stay(score: float) -> None:
 
 
 def test_a_promotion_that_is_refused_takes_the_requests_back() -> None:
-    services = Rooms(score=0.4)
+    services = FakeServices(score=0.4)
 
     def refuse(*_args: Any, **_given: Any) -> Any:
         raise Conflict("the approval was withdrawn")
@@ -301,7 +301,7 @@ def test_a_promotion_that_is_refused_takes_the_requests_back() -> None:
 
 
 def test_a_step_that_was_interrupted_after_it_had_split_goes_on() -> None:
-    services, walk = Rooms(score=0.4), Walk()
+    services, walk = FakeServices(score=0.4), Walk()
 
     def twice(name: str, body: Callable[[], Any]) -> Any:
         body()
@@ -314,7 +314,7 @@ def test_a_step_that_was_interrupted_after_it_had_split_goes_on() -> None:
 
 
 def test_versions_that_answer_only_when_they_are_named_stay_so() -> None:
-    services = Rooms(score=0.9)
+    services = FakeServices(score=0.9)
     services.weights = {"1": 100, "5": 0}
 
     canary(services, Walk(), tried())  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ def test_versions_that_answer_only_when_they_are_named_stay_so() -> None:
 
 @pytest.mark.parametrize("manifest", [b"[" * 200_000, b" " * (1 << 20) + b"{}"], ids=["deep", "large"])
 def test_a_hostile_description_of_a_model_ends_it(manifest: bytes) -> None:
-    services = Rooms()
+    services = FakeServices()
     pieces = iter([manifest, *([b" " * (1 << 20)] * 5)])
     services.outputs["model.json"] = b""
     services.blobs.read = lambda _blob: pieces if len(manifest) > 1 << 20 else iter([manifest])

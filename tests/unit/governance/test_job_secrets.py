@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from falaj.control.jobs import reconciler as keeping
+from falaj.control.jobs import reconciler as reconciling
 from falaj.errors import Denied, NotFound
 from falaj.governance.operations.caller import acting_as
 from falaj.ports.launcher import AttemptState, Launch
@@ -24,13 +24,13 @@ PIN = "4711-and-more"
 
 @pytest.fixture
 def harness(platform: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobHarness:
-    """Attempts live in the keeper's own thread. The test runs once on SQLite and once on PostgreSQL."""
+    """Attempts live in the reconciler's own thread. The test runs once on SQLite and once on PostgreSQL."""
 
     def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
         target()
         return threading.Thread()
 
-    monkeypatch.setattr(keeping, "start_thread", at_once)
+    monkeypatch.setattr(reconciling, "start_thread", at_once)
     platform.secrets.set("db", PIN)
     return JobHarness(platform, tmp_path)
 

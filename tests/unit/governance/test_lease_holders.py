@@ -10,11 +10,11 @@ from datetime import timedelta
 
 import pytest
 
-from falaj.control import holders, lease
+from falaj.control import lease
 from platforms import OwnPlatform
 
 LASTS = timedelta(seconds=10)
-TELL = "from falaj.control.holders import holder_name; print(holder_name(), flush=True); input()"
+TELL = "from falaj.control.lease import holder_name; print(holder_name(), flush=True); input()"
 
 
 class Process:
@@ -61,8 +61,8 @@ def test_a_dead_holder_holds_nothing(platform: OwnPlatform, other: Process) -> N
     other.kill()
 
     assert holder(platform) is platform.platform.status().controller is None
-    assert acquire(platform, holders.holder_name()) == (first or 0) + 1
-    assert holder(platform) == holders.holder_name()
+    assert acquire(platform, lease.holder_name()) == (first or 0) + 1
+    assert holder(platform) == lease.holder_name()
 
 
 def test_of_a_holder_elsewhere_nobody_says_that_it_is_dead(
@@ -79,19 +79,19 @@ def test_of_a_holder_elsewhere_nobody_says_that_it_is_dead(
         "",
     ]
 
-    dead = [name for name in elsewhere if holders.is_dead(name)]
+    dead = [name for name in elsewhere if lease.is_dead(name)]
 
     assert dead == []
-    assert holders.is_dead(f"another-name-of-this-host:{number}:{realm}")
-    assert not holders.is_dead(f"{host}:{os.getpid()}:{realm}")
-    assert not holders.is_dead(f"{host}:1:{realm}")  # somebody else's, and alive
+    assert lease.is_dead(f"another-name-of-this-host:{number}:{realm}")
+    assert not lease.is_dead(f"{host}:{os.getpid()}:{realm}")
+    assert not lease.is_dead(f"{host}:1:{realm}")  # somebody else's, and alive
 
 
 def test_where_processes_cannot_be_told_apart_the_lease_runs_out(
     light_platform: OwnPlatform, other: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other.kill()
-    monkeypatch.setattr(holders, "_realm", lambda: "")
+    monkeypatch.setattr(lease, "_boot", lambda: "")
     acquire(light_platform, other.name.rpartition(":")[0])
 
     assert acquire(light_platform, "standby") is None

@@ -58,10 +58,10 @@ class Walk:
         return self.kept[name]
 
     def wait(
-        self, name: str, look: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
+        self, name: str, poll: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
     ) -> Any:
         def until() -> Any:
-            while (found := look()) is None:
+            while (found := poll()) is None:
                 pass
             return found
 
@@ -70,7 +70,7 @@ class Walk:
     def undo(self, name: str, body: Callable[[], Any]) -> Any:
         return self.run(name, body)
 
-    def say(self, words: str, *, done: int = 0, of: int | None = None) -> None: ...
+    def report(self, words: str, *, done: int = 0, of: int | None = None) -> None: ...
 
 
 class Jobs:
@@ -219,7 +219,7 @@ def test_cancelled_work_takes_its_job_with_it(stage: Stage, monkeypatch: pytest.
     cancelled = []
     walk = Walk()
 
-    def broken_off(name: str, look: Callable[[], Any], *, every_s: float = 1.0) -> Any:
+    def broken_off(name: str, poll: Callable[[], Any], *, every_s: float = 1.0) -> Any:
         raise Conflict("cancelled before its next step")
 
     monkeypatch.setattr(walk, "wait", broken_off)

@@ -68,7 +68,8 @@ def away(*_, **__):
     raise Unavailable("the disk is slow")
 
 lease.renew = away
-controller.Controller.__init__.__kwdefaults__["timing"] = controller.ControllerTiming(lease=controller.timedelta(seconds=0.3))
+short = controller.ControllerTiming(lease=controller.timedelta(seconds=0.3))
+controller.Controller.__init__.__kwdefaults__["timing"] = short
 with fj.open("home") as platform:
     platform.put("original", b"bytes")
     copied = platform.blobs.copy("original", "local", name="twin")

@@ -1,4 +1,4 @@
-"""The room of runs on a real platform."""
+"""The service of runs on a real platform."""
 
 from __future__ import annotations
 

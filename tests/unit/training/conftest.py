@@ -1,4 +1,4 @@
-"""The room of jobs and its keeper, on a real platform and a launcher that the test owns."""
+"""The job service and its reconciler, on a real platform and with a launcher that the test owns."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from agent_harness import agent_of
-from falaj.control.jobs import storage_limits as allowances
+from falaj.control.jobs import storage_limits
 from falaj.control.jobs.storage_limits import StorageLimits
 from falaj.errors import TooLarge
 from falaj.records.training.jobs import Job
@@ -185,7 +185,7 @@ def test_a_part_that_the_disk_has_no_room_for_is_refused(
 def test_a_disk_that_fills_up_meanwhile_ends_an_upload_without_a_trace(
     light_harness: JobHarness, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allowances, "LOOK_EVERY_BYTES", MIB)
+    monkeypatch.setattr(storage_limits, "CHECK_EVERY_BYTES", MIB)
     with agent_of(light_harness, job, tmp_path / "attempt", limits=StorageLimits(disk=tmp_path)) as path:
         store = SocketAgent.connect(str(path)).checkpoints()
         before = stored_bytes(light_harness)

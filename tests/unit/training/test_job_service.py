@@ -1,4 +1,4 @@
-"""The room of jobs: what is let into the queue, what becomes of it, and who may do what."""
+"""The job service: admission, the states of jobs, and who may do what."""
 
 from __future__ import annotations
 

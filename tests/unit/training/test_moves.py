@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crash_points import CrashPoint, Killed
-from falaj.control.jobs import reconciler as keeping
+from falaj.control.jobs import reconciler as reconciling
 from falaj.control.jobs.reconciler import JobReconciler
 from falaj.errors import Conflict, FalajError, InvalidInput
 from falaj.governance.operations.caller import on_terms, once
@@ -73,13 +73,13 @@ def test_a_running_job_leaves_and_goes_on_in_the_other_kind_of_pool(harness: Job
 
     assert (moved.job.state, moved.job.moving, moved.step) == (JobState.RUNNING, True, None)
     assert moved.words == (
-        "it is asked to save itself and leave, and goes on from what it saves then, or begins anew if that is "
-        "nothing with 2 CPUs, no GPU, in pool frugal"
+        "it is asked to save a checkpoint and stop, and resumes from the checkpoint that it saves, or starts over if "
+        "it saves none with 2 CPUs, no GPU, in pool frugal"
     )
     assert row(harness, job)["request"]["each"]["gpus"] == 2  # it holds them until it has left
     reconciler.tick()
     back = waits_again(harness, job)
-    assert back.reason == "moved: it goes on with 2 CPUs, no GPU, in pool frugal"
+    assert back.reason == "moved: it continues with 2 CPUs, no GPU, in pool frugal"
     assert (back.submitted_at, back.preemptions, back.moving) == (job.submitted_at, 0, False)
     assert "gpus" not in row(harness, job)["request"]["each"]
     assert harness.launcher.graces == [60.0]
@@ -143,7 +143,7 @@ def test_the_answer_names_the_checkpoint_that_it_goes_on_from(lone: JobHarness) 
     moved = lone.jobs.move(job.id, to="cpu")
 
     assert moved.step == 40
-    assert "goes on from step 40 or later with 1 CPU, no GPU" in moved.words
+    assert "resumes from step 40 or later with 1 CPU, no GPU" in moved.words
 
 
 # --------------------------------------------------------------------------------------- what comes between
@@ -242,7 +242,7 @@ def test_one_that_is_moved_after_its_start_was_decided_starts_where_it_was_moved
 
 
 class Parked(threading.Thread):
-    """The thread of an attempt that nothing is asked of: it runs on until the keeper is gone."""
+    """The thread of an attempt that nothing is asked of: it runs on until the reconciler is gone."""
 
     def is_alive(self) -> bool:
         return True
@@ -251,13 +251,13 @@ class Parked(threading.Thread):
 def test_killed_at_any_step_it_is_moved_once(lone: JobHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
         attempt = target.__self__  # type: ignore[attr-defined]
-        if lone.launcher.state(attempt.name).phase == "running" and attempt._asked is None:
+        if lone.launcher.state(attempt.name).phase == "running" and attempt._requested is None:
             return Parked()
         target()
         return threading.Thread()
 
     lone.launcher.program = lambda _: DONE
-    monkeypatch.setattr(keeping, "start_thread", at_once)
+    monkeypatch.setattr(reconciling, "start_thread", at_once)
     trap = CrashPoint(lone, monkeypatch, launcher=("start", "stop", "delete"))
     step, was_killed = 0, True
     while was_killed:

@@ -1,4 +1,4 @@
-"""What a hostile job leaves behind: it never keeps the job from its end, nor the next keeper from its start."""
+"""Outputs of hostile jobs: they stop neither the end of the job nor the start of the next reconciler."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from falaj.control.jobs import outputs as collecting
-from falaj.control.jobs import reconciler as keeping
+from falaj.control.jobs import outputs as outputs_module
+from falaj.control.jobs import reconciler as reconciling
 from falaj.control.jobs.outputs import output_files
 from falaj.errors import InvalidInput
 from falaj.ports.launcher import AttemptState, Launch
@@ -80,7 +80,7 @@ def test_a_descent_without_end_is_refused(outputs: Path) -> None:
 
 
 def test_folders_and_pipes_count_too(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "MOST_OUTPUTS", 3)
+    monkeypatch.setattr(outputs_module, "MOST_OUTPUTS", 3)
     for number in range(2):
         (outputs / f"folder{number}").mkdir()
         os.mkfifo(outputs / f"pipe{number}")
@@ -108,13 +108,13 @@ def test_files_come_by_name_and_nothing_else_does(outputs: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_cannot_be_removed_does_not_keep_the_keeper_from_starting(
+def test_what_cannot_be_removed_does_not_stop_the_reconciler(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stuck(*_: object) -> None:
         raise RecursionError
 
     (light_harness.host.folder / "job_gone" / "1").mkdir(parents=True)
-    monkeypatch.setattr(keeping, "remove_attempt", stuck)
+    monkeypatch.setattr(reconciling, "remove_attempt", stuck)
 
     light_harness.reconciler().tick()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crash_points import CrashPoint, Killed
-from falaj.control.jobs import reconciler as keeping
+from falaj.control.jobs import reconciler as reconciling
 from falaj.errors import Conflict
 from falaj.governance.operations.caller import on_terms
 from falaj.ports.launcher import AttemptState
@@ -41,7 +41,7 @@ def urgent_first(_: Backlog, snapshot: Snapshot) -> tuple[Decision, ...]:
 @pytest.fixture
 def harness(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> JobHarness:
     """One place, and jobs that run until they are stopped; those with a high priority are done at once."""
-    monkeypatch.setattr(keeping, "decide_from", urgent_first)
+    monkeypatch.setattr(reconciling, "decide_from", urgent_first)
     light_harness.launcher.program = lambda launch: (
         DONE if launch.environment.get("ENDS") else AttemptState("running")
     )
@@ -185,7 +185,7 @@ def test_who_leaves_for_whom_is_written_down_for_all_or_for_none(harness: JobHar
 
 
 class Parked(threading.Thread):
-    """The thread of an attempt that nothing is asked of: it runs on until the keeper is gone."""
+    """The thread of an attempt that nothing is asked of: it runs on until the reconciler is gone."""
 
     def is_alive(self) -> bool:
         return True
@@ -197,13 +197,13 @@ def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
     def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
         attempt = target.__self__  # type: ignore[attr-defined]
         launch = harness.launcher.state(attempt.name)
-        if launch.phase == "running" and attempt._asked is None:
+        if launch.phase == "running" and attempt._requested is None:
             return Parked()
         target()
         return threading.Thread()
 
     harness.launcher.program = lambda _: DONE
-    monkeypatch.setattr(keeping, "start_thread", at_once)
+    monkeypatch.setattr(reconciling, "start_thread", at_once)
     trap = CrashPoint(harness, monkeypatch, launcher=("start", "stop", "delete"))
     step, was_killed = 0, True
     while was_killed:

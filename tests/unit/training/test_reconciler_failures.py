@@ -1,4 +1,4 @@
-"""What keeps a keeper from its work: lost nodes, a database that refuses, clocks that jump, and very long queues."""
+"""Failures around the reconciler: lost nodes, a database that refuses, clocks that jump, and very long queues."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from falaj.control.jobs import backoff, decision_trigger, staging
-from falaj.control.jobs import reconciler as keeping
+from falaj.control.jobs import reconciler as reconciling
+from falaj.control.jobs import staging
 from falaj.control.jobs.context import ControllerContext
 from falaj.control.jobs.reconciler import Backoff, JobReconciler
 from falaj.errors import Conflict, InvalidInput
@@ -33,14 +33,14 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts live in the keeper's own thread."""
+    """Attempts live in the reconciler's own thread."""
 
     def run(target: Callable[[], None], **_: Any) -> threading.Thread:
         target()
         return threading.Thread()
 
-    monkeypatch.setattr(keeping, "start_thread", run)
-    monkeypatch.setattr(keeping, "AGAIN_S", 0.0)
+    monkeypatch.setattr(reconciling, "start_thread", run)
+    monkeypatch.setattr(reconciling, "FIRST_BACKOFF_S", 0.0)
 
 
 # -------------------------------------------------------------------------------------------- lost nodes
@@ -49,7 +49,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_on_a_lost_node_goes_back_to_the_queue_and_on_elsewhere(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "LOST_AFTER_S", 0.0)
+    monkeypatch.setattr(reconciling, "LOST_AFTER_S", 0.0)
     light_harness.launcher.program = lambda _: AttemptState("running")
     job, reconciler = light_harness.submit(), light_harness.reconciler()
     reconciler.tick()
@@ -102,9 +102,9 @@ def test_an_attempt_on_a_node_that_is_not_seen_from_here_is_not_started_here_as_
     away = light_harness.jobs.show(job.id)
     assert (away.state, away.reason) == (
         JobState.RUNNING,
-        "attempt 1 is taken up again in 1 s: node here is not there",
+        "attempt 1 is resumed in 1 s: node here is missing",
     )
-    monkeypatch.setattr(keeping, "LOST_AFTER_S", 0.0)
+    monkeypatch.setattr(reconciling, "LOST_AFTER_S", 0.0)
     eventually(lambda: looked_at().state is JobState.DONE, within=30)
     assert light_harness.launcher.runs == {f"{job.id}/2": 1}
     assert [row["verdict"] for row in light_harness.platform.rows(attempts)] == ["interrupted", "done"]
@@ -139,13 +139,13 @@ def test_one_that_ends_well_before_it_hears_that_it_should_is_done(
     job, reconciler = light_harness.submit(), light_harness.reconciler()
     reconciler.tick()
     eventually(lambda: light_harness.launcher.runs)
-    real = ControllerContext.note
+    real = ControllerContext.update_job
 
-    def note(office: ControllerContext, ident: str, **values: Any) -> None:
-        real(office, ident, **values)
+    def update_job(context: ControllerContext, ident: str, **values: Any) -> None:
+        real(context, ident, **values)
         light_harness.launcher.known[f"{job.id}/1"] = OWN_END
 
-    monkeypatch.setattr(ControllerContext, "note", note)
+    monkeypatch.setattr(ControllerContext, "update_job", update_job)
     reconciler.stop()
 
     done = light_harness.jobs.show(job.id)
@@ -171,7 +171,7 @@ def test_an_attempt_is_prepared_while_what_is_left_of_the_one_before_is_cleared_
     assert (done.state, done.reason) == (JobState.DONE, None)
 
 
-def test_a_keeper_that_lost_its_lease_clears_up_nothing_that_the_next_one_runs(
+def test_a_reconciler_without_its_lease_removes_nothing_that_the_next_one_runs(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was stopped after it had looked what runs, and goes on much later."""
@@ -218,7 +218,7 @@ def test_an_attempt_that_cannot_be_settled_is_tried_again_less_and_less_often_an
         tried.append(1)
         raise Conflict("the run was ended by hand")
 
-    monkeypatch.setattr(keeping, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(reconciling, "FIRST_BACKOFF_S", 3600.0)
     monkeypatch.setattr(light_harness.jobs._runs, "end", refuse)
     job, reconciler = light_harness.submit(), light_harness.reconciler()
     for _ in range(5):
@@ -227,7 +227,7 @@ def test_an_attempt_that_cannot_be_settled_is_tried_again_less_and_less_often_an
     assert len(tried) == 1
     stuck = light_harness.jobs.show(job.id)
     assert stuck.state is JobState.RUNNING
-    assert stuck.reason == "attempt 1 is taken up again in 60 s: the run was ended by hand"
+    assert stuck.reason == "attempt 1 is resumed in 60 s: the run was ended by hand"
     monkeypatch.undo()
     light_harness.reconciler().tick()
     eventually(lambda: light_harness.jobs.show(job.id).state is JobState.DONE)
@@ -247,7 +247,7 @@ def test_a_job_that_cannot_be_begun_says_so_and_holds_nobody_up(
             raise InvalidInput("there is no price for it")
         real(tx, request, **facts)
 
-    monkeypatch.setattr(keeping, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(reconciling, "FIRST_BACKOFF_S", 3600.0)
     monkeypatch.setattr(light_harness.jobs._accounts, "begin", begin)
     good, reconciler = light_harness.submit(), light_harness.reconciler()
     for _ in range(3):
@@ -257,7 +257,7 @@ def test_a_job_that_cannot_be_begun_says_so_and_holds_nobody_up(
     assert light_harness.jobs.show(good.id).state is JobState.DONE
     waiting = light_harness.jobs.show(bad.id)
     assert waiting.state is JobState.QUEUED
-    assert waiting.reason == "it could not be begun, and is tried again in 60 s: there is no price for it"
+    assert waiting.reason == "it could not be started, and is tried again in 60 s: there is no price for it"
 
 
 @pytest.mark.usefixtures("at_once")
@@ -272,9 +272,8 @@ def test_the_only_job_that_waits_is_tried_again_however_long_it_rests(
         real(*args, **facts)
 
     clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    for module in (keeping, decision_trigger, backoff):
-        monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(keeping, "AGAIN_S", 1.0)
+    monkeypatch.setattr(reconciling, "time", clock)
+    monkeypatch.setattr(reconciling, "FIRST_BACKOFF_S", 1.0)
     monkeypatch.setattr(light_harness.jobs._accounts, "begin", begin)
     job, reconciler = light_harness.submit(), light_harness.reconciler()
     for _ in range(200):
@@ -284,15 +283,15 @@ def test_the_only_job_that_waits_is_tried_again_however_long_it_rests(
     assert light_harness.jobs.show(job.id).state is JobState.DONE
 
 
-def test_rests_grow_to_their_limit() -> None:
-    rests = Backoff(first_s=1.0, longest_s=10.0)
+def test_backoff_grows_to_its_limit() -> None:
+    backoff = Backoff(first_s=1.0, longest_s=10.0)
 
-    assert [rests.begin("a") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
-    assert rests.begin("b") == 1
-    assert rests.still() == ["a", "b"]
-    rests.keep_only(["b"])
-    assert rests.still() == ["b"]
-    assert rests.begin("a") == 1
+    assert [backoff.start("a") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    assert backoff.start("b") == 1
+    assert backoff.waiting() == ["a", "b"]
+    backoff.retain(["b"])
+    assert backoff.waiting() == ["b"]
+    assert backoff.start("a") == 1
 
 
 @pytest.mark.usefixtures("at_once")
@@ -394,13 +393,13 @@ def test_a_clock_that_jumps_while_a_job_runs_loses_nothing(
 def decided(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many jobs waited at each decision."""
     seen: list[int] = []
-    real = keeping.decide_from
+    real = reconciling.decide_from
 
     def decide(backlog: Backlog, snapshot: Snapshot) -> tuple[Decision, ...]:
         seen.append(len(backlog))
         return real(backlog, snapshot)
 
-    monkeypatch.setattr(keeping, "decide_from", decide)
+    monkeypatch.setattr(reconciling, "decide_from", decide)
     light_harness.launcher.program = lambda _: AttemptState("running")
     return seen
 
@@ -429,7 +428,7 @@ def test_a_queue_in_which_nothing_happens_is_not_decided_about(
     reconciler.stop()
 
 
-def test_more_machines_are_an_occasion_and_so_is_the_passing_of_time(
+def test_new_nodes_and_passing_time_trigger_a_decision(
     light_harness: JobHarness, decided: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     light_harness.submit(cpus=4)
@@ -438,11 +437,11 @@ def test_more_machines_are_an_occasion_and_so_is_the_passing_of_time(
         reconciler.tick()
     before = len(decided)
 
-    monkeypatch.setattr(decision_trigger, "RECONSIDER_S", 0.0)
+    monkeypatch.setattr(reconciling, "RECONSIDER_S", 0.0)
     reconciler.tick()
     assert len(decided) == before + 1
     light_harness.machine.node = NODE.model_copy(update={"cpus": 8})
-    monkeypatch.setattr(decision_trigger, "RECONSIDER_S", 3600.0)
+    monkeypatch.setattr(reconciling, "RECONSIDER_S", 3600.0)
     reconciler.tick()
 
     assert light_harness.jobs.show(waiting.id).state is JobState.RUNNING
@@ -457,7 +456,7 @@ def test_what_a_job_asks_for_is_parsed_once(
 
     def look() -> Any:
         with platform.database.read() as tx:
-            (request,) = queue.look(tx, (NODE,), now=platform.clock()).snapshot.pending
+            (request,) = queue.snapshot(tx, (NODE,), now=platform.clock()).snapshot.pending
         return request
 
     first = look()

@@ -23,9 +23,11 @@ OPEN_FILES = 16_384
 
 
 def main(
-    *, timing: ControllerTiming = ControllerTiming(), workflows: Mapping[str, Workflow] = WORKFLOWS
-) -> None:  # noqa: B008 - frozen
-    """Run a controller on the home in FALAJ_HOME until the parent ends or SIGTERM arrives."""
+    *,
+    timing: ControllerTiming = ControllerTiming(),  # noqa: B008 - frozen
+    workflows: Mapping[str, Workflow] = WORKFLOWS,
+) -> None:
+    """Run a controller on the home in FALAJ_HOME until the parent ends or a signal comes."""
     os.umask(0o077)
     raise_file_limit(OPEN_FILES)
     home = open_home()

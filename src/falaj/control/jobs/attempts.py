@@ -1,4 +1,4 @@
-"""One attempt at a job, from its directory to its outcome: a thread that can be killed anywhere and begun again."""
+"""One attempt at a job, from staging to its recorded end: a thread that can be killed anywhere and started again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from falaj.control.authorization import acting, requester
 from falaj.control.jobs.agent import SOCKET, AgentServer, PlatformAgent
@@ -26,97 +26,97 @@ from falaj.ports.launcher import AttemptState, Launch
 from falaj.records.names import ObjectId
 from falaj.records.scheduling.accounting import ResourceUsage
 from falaj.records.tracking import MetricPoint
-from falaj.records.training.jobs import JobOutput, JobSpec, Verdict
+from falaj.records.training.jobs import JobOutput, Verdict
 from falaj.training import store
 from falaj.training.logs import attempt_name
 from falaj.training.moves import describe_request
+from falaj.training.store import JobRow
 
 log = logging.getLogger("falaj.controller")
 
-LOOK_EVERY_S = 0.1
-PROGRESS_EVERY_S = 1.0
+POLL_S = 0.1
+PROGRESS_S = 1.0
 GRACE_S = {"cancelled": 10.0, "interrupted": 4.0, "lost": 0.0}
-"""How long a job may take to end when it is asked to. The platform itself is given ten seconds to stop."""
+"""How long a job may take to end after SIGTERM. The platform itself has ten seconds to stop."""
 LOST_S = 10.0
-"""After so long, an attempt on a lost node that does not end is forgotten."""
+"""After so long, an attempt on a lost node is given up."""
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""What the platform lacks for a while, and no job is to blame for."""
+"""Temporary shortages of the platform, for which no job fails."""
 
-Asked = Literal["cancelled", "interrupted", "preempted", "lost"]
+StopReason = Literal["cancelled", "interrupted", "preempted", "lost"]
 
 
 class Attempt:
-    """The attempt that the row of a running job tells of."""
+    """The current attempt at the running job of `row`."""
 
-    def __init__(self, context: ControllerContext, host: JobHost, row: Any) -> None:
+    def __init__(self, context: ControllerContext, host: JobHost, row: JobRow) -> None:
         self._context, self._host, self._row = context, host, row
-        self.job: ObjectId = row["id"]
-        self.number: int = row["attempt"]
+        self.job, self.number = row.id, row.attempt
         self.name = attempt_name(self.job, self.number)
-        self._spec = JobSpec.model_validate(row["spec"])
+        self._spec = row.spec
         self._directory = host.folder / self.job / str(self.number)
         self._agent_folder = host.folder / self.job / f"{self.number}.agent"
-        self._asked: Asked | None = "interrupted" if row["interrupting"] and not row["leaving"] else None
-        self._told: Asked | None = None
+        self._requested: StopReason | None = "interrupted" if row.interrupting and not row.leaving else None
+        self._sent: StopReason | None = None
         self._lost_node: str | None = None
-        self.trouble: str | None = None
-        self._pace, self._progress_at = ProgressMeter(), 0.0
+        self.error: str | None = None
+        self._progress, self._progress_at = ProgressMeter(), 0.0
         self._has_total = self._was_last = False
         with context.gate.database.read() as tx:
             found = objects.by_id(tx, self.job)
         self._workspace = ObjectId("") if found is None else found.workspace
 
-    def ask(self, why: Asked) -> None:
-        """Have it end soon; of two wishes, the more urgent one counts."""
-        if self._asked is None or self._grace_s(why) < self._grace_s(self._asked):
-            self._asked = why
+    def request_stop(self, why: StopReason) -> None:
+        """Stop the attempt soon; of two reasons, the one with the shorter grace period counts."""
+        if self._requested is None or self._grace_s(why) < self._grace_s(self._requested):
+            self._requested = why
 
     def lose(self, node: str) -> None:
-        """The node that it runs on is lost."""
+        """Stop the attempt because its node is lost."""
         self._lost_node = node
-        self.ask("lost")
+        self.request_stop("lost")
 
-    def _grace_s(self, why: Asked) -> float:
+    def _grace_s(self, why: StopReason) -> float:
         return self._host.preemption_grace_s if why == "preempted" else GRACE_S[why]
 
-    def live(self) -> None:
-        """Bring the attempt to its end, from wherever it stands. Whatever happens, nothing is started twice."""
+    def run(self) -> None:
+        """Bring the attempt to its end, from whichever state it is in. Nothing is started twice."""
         try:
-            self._settle(*self._outcome())
+            self._record_end(*self._outcome())
         except Fenced:
             self._context.on_lost()
         except (Unavailable, Conflict) as error:
-            self.trouble = error.message
-            log.warning("an attempt is taken up again", extra={"attempt": self.name, "reason": error.message})
+            self.error = error.message
+            log.warning("attempt will be resumed", extra={"attempt": self.name, "reason": error.message})
         except Exception as error:
-            self.trouble = f"{type(error).__name__}; the controller's log says more"
-            log.exception("an attempt broke; it is taken up again", extra={"attempt": self.name})
+            self.error = f"{type(error).__name__}; see the controller's log"
+            log.exception("attempt failed unexpectedly, will be resumed", extra={"attempt": self.name})
 
     def _outcome(self) -> tuple[Verdict, AttemptState]:
         try:
-            state = self._run()
+            state = self._start_and_wait()
         except (Fenced, Unavailable):
             raise
-        except _GivenUp:
-            return self._verdict_asked(), AttemptState("unknown")
+        except _Stopped:
+            return self._verdict_before_start(), AttemptState("unknown")
         except FalajError as error:  # it cannot be started: refused, or something that it needs is gone
             return "failed", AttemptState("ended", reason=one_line(str(error)))
         except Exception as error:
             is_short = isinstance(error, OSError) and error.errno in SHORTAGES
             if is_short or self._host.launcher.state(self.name).phase != "unknown":
                 raise
-            log.exception("an attempt could not be prepared", extra={"attempt": self.name})
+            log.exception("failed to prepare attempt", extra={"attempt": self.name})
             return "failed", AttemptState("ended", reason=f"it could not be prepared: {error}")
         return self._verdict(state), state
 
-    def _run(self) -> AttemptState:
-        """Start the attempt if it never was, and wait for its end."""
+    def _start_and_wait(self) -> AttemptState:
+        """Start the attempt unless it was started before, and wait for its end."""
         state = self._host.launcher.state(self.name)
         if state.phase in ("ended", "lost"):
             return state
         if state.phase == "unknown":
-            self._go_on()
+            self._check_stop()
             self._require_node()
             with acting(self._owner(), fence=self._context.fence):
                 stage(
@@ -124,84 +124,82 @@ class Attempt:
                     self._context.gate.database,
                     self._row,
                     self._directory,
-                    go_on=self._go_on,
+                    check_stop=self._check_stop,
                 )
         with self._agent():
             if state.phase == "unknown":
-                self._go_on()
+                self._check_stop()
                 self._context.require_lease()
                 self._host.launcher.start(self._launch())
             return self._wait()
 
     def _require_node(self) -> None:
-        """It may run on a machine that is not seen from here just now: then it must not be started here as well."""
+        """Raise Unavailable if a node of the attempt is missing: it may already run there."""
         there = {node.name for node in self._host.nodes()}
-        away = [placed["node"] for placed in self._row["placements"] if placed["node"] not in there]
+        away = [placed.node for placed in self._row.placements if placed.node not in there]
         if away:
-            raise Unavailable(f"node {away[0]} is not there")
+            raise Unavailable(f"node {away[0]} is missing")
 
     def _wait(self) -> AttemptState:
-        told_at = time.monotonic()
+        sent_at = time.monotonic()
         while True:
             state = self._host.launcher.state(self.name)
             if state.phase == "unknown":
-                raise Unavailable(f"{self.name} was started, and did not begin")
+                raise Unavailable(f"{self.name} was started, but does not run")
             if state.phase in ("ended", "lost"):
                 return state
-            if self._told == "lost" and time.monotonic() - told_at >= LOST_S:
+            if self._sent == "lost" and time.monotonic() - sent_at >= LOST_S:
                 self._host.launcher.delete(self.name)
                 return AttemptState("lost")
-            if self._asked is not None and self._asked != self._told:
-                self._tell(self._asked)
-                told_at = time.monotonic()
-            time.sleep(LOOK_EVERY_S)
+            if self._requested is not None and self._requested != self._sent:
+                self._send_stop(self._requested)
+                sent_at = time.monotonic()
+            time.sleep(POLL_S)
 
-    def _tell(self, why: Asked) -> None:
-        """Have it end. That it did not fail, and is not done, is written down before anybody hears of it."""
+    def _send_stop(self, why: StopReason) -> None:
+        """Stop the attempt. That it is interrupted is recorded first, so that its end is not taken for a failure."""
         if why != "cancelled":
-            self._context.note(self.job, interrupting=True)
-        self._told = why
+            self._context.update_job(self.job, interrupting=True)
+        self._sent = why
         self._host.launcher.stop(self.name, grace_s=self._grace_s(why))
 
     def _verdict(self, state: AttemptState) -> Verdict:
-        """What it was asked counts only if it was told: it may have come to its end before."""
-        with self._context.gate.database.read() as tx:
-            row = store.job_row(tx, self.job)
-        if row["cancelling"]:
+        """Return the verdict. A requested stop counts only if it was sent before the attempt ended."""
+        row = self._current_row()
+        if row.cancelling:
             return "cancelled"
-        if row["interrupting"] and state.stopped is not False:
-            return _leaving(row) or "interrupted"
+        if row.interrupting and state.stopped is not False:
+            return _stop_verdict(row) or "interrupted"
         if state.node_restarted:
             return "interrupted"
         return "done" if state.phase == "ended" and state.exit_code == 0 else "failed"
 
-    def _verdict_asked(self) -> Verdict:
-        """Of an attempt that was given up before it started."""
-        match self._asked:
+    def _verdict_before_start(self) -> Verdict:
+        """Return the verdict on an attempt that was stopped before it started."""
+        match self._requested:
             case "cancelled":
                 return "cancelled"
             case "preempted":
-                with self._context.gate.database.read() as tx:
-                    return _leaving(store.job_row(tx, self.job)) or "interrupted"
+                return _stop_verdict(self._current_row()) or "interrupted"
             case _:
                 return "interrupted"
 
-    # -------------------------------------------------------------------------------------------- its end
+    # ------------------------------------------------------------------------------------------------ end
 
-    def _settle(self, verdict: Verdict, state: AttemptState) -> None:
-        """Upload what it left, publish it together with the outcome, and clear up."""
+    def _record_end(self, verdict: Verdict, state: AttemptState) -> None:
+        """Upload its outputs and log, record them with the verdict, and remove its files."""
         reason, outputs = self._reason(verdict, state), tuple[JobOutput, ...]()
-        kept: dict[str, ObjectId] = {}
+        notes: _Notes = {}
         try:
             with acting(self._owner(), fence=self._context.fence):
                 if verdict == "done":
                     outputs = self._upload_outputs()
-                kept = self._upload_notes()
+                notes = self._upload_notes()
         except (Fenced, Unavailable):
             raise
         except FalajError as error:
             verdict = "failed" if verdict == "done" else verdict
-            reason = f"{reason + '; ' if reason else ''}what it left could not be kept: {error}"
+            reason = f"{reason + '; ' if reason else ''}its outputs could not be stored: {error}"
         with acting(self._context.service, fence=self._context.fence):
             self._context.services.jobs.finish(
                 self.job,
@@ -211,12 +209,8 @@ class Attempt:
                 exit_code=state.exit_code,
                 outputs=outputs,
                 used=ResourceUsage(**asdict(state.used)),
-                **kept,
+                **notes,
             )
-        self.clear()
-
-    def clear(self) -> None:
-        """Remove what is left of an attempt that is settled."""
         remove_attempt(self._host, self.job, self.number)
 
     def _reason(self, verdict: Verdict, state: AttemptState) -> str | None:
@@ -226,37 +220,32 @@ class Attempt:
             why = f"node {self._lost_node} is lost" if self._lost_node else "the platform stopped"
             return f"interrupted: {'the machine went down' if state.node_restarted else why}"
         if verdict == "preempted":
-            return f"preempted: it made room for job {self._evicted_for()}"
+            return f"preempted: it made room for job {self._current_row().evicted_for}"
         if verdict == "moved":
-            return f"moved: it goes on with {self._asks_now()}"
+            return f"moved: it continues with {describe_request(self._current_row().spec)}"
         if verdict == "cancelled":
             return "cancelled" + (f": {state.reason}" if state.reason else "")
         return state.reason or f"it ended with exit code {state.exit_code}"
 
-    def _evicted_for(self) -> str:
+    def _current_row(self) -> JobRow:
         with self._context.gate.database.read() as tx:
-            return str(store.job_row(tx, self.job)["evicted_for"])
-
-    def _asks_now(self) -> str:
-        with self._context.gate.database.read() as tx:
-            return describe_request(JobSpec.model_validate(store.job_row(tx, self.job)["spec"]))
+            return store.job_row(tx, self.job)
 
     def _upload_outputs(self) -> tuple[JobOutput, ...]:
-        sources = (self.job, self._row["run"])
+        sources = (self.job, self._row.run)
         folder = self._directory / "outputs"
         return upload_outputs(self._context.services, folder, workspace=self._workspace, sources=sources)
 
-    def _upload_notes(self) -> dict[str, ObjectId]:
-        services, where = (
-            self._context.services,
-            {"workspace": self._workspace, "sources": (self.job, self._row["run"])},
+    def _upload_notes(self) -> _Notes:
+        services, sources = self._context.services, (self.job, self._row.run)
+        log_blob = upload_log(
+            services, self._host.launcher, self.name, workspace=self._workspace, sources=sources
         )
-        log_blob = upload_log(services, self._host.launcher, self.name, **where)  # type: ignore[arg-type]
-        known = packages_of(self._host.environments, self._spec.environment)
-        packages = services.blobs.upload(iter([known]), **where)  # type: ignore[arg-type]
-        return {"log": log_blob, "environment": packages.id}
+        packages = packages_of(self._host.environments, self._spec.environment)
+        listed = services.blobs.upload(iter([packages]), workspace=self._workspace, sources=sources)
+        return {"log": log_blob, "environment": listed.id}
 
-    # -------------------------------------------------------------------------------------------- its start
+    # ---------------------------------------------------------------------------------------------- start
 
     def _launch(self) -> Launch:
         spec, directory = self._spec, self._directory
@@ -306,15 +295,15 @@ class Attempt:
         return python_for(self._host.environments, self._spec.environment)
 
     def _secrets(self) -> dict[str, str]:
-        """The values that the job's owner may use now; they are asked for at each start."""
+        """Return the values of the secrets that the job's owner may use now; they are read at each start."""
         if not self._spec.secrets:
             return {}
         with acting(self._owner(), fence=self._context.fence):
             return open_secrets(self._context.services.secrets, self._spec.secrets, workspace=self._workspace)
 
     def _gpus(self) -> tuple[str, ...]:
-        """The UUIDs of the cards or slices that were handed out."""
-        return tuple(gpu for placed in self._row["placements"] for gpu in placed["gpus"])
+        """Return the UUIDs of the allocated GPUs or slices."""
+        return tuple(gpu for placed in self._row.placements for gpu in placed.gpus)
 
     @contextmanager
     def _agent(self) -> Iterator[None]:
@@ -326,50 +315,57 @@ class Attempt:
             owner=self._owner,
             service=context.service,
             fence=context.fence,
-            wanted=lambda: self._told is None,
-            progress=self._note_progress,
-            measured=self._note_metrics,
+            may_continue=lambda: self._sent is None,
+            on_progress=self._on_progress,
+            on_metrics=self._on_metrics,
             limits=self._host.limits,
         )
-        door = AgentServer(self._agent_folder, agent, home=self._directory, on_fenced=context.on_lost)
+        server = AgentServer(self._agent_folder, agent, home=self._directory, on_fenced=context.on_lost)
         try:
             yield
         finally:
-            door.close()
+            server.close()
 
-    def _note_progress(self, step: int, total: int) -> None:
-        self._pace.advance(step, total)
+    def _on_progress(self, step: int, total: int) -> None:
+        self._progress.advance(step, total)
         is_last = step >= total > 0
-        self._note_pace(is_due=not self._has_total or (is_last and not self._was_last))
+        self._record_progress(is_due=not self._has_total or (is_last and not self._was_last))
         self._has_total, self._was_last = True, is_last
 
-    def _note_metrics(self, points: Sequence[MetricPoint]) -> None:
-        self._pace.measure(points)
-        self._note_pace(is_due=False)
+    def _on_metrics(self, points: Sequence[MetricPoint]) -> None:
+        self._progress.measure(points)
+        self._record_progress(is_due=False)
 
-    def _note_pace(self, *, is_due: bool) -> None:
-        """Write down how far it is, now and then, or because it is due."""
-        far, now = self._pace.progress(), time.monotonic()
-        if far is not None and (is_due or now - self._progress_at >= PROGRESS_EVERY_S):
+    def _record_progress(self, *, is_due: bool) -> None:
+        """Record the progress if it `is_due`, or some time after the last record."""
+        progress, now = self._progress.progress(), time.monotonic()
+        if progress is not None and (is_due or now - self._progress_at >= PROGRESS_S):
             self._progress_at = now
-            self._context.note(self.job, progress=far.model_dump(mode="json"))
+            self._context.update_job(self.job, progress=progress.model_dump(mode="json"))
 
     def _owner(self) -> Caller:
-        """Whoever the job is for, as they stand now."""
+        """Return the requester of the job, authorized anew."""
         with self._context.gate.database.read() as tx:
             return requester(tx, self._row, origin=f"job:{self.job}")
 
-    def _go_on(self) -> None:
-        if self._asked is not None:
-            raise _GivenUp
+    def _check_stop(self) -> None:
+        if self._requested is not None:
+            raise _Stopped
 
 
-def _leaving(row: Any) -> Verdict | None:
-    """For another job, or to go on elsewhere; none where it was not told to leave."""
-    if not row["leaving"]:
+def _stop_verdict(row: JobRow) -> Verdict | None:
+    """Return whether the job was preempted or moved; None if neither."""
+    if not row.leaving:
         return None
-    return "moved" if row["evicted_for"] is None else "preempted"
+    return "moved" if row.evicted_for is None else "preempted"
 
 
-class _GivenUp(Exception):
-    """The attempt was asked to end before it was started."""
+class _Notes(TypedDict, total=False):
+    """Blobs with what the platform records about an attempt."""
+
+    log: ObjectId
+    environment: ObjectId
+
+
+class _Stopped(Exception):
+    """The attempt was to stop before it was started."""

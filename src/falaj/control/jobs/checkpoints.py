@@ -1,6 +1,6 @@
-"""The checkpoints of an attempt, as its agent takes them in: parts from many processes, then one commit.
+"""Uploads of checkpoints by the agent of an attempt: parts from many processes, then one commit.
 
-What comes from there is user code's. Parts lie encrypted and staged until the commit; those that never see one expire.
+The calls come from user code. Parts are encrypted and staged until the commit; parts without a commit expire.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from falaj.training.runtime.checkpointing.storage.store import MAX_KEPT, MAX_PAR
 from falaj.training.runtime.errors import CheckpointDamaged, CheckpointFailed, InvalidTraining
 
 MOST_UNFINISHED = 2
-"""Saves of an attempt that have parts and no commit yet; there is never more than one, unless a commit was refused."""
+"""Uncommitted checkpoints of an attempt; there is never more than one, unless a commit was refused."""
 
 SAVE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass
 class UnfinishedCheckpoint:
-    """A save that has no commit yet: the parts that have arrived, and the sizes of those that are on their way too."""
+    """A checkpoint without a commit: the uploaded parts, and the sizes of all that were announced."""
 
     parts: dict[int, ObjectId] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
 
     def beside(self, number: int) -> int:
-        """The bytes of all parts but that one."""
+        """Return the bytes of all parts but that one."""
         return sum(size for each, size in self.sizes.items() if each != number)
 
 
 class CheckpointUploads:
-    """Uploads for the job's owner, and commits as the platform itself. What is refused leaves nothing behind."""
+    """Uploads on behalf of the job's owner, and commits as the controller. A refused upload leaves nothing behind."""
 
     def __init__(
         self,
@@ -61,10 +61,11 @@ class CheckpointUploads:
         self._lock = threading.Lock()
 
     def steps(self) -> list[int]:
+        """Return the steps that have a checkpoint, newest first."""
         return [each.step for each in self._kept()]
 
     def save_part(self, mark: SaveId, number: int, body: Iterator[bytes], *, size: int) -> None:
-        """Take in a part of `size` bytes, unless that is more than there is room for."""
+        """Upload a part of `size` bytes; TooLarge if that exceeds a limit."""
         require_mark(mark)
         _require("number", number, most=MAX_PARTS - 1)
         what = f"part {number} of the checkpoint of step {mark.step}"
@@ -78,11 +79,11 @@ class CheckpointUploads:
             is_wanted = self._unfinished.get(mark) is save
             replaced = (
                 {save.parts.get(number)} if is_wanted else {blob}
-            )  # its answer was lost, and it came again
+            )  # its answer was lost, and it was sent again
             save.parts[number] = blob
         self._drop(replaced - {None})
         if not is_wanted:
-            raise CheckpointFailed(f"the checkpoint of step {mark.step} was given up for later ones")
+            raise CheckpointFailed(f"the checkpoint of step {mark.step} was dropped for later ones")
 
     def commit(
         self,
@@ -94,9 +95,9 @@ class CheckpointUploads:
         keep: int,
         best: int | None,
     ) -> None:
-        """Make parts of such `sizes` a checkpoint, with a manifest of `size` bytes.
+        """Commit parts of these `sizes` and a manifest of `size` bytes as a checkpoint.
 
-        One that was made already, by a call whose answer was lost, is as good.
+        A repeated commit, after an answer that was lost, has no effect.
         """
         require_mark(mark)
         _require("keep", keep, least=1, most=MAX_KEPT)
@@ -119,11 +120,12 @@ class CheckpointUploads:
         self._erase(each.blob for old in kept for each in (old.manifest, *old.parts))
 
     def load_manifest(self, step: int) -> tuple[int, Iterator[bytes]]:
+        """Return the size and the bytes of a manifest."""
         part = self._checkpoint(step).manifest
         return self._read(part, offset=0, length=part.size_bytes)
 
     def load_part(self, step: int, number: int, *, offset: int, length: int) -> tuple[int, Iterator[bytes]]:
-        """The size of what is there of a range, and the bytes."""
+        """Return the size and the bytes of what exists of a range of a part."""
         _require("offset", offset)
         _require("length", length)
         parts = self._checkpoint(step).parts
@@ -149,20 +151,20 @@ class CheckpointUploads:
         return found
 
     def _announce(self, mark: SaveId, number: int, size: int, what: str) -> UnfinishedCheckpoint:
-        """Have a part count from now on; saves that were begun long before are given up."""
-        given_up: set[ObjectId] = set()
+        """Count a part from now on; drop the oldest uncommitted checkpoints."""
+        dropped: set[ObjectId] = set()
         with self._lock:
             save = self._unfinished.get(mark) or UnfinishedCheckpoint()
             self._limits.require(size, beside=save.beside(number), what=what)
             save.sizes[number] = size
             self._unfinished[mark] = save
             while len(self._unfinished) > MOST_UNFINISHED:
-                given_up |= {*self._unfinished.pop(next(iter(self._unfinished))).parts.values()}
-        self._drop(given_up)
+                dropped |= {*self._unfinished.pop(next(iter(self._unfinished))).parts.values()}
+        self._drop(dropped)
         return save
 
     def _withdraw(self, mark: SaveId, number: int, save: UnfinishedCheckpoint) -> None:
-        """A part did not arrive. One that came before under its number is of no use either: it was to be replaced."""
+        """Forget a part whose upload failed, and an earlier upload of it, which was to be replaced."""
         with self._lock:
             save.sizes.pop(number, None)
             dropped = {save.parts.pop(number, None)} - {None}
@@ -171,13 +173,13 @@ class CheckpointUploads:
         self._drop(dropped)
 
     def _arrived(self, mark: SaveId, sizes: Sequence[int]) -> tuple[ObjectId, ...]:
-        """The parts of a save, if they are as many and as long as `sizes` says."""
+        """Return the parts of a checkpoint; InvalidTraining unless their sizes are `sizes`."""
         with self._lock:
             save = self._unfinished.get(mark) or UnfinishedCheckpoint()
             found, there = dict(save.parts), dict(save.sizes)
         if sorted(found) != list(range(len(sizes))):
-            said = f"{len(found)} of its {len(sizes)} parts have arrived since the agent started"
-            raise InvalidTraining(f"the checkpoint of step {mark.step} cannot be committed: {said}")
+            arrived = f"{len(found)} of its {len(sizes)} parts have arrived since the agent started"
+            raise InvalidTraining(f"the checkpoint of step {mark.step} cannot be committed: {arrived}")
         for number, size in enumerate(sizes):
             if there.get(number) != size:
                 raise InvalidTraining(
@@ -206,7 +208,7 @@ class CheckpointUploads:
             return self._services.blobs.upload(watched, workspace=self._workspace, sources=(self._job,)).id
 
     def _drop(self, blobs: Iterable[ObjectId | None]) -> None:
-        """Let go of what no commit will have; where that is not possible, it expires."""
+        """Delete blobs that will not be committed; those that cannot be deleted expire."""
         for blob in blobs:
             if blob is not None:
                 with suppress(FalajError), acting(self._owner(), fence=self._fence):
@@ -214,18 +216,19 @@ class CheckpointUploads:
                     self._erase((blob,))
 
     def _erase(self, blobs: Iterable[ObjectId]) -> None:
-        """Have the bytes of those that were deleted go now: until the next sweep they could fill a disk."""
+        """Remove the bytes of deleted blobs now: until the next sweep they could fill the disk."""
         for blob in blobs:
             with suppress(FalajError):
                 self._services.jobs.stored.erase(blob)
 
 
 def require_mark(mark: SaveId) -> None:
+    """Raise ValueError unless `mark` names a checkpoint."""
     _require("step", mark.step)
     if not SAVE.fullmatch(mark.save):
-        raise ValueError("a save is named by 32 hexadecimal digits")
+        raise ValueError("`save` must be 32 hexadecimal digits")
 
 
 def _require(name: str, number: int, *, least: int = 0, most: int = (1 << 62) - 1) -> None:
     if not least <= number <= most:
-        raise ValueError(f"{name} is {number}; allowed: {least} to {most}")
+        raise ValueError(f"`{name}` must be between {least} and {most}, not {number}")

@@ -1,4 +1,4 @@
-"""Where attempts at jobs run, and in whose name they are kept."""
+"""State that the reconciler shares with its attempts: the host of jobs, and the controller's identity and lease."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from falaj.training.logs import attempt_name
 
 @dataclass(frozen=True)
 class JobHost:
-    """Where jobs run: `folder` has the directories of attempts; `hidden` is kept from them.
+    """The host that jobs run on. `folder` holds the directories of attempts; `hidden` are paths that jobs do not see.
 
-    One that makes room for another job has `preemption_grace_s` to save itself. NVIDIA's MPS daemon listens in `mps`.
-    What a job saves is within its `allowance`.
+    A preempted job has `preemption_grace_s` to save a checkpoint. NVIDIA's MPS daemon listens in `mps`. Checkpoints
+    are subject to `limits`.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class JobHost:
 
 @dataclass(frozen=True)
 class ControllerContext:
-    """In whose name attempts are kept: the controller's, as long as its lease holds."""
+    """The acting controller: its service user and the fencing number of its lease."""
 
     gate: Gate
     services: Services
@@ -50,24 +50,25 @@ class ControllerContext:
     fence: int
     on_lost: Callable[[], NoReturn]
 
-    def note(self, job: str, **values: Any) -> None:
-        """Write down something about a job, unless another controller has taken over."""
+    def update_job(self, job: str, **values: Any) -> None:
+        """Update the row of a job; Fenced if another controller has taken over."""
         with self.gate.database.write() as tx:
             hold_fence(self.fence, lease.current_fence(tx))
             store.update_job(tx, job, **values)
 
     def require_lease(self) -> None:
+        """Raise Fenced if another controller has taken over."""
         with self.gate.database.read() as tx:
             hold_fence(self.fence, lease.current_fence(tx))
 
 
-def one_line(words: str) -> str:
-    """On one line; what is no text, as in the names of files, is escaped."""
-    return " ".join(words.encode(errors="backslashreplace").decode().split())
+def one_line(text: str) -> str:
+    """Return `text` on one line; invalid characters, as in file names, are escaped."""
+    return " ".join(text.encode(errors="backslashreplace").decode().split())
 
 
 def remove_attempt(host: JobHost, job: str, number: int) -> None:
-    """Remove all that is left of an attempt that is over; again, if it was interrupted."""
+    """Remove the files of an ended attempt; may be repeated after an interruption."""
     home = host.folder / job
     host.launcher.delete(attempt_name(job, number))
     for left in [home / str(number), home / f"{number}.agent", *home.glob(f".{number}-*")]:

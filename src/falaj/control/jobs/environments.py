@@ -1,4 +1,4 @@
-"""The Pythons that run jobs: the platform's own, and virtualenvs that an administrator lists in falaj.toml."""
+"""The Python environments of jobs: the platform's own, and virtualenvs that falaj.toml lists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from falaj.errors import InvalidInput
 
 PACKAGE = Path(__file__).parents[2]
-"""Falaj itself: jobs import the runtime from it."""
+"""The package falaj: jobs import the runtime from it."""
 
 RUNTIME = "runtime"
 
 
 class JobPython:
-    """A virtualenv, or the platform's own Python where there is no `folder`."""
+    """A virtualenv, or the platform's own Python if `folder` is None."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -31,21 +31,23 @@ class JobPython:
 
     @property
     def programs(self) -> str:
-        """The folder with its programs, such as mpiexec."""
+        """The folder with its programs, for example mpiexec."""
         return str(Path(self.executable).parent)
 
     @property
     def readable(self) -> tuple[Path, ...]:
-        """What a job must be able to read: the virtualenv, and the Python that it was made of."""
+        """The paths that a job must be able to read: the package, the virtualenv, and its base Python."""
         if self._folder is None:
             return (PACKAGE,)
         made_of = (self._folder / "bin" / "python").resolve().parents[1]
         return PACKAGE, self._folder, made_of
 
     def variables(self, links: Path, given: Mapping[str, str]) -> dict[str, str]:
-        """How `import falaj` finds the runtime there: through `links`, a folder which the job may read. The folder that
-        holds the package may hold all that the platform is made of, in other versions than the virtualenv's. What the
-        job has `given` as its path comes first."""
+        """Return the environment variables by which `import falaj` finds the runtime: a link in the folder `links`.
+
+        The folder that holds the package is not used: it may hold other versions of the virtualenv's packages. A
+        PYTHONPATH that the job was `given` comes first.
+        """
         if self._folder is None:
             return {}
         folder = links / RUNTIME
@@ -56,7 +58,7 @@ class JobPython:
         return {"PYTHONPATH": os.pathsep.join(paths)}
 
     def packages(self) -> str:
-        """The interpreter and the packages, one a line."""
+        """Return the interpreter and the packages, one per line."""
         if self._folder is None:
             return list_packages(machine.python_version(), sys.executable, None)
         return list_packages(
@@ -67,7 +69,7 @@ class JobPython:
 
 
 def python_for(environments: Mapping[str, Path], name: str | None) -> JobPython:
-    """The Python that a job named; InvalidInput with those there are, if it is none of them."""
+    """Return the environment of a job; InvalidInput, with the known ones, if there is no such environment."""
     if name is None:
         return JobPython(None)
     folder = environments.get(name)
@@ -82,7 +84,7 @@ def python_for(environments: Mapping[str, Path], name: str | None) -> JobPython:
 
 
 def packages_of(environments: Mapping[str, Path], name: str | None) -> bytes:
-    """What a job that ran has run with, as far as it is still known."""
+    """Return the packages that a job ran with, as far as they are still known."""
     try:
         return python_for(environments, name).packages().encode()
     except InvalidInput:
@@ -97,7 +99,7 @@ def list_packages(version: str, executable: str, sites: tuple[str, ...] | None) 
 
 
 def read_pyvenv_config(folder: Path) -> dict[str, str]:
-    """What a virtualenv says of itself."""
+    """Return the settings in pyvenv.cfg."""
     with suppress(OSError):
         lines = (folder / "pyvenv.cfg").read_text(errors="replace").splitlines()
         return {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
@@ -105,7 +107,7 @@ def read_pyvenv_config(folder: Path) -> dict[str, str]:
 
 
 def site_packages(folder: Path) -> Iterator[str]:
-    """Where its packages lie, without running anything of it: files of paths (*.pth) lead to further folders."""
+    """Yield the folders of packages, including those in .pth files, without running the virtualenv's Python."""
     for site in sorted(folder.glob("lib/python3*/site-packages")):
         yield str(site)
         yield from (str(path) for path in linked_paths(site) if path.is_dir())

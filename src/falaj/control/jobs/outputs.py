@@ -1,4 +1,4 @@
-"""What an attempt leaves behind, uploaded for its owner. User code had the folder: nothing in it is trusted."""
+"""Uploads the outputs and the log of an attempt. User code wrote the folder: nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CHUNK_BYTES = 1 << 20
 MOST_OUTPUTS = 10_000
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 FOLDER = FILE | os.O_DIRECTORY
-LEAVE_IT = "write into the folder FALAJ_OUTPUTS, and leave the folder itself in its place"
+KEEP_FOLDER = "write into the folder FALAJ_OUTPUTS, and do not replace the folder itself"
 _path = TypeAdapter(ArtifactPath)
 
 
 def upload_outputs(
     services: Services, folder: Path, *, workspace: ObjectId, sources: tuple[str, ...]
 ) -> tuple[JobOutput, ...]:
-    """Every regular file below `folder`, as a staged blob under its path there. Links are not followed."""
+    """Upload every regular file below `folder` as a staged blob. Links are not followed."""
     made: list[JobOutput] = []
     for path, handle in output_files(folder):
         with os.fdopen(handle, "rb") as file:
@@ -39,20 +39,20 @@ def upload_outputs(
 
 
 def output_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """The path and an open descriptor of each file; InvalidInput if there are too many or one cannot be taken."""
+    """Yield the path and an open descriptor of each file; InvalidInput if there are too many or one is unreadable."""
     try:
         top = os.open(folder, FOLDER)
     except OSError as error:
         raise _refused(
-            "the folder itself", f"a folder that can be read ({error.strerror})", LEAVE_IT
+            "the folder itself", f"a folder that can be read ({error.strerror})", KEEP_FOLDER
         ) from None
     yield from _files_in(top, "", itertools.count(1))
 
 
 def _files_in(folder: int, above: str, seen: Iterator[int]) -> Iterator[tuple[str, int]]:
-    """Of an open folder, which is closed at the end: its files, then those of its folders, by name.
+    """Yield the files of an open folder, then those of its subfolders, by name; close the folder.
 
-    Names come from user code: they are counted while they are read, and a path too long ends the descent.
+    Names come from user code: entries are counted while they are read, and a path that is too long is refused.
     """
     try:
         found = {entry.name: entry for entry in _counted(folder, seen)}
@@ -89,7 +89,7 @@ def _opened(name: str, folder: int, path: str, flags: int) -> int:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
         allowed = f"files and folders that can be read ({error.strerror})"
-        raise _refused(path, allowed, "chmod -R u+rwX what the job leaves") from None
+        raise _refused(path, allowed, "chmod -R u+rwX the outputs") from None
 
 
 def _refused(given: str, allowed: str, fix: str | None = None) -> InvalidInput:
@@ -99,7 +99,7 @@ def _refused(given: str, allowed: str, fix: str | None = None) -> InvalidInput:
 def upload_log(
     services: Services, launcher: Launcher, attempt: str, *, workspace: ObjectId, sources: tuple[str, ...]
 ) -> ObjectId:
-    """What the attempt printed, as a staged blob."""
+    """Upload the output of the attempt's processes as a staged blob."""
 
     def pieces() -> Iterator[bytes]:
         offset = 0

@@ -1,4 +1,4 @@
-"""How far a running attempt is, from what it reports: its step, its loss, and how many steps it does a second."""
+"""The progress of a running attempt, from its reports: its step, its loss and its steps per second."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from falaj.records.tracking import MetricPoint
 from falaj.records.training.jobs import JobProgress
 
 WINDOW_S = 30.0
-"""The rate is that of the last half minute: a pause for a checkpoint does not make it jump."""
-ANEW_S = 10.0
-"""Of several processes some are behind; that all are, for so long, means that they began anew."""
+"""The rate is averaged over this time, so that a pause for a checkpoint does not make it jump."""
+RESTART_S = 10.0
+"""Some of several processes may be behind; if all are for so long, the training was restarted."""
 
 
 class ProgressMeter:
-    """Takes reports from several threads. `clock` counts seconds."""
+    """Combines reports from several threads. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,13 +30,13 @@ class ProgressMeter:
         self._seen: deque[tuple[float, int]] = deque(maxlen=1000)
 
     def advance(self, step: int, total: int | None) -> None:
-        """It has done `step` steps, of `total`."""
+        """Record that `step` of `total` steps are done."""
         with self._lock:
             self._total = total or self._total
             self._move(step)
 
     def measure(self, points: Sequence[MetricPoint]) -> None:
-        """It has logged `points`. Where it never says how far it is, their newest step tells."""
+        """Record logged metrics. Their newest step counts as progress if none was reported."""
         losses = [each for each in points if _is_loss(each.key) and math.isfinite(each.value)]
         with self._lock:
             if losses:
@@ -47,7 +47,7 @@ class ProgressMeter:
                 self._move(newest)
 
     def progress(self) -> JobProgress | None:
-        """How far it is by now; none before it has said anything."""
+        """Return the progress, or None before the first report."""
         with self._lock:
             if self._step is None:
                 return None
@@ -56,7 +56,7 @@ class ProgressMeter:
     def _move(self, step: int) -> None:
         now = self._clock()
         if self._step is not None and step < self._step:
-            if now - self._moved_at < ANEW_S:
+            if now - self._moved_at < RESTART_S:
                 return
             self._seen.clear()
         self._step, self._moved_at = step, now
@@ -73,6 +73,6 @@ class ProgressMeter:
 
 
 def _is_loss(key: str) -> bool:
-    """`loss`, or what trainers call it: train_loss, train/loss. The loss on other data is not the run's own."""
+    """Return whether `key` is a training loss: `loss`, `train_loss`, `train/loss`. Validation losses are not."""
     name = key.lower().replace("/", "_").replace(".", "_")
     return name in ("loss", "train_loss", "training_loss", "loss_train")

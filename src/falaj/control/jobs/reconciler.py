@@ -1,8 +1,8 @@
-"""The keeper of the queue: admits jobs as the scheduler decides, and looks after every attempt until it is settled.
+"""The job reconciler: starts jobs as the scheduler decides, and supervises every attempt until its end is recorded.
 
-An attempt is written down before it starts, starting is idempotent, and it is settled in one transaction: so a keeper
-that is killed at any moment leaves enough for the next one to go on, and nothing runs twice. In the same way it is
-written down who makes room for whom before anybody is told to leave.
+An attempt is recorded before it starts, starting is idempotent, and its end is recorded in one transaction. So a
+reconciler that is killed at any moment leaves enough for the next one to continue, and nothing runs twice. Likewise a
+preemption is recorded before any job is told to stop.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NoReturn
 
 from falaj.control.authorization import acting, controller_caller
@@ -28,28 +29,33 @@ from falaj.records.scheduling.snapshot import Decision, Evict, Node, Request, St
 from falaj.records.training.jobs import JobState
 from falaj.scheduling import Backlog, decide_from
 from falaj.training import store
-from falaj.training.queue import QueueSnapshot
+from falaj.training.queue import QueueSnapshot, is_due
+from falaj.training.store import JobRow, RunningJob
 
 log = logging.getLogger("falaj.controller")
 
 STOP_S = 8.0
-AGAIN_S = 1.0
-"""So long after an attempt broke off for the first time it is taken up again."""
+FIRST_BACKOFF_S = 1.0
 LOST_AFTER_S = 30.0
-"""A node that was not there for so long is lost, and what ran on it goes back to the queue."""
+"""A node that was missing for so long is lost, and its jobs go back to the queue."""
+LONGEST_BACKOFF_S = 60.0
+RECONSIDER_S = 5.0
+"""A queue in which jobs wait is decided on this often: shares decay, and people change budgets and quotas."""
+QUICK_S = 0.05
+"""A decision that took longer is followed by a pause as long, so that half of the time is left for other work."""
 
 
 @dataclass
 class AttemptThread:
-    """An attempt that is looked after, and when it is taken up again, should it have broken off."""
+    """A supervised attempt; `retry_at` is when it is resumed after its thread failed."""
 
     attempt: Attempt
     thread: threading.Thread
-    again_at: float | None = None
+    retry_at: float | None = None
 
 
 class JobReconciler:
-    """Keeps the jobs of the platform, for as long as the lease with `fence` holds."""
+    """Reconciles the jobs of the platform while the lease with `fence` holds."""
 
     def __init__(
         self, gate: Gate, services: Services, host: JobHost, *, fence: int, on_lost: Callable[[], NoReturn]
@@ -58,142 +64,142 @@ class JobReconciler:
         self._context = ControllerContext(gate, services, service, fence, on_lost)
         self._host = host
         self._attempts: dict[str, AttemptThread] = {}
-        self._broken, self._refused = Backoff(first_s=AGAIN_S), Backoff(first_s=AGAIN_S)
+        self._failed, self._refused = Backoff(first_s=FIRST_BACKOFF_S), Backoff(first_s=FIRST_BACKOFF_S)
         self._missing: dict[str, float] = {}
-        self._occasions = DecisionTrigger()
+        self._trigger = DecisionTrigger()
         make_traversable(host.folder)
         try:
-            self._clear_leftovers()
+            self._remove_leftovers()
         except Fenced:
             on_lost()
 
     def tick(self) -> None:
-        """Look after the attempts that there are, and start those that are due."""
+        """Supervise the running attempts, and decide on the queue if that is due."""
         nodes = self._host.nodes()
         with self._context.gate.database.read() as tx:
-            changes, running = store.queue_version(tx), store.running(tx)
-        self._look_after_all(running, nodes)
-        if self._occasions.has_come(changes, nodes, now=self._context.gate.clock()):
-            self._decide(changes, nodes)
+            version, running = store.queue_version(tx), store.running(tx)
+        self._reconcile_all(running, nodes)
+        if self._trigger.is_due(version, nodes, now=self._context.gate.clock()):
+            self._decide(version, nodes)
 
     def stop(self) -> None:
-        """Have every attempt end and its job go back to the queue; what takes too long is left to the next keeper."""
-        for kept in self._attempts.values():
-            kept.attempt.ask("interrupted")
+        """Interrupt every attempt, so that its job is queued again; slow ones are left to the next controller."""
+        for each in self._attempts.values():
+            each.attempt.request_stop("interrupted")
         deadline = time.monotonic() + STOP_S
-        for kept in self._attempts.values():
-            kept.thread.join(max(0.0, deadline - time.monotonic()))
+        for each in self._attempts.values():
+            each.thread.join(max(0.0, deadline - time.monotonic()))
 
-    # ------------------------------------------------------------------------------------------ what runs
+    # ---------------------------------------------------------------------------------------- running jobs
 
-    def _look_after_all(self, running: Sequence[Any], nodes: Sequence[Node]) -> None:
-        here = {row["id"] for row in running}
+    def _reconcile_all(self, running: Sequence[RunningJob], nodes: Sequence[Node]) -> None:
+        here = {row.id for row in running}
         self._attempts = {
-            job: kept for job, kept in self._attempts.items() if job in here or kept.thread.is_alive()
+            job: each for job, each in self._attempts.items() if job in here or each.thread.is_alive()
         }
-        self._broken.keep_only(self._attempts)
-        self._note_missing(running, nodes)
+        self._failed.retain(self._attempts)
+        self._update_missing(running, nodes)
         for row in running:
             try:
-                self._look_after(row)
+                self._reconcile(row)
             except (Fenced, Unavailable):
                 raise
             except Exception:  # one job must not hold up the others
-                log.exception("a job cannot be looked after", extra={"job": row["id"]})
+                log.exception("failed to reconcile job", extra={"job": row.id})
 
-    def _look_after(self, row: Any) -> None:
-        kept = self._attempts.get(row["id"])
-        if kept is None or kept.attempt.number != row["attempt"]:
-            self._take_up(row["id"])
-        elif kept.thread.is_alive():
-            self._pass_on(kept.attempt, row)
-        elif kept.again_at is None:
-            self._let_rest(kept)
-        elif time.monotonic() >= kept.again_at:
-            self._take_up(row["id"])
+    def _reconcile(self, row: RunningJob) -> None:
+        known = self._attempts.get(row.id)
+        if known is None or known.attempt.number != row.attempt:
+            self._supervise(row.id)
+        elif known.thread.is_alive():
+            self._forward(known.attempt, row, nodes=row.nodes)
+        elif known.retry_at is None:
+            self._back_off(known)
+        elif time.monotonic() >= known.retry_at:
+            self._supervise(row.id)
 
-    def _take_up(self, job: str) -> None:
+    def _supervise(self, job: str) -> None:
+        """Start a thread that brings the job's attempt to its end."""
         with self._context.gate.database.read() as tx:
             row = store.job_row(tx, job)
-        if row["state"] != JobState.RUNNING:
+        if row.state is not JobState.RUNNING:
             return
         attempt = Attempt(self._context, self._host, row)
-        self._pass_on(attempt, row)
-        thread = start_thread(attempt.live, name=f"attempt {attempt.name}")
+        self._forward(attempt, row, nodes=tuple(placed.node for placed in row.placements))
+        thread = start_thread(attempt.run, name=f"attempt {attempt.name}")
         self._attempts[job] = AttemptThread(attempt, thread)
 
-    def _pass_on(self, attempt: Attempt, row: Any) -> None:
-        """Tell an attempt what was asked of its job."""
-        if row["cancelling"]:
-            attempt.ask("cancelled")
-        if row["leaving"]:
-            attempt.ask("preempted")
-        if lost := self._lost_node(row):
+    def _forward(self, attempt: Attempt, row: RunningJob | JobRow, *, nodes: Sequence[str]) -> None:
+        """Tell an attempt on `nodes` that its job is to be cancelled or preempted, or has lost a node."""
+        if row.cancelling:
+            attempt.request_stop("cancelled")
+        if row.leaving:
+            attempt.request_stop("preempted")
+        if lost := self._lost_node(nodes):
             attempt.lose(lost)
 
-    def _let_rest(self, kept: AttemptThread) -> None:
-        """An attempt broke off and is not settled: it is taken up again, later each time, and its job says so."""
-        job, pause_s = kept.attempt.job, self._broken.begin(kept.attempt.job)
-        kept.again_at = time.monotonic() + pause_s
-        if kept.attempt.trouble is not None:
-            words = (
-                f"attempt {kept.attempt.number} is taken up again in {pause_s:.0f} s: {kept.attempt.trouble}"
-            )
+    def _back_off(self, failed: AttemptThread) -> None:
+        """Schedule the retry of an attempt whose thread failed before its end was recorded."""
+        job, pause_s = failed.attempt.job, self._failed.start(failed.attempt.job)
+        failed.retry_at = time.monotonic() + pause_s
+        if failed.attempt.error is not None:
+            words = f"attempt {failed.attempt.number} is resumed in {pause_s:.0f} s: {failed.attempt.error}"
             with suppress(Unavailable):
-                self._context.note(job, reason=words[:2000])
+                self._context.update_job(job, reason=words[:2000])
 
-    def _note_missing(self, running: Sequence[Any], nodes: Sequence[Node]) -> None:
-        """Remember since when a node with attempts on it has not been there."""
+    def _update_missing(self, running: Sequence[RunningJob], nodes: Sequence[Node]) -> None:
+        """Record since when nodes with attempts on them are missing."""
         there = {node.name for node in nodes}
-        used = {placed["node"] for row in running for placed in row["placements"] or ()}
+        used = {name for row in running for name in row.nodes}
         now = time.monotonic()
         self._missing = {name: self._missing.get(name, now) for name in used - there}
 
-    def _lost_node(self, row: Any) -> str | None:
+    def _lost_node(self, nodes: Sequence[str]) -> str | None:
         now = time.monotonic()
         gone = {name for name, since in self._missing.items() if now - since >= LOST_AFTER_S}
-        return next((placed["node"] for placed in row["placements"] or () if placed["node"] in gone), None)
+        return next((name for name in nodes if name in gone), None)
 
-    # ---------------------------------------------------------------------------------------- what waits
+    # ----------------------------------------------------------------------------------------- queued jobs
 
-    def _decide(self, changes: int, nodes: Sequence[Node]) -> None:
+    def _decide(self, version: int, nodes: Sequence[Node]) -> None:
         gate, queue, began = self._context.gate, self._context.services.jobs.queue, time.monotonic()
-        resting = self._refused.still()
+        paused = self._refused.waiting()
         with gate.database.read() as tx:
-            look = queue.look(tx, nodes, now=gate.clock(), without=resting)
-        self._refused.keep_only(look.attempts)
+            seen = queue.snapshot(tx, nodes, now=gate.clock(), without=paused)
+        self._refused.retain(seen.attempts)
         decisions = (
-            decide_from(Backlog(look.snapshot.pending), look.snapshot) if look.snapshot.pending else ()
+            decide_from(Backlog(seen.snapshot.pending), seen.snapshot) if seen.snapshot.pending else ()
         )
-        waits = bool(look.snapshot.pending or resting)
-        self._occasions.decided(changes, nodes, look, waits=waits, took_s=time.monotonic() - began)
-        self._carry_out(decisions, look)
+        waits = bool(seen.snapshot.pending or paused)
+        took_s = time.monotonic() - began
+        self._trigger.record_decision(version, nodes, next_due=seen.next_due, waits=waits, took_s=took_s)
+        self._carry_out(decisions, seen)
 
-    def _carry_out(self, decisions: Sequence[Decision], look: QueueSnapshot) -> None:
+    def _carry_out(self, decisions: Sequence[Decision], seen: QueueSnapshot) -> None:
         leaving: dict[ObjectId, list[ObjectId]] = {}
-        asked = {each.job: each for each in look.snapshot.pending} if decisions else {}
+        requests = {each.job: each for each in seen.snapshot.pending} if decisions else {}
         for decision in decisions:
             if isinstance(decision, Start):
-                self._begin(decision, look.attempts[decision.job] + 1, asked[decision.job])
+                self._begin(decision, seen.attempts[decision.job] + 1, requests[decision.job])
             elif isinstance(decision, Evict):
                 leaving.setdefault(decision.by, []).append(decision.job)
         for job, victims in leaving.items():
-            self._make_room(job, victims)
+            self._preempt(job, victims)
 
-    def _begin(self, start: Start, number: int, asked: Request) -> None:
-        """Write the attempt down, then start it."""
+    def _begin(self, start: Start, number: int, request: Request) -> None:
+        """Record the attempt, then start it."""
         begin = self._context.services.jobs.begin
         facts: dict[str, Any] = {"attempt": number, "placements": start.placements, "borrows": start.borrows}
-        if self._written(start.job, lambda: begin(start.job, **facts, decided=asked)):
-            self._take_up(start.job)
+        if self._record(start.job, lambda: begin(start.job, **facts, decided=request)):
+            self._supervise(start.job)
 
-    def _make_room(self, job: ObjectId, victims: list[ObjectId]) -> None:
-        """Write down who leaves for whom; those that run are told at the next look."""
-        log.info("jobs make room", extra={"job": job, "leaving": victims})
-        self._written(job, lambda: self._context.services.jobs.preempt_for(job, leaving=tuple(victims)))
+    def _preempt(self, job: ObjectId, victims: list[ObjectId]) -> None:
+        """Record which jobs are preempted for `job`; their attempts are told at the next tick."""
+        log.info("preempting jobs", extra={"job": job, "leaving": victims})
+        self._record(job, lambda: self._context.services.jobs.preempt_for(job, leaving=tuple(victims)))
 
-    def _written(self, job: ObjectId, write: Callable[[], object]) -> bool:
-        """Whether something about a waiting job was written down. One that cannot be waits a while, and says so."""
+    def _record(self, job: ObjectId, write: Callable[[], object]) -> bool:
+        """Return whether `write` took effect. After an error the job backs off, with the error as its reason."""
         try:
             with acting(self._context.service, fence=self._context.fence):
                 write()
@@ -202,29 +208,85 @@ class JobReconciler:
         except Conflict:
             return False  # cancelled or moved meanwhile
         except FalajError as error:
-            pause_s = self._refused.begin(job)
-            log.exception("a job could not be begun", extra={"job": job})
-            words = f"it could not be begun, and is tried again in {pause_s:.0f} s: {error.message}"
-            self._context.note(job, reason=words[:2000])
+            pause_s = self._refused.start(job)
+            log.exception("failed to start job", extra={"job": job})
+            words = f"it could not be started, and is tried again in {pause_s:.0f} s: {error.message}"
+            self._context.update_job(job, reason=words[:2000])
             return False
         return True
 
-    # ------------------------------------------------------------------------------------- what is left
+    # ------------------------------------------------------------------------------------------ leftovers
 
-    def _clear_leftovers(self) -> None:
-        """Remove what is left of attempts that were settled by a keeper which did not get to it."""
+    def _remove_leftovers(self) -> None:
+        """Remove the files of ended attempts that an earlier controller did not remove."""
         with self._context.gate.database.read() as tx:
-            running = {row["id"]: row["attempt"] for row in store.running(tx)}
+            running = {str(row.id): row.attempt for row in store.running(tx)}
         for home in sorted(self._host.folder.iterdir()):
             numbers = {path.name.lstrip(".").split(".")[0].split("-")[0] for path in home.iterdir()}
             for number in sorted(int(each) for each in numbers if each.isdigit()):
                 if running.get(home.name) != number:
-                    self._context.require_lease()  # else the next keeper may have begun it since
-                    self._clear(home.name, number)
+                    self._context.require_lease()  # else the next controller may have started it
+                    self._remove(home.name, number)
 
-    def _clear(self, job: str, number: int) -> None:
-        """What cannot be removed is left lying: it must not keep the keeper from its work."""
+    def _remove(self, job: str, number: int) -> None:
+        """Remove the files of an attempt; a failure is logged, and does not stop the reconciler."""
         try:
             remove_attempt(self._host, job, number)
         except Exception:
-            log.exception("what is left of an attempt cannot be removed", extra={"job": job})
+            log.exception("failed to remove files of attempt", extra={"job": job})
+
+
+class Backoff:
+    """Pauses after failures, twice as long each time; by the monotonic clock, which never jumps."""
+
+    def __init__(self, *, first_s: float, longest_s: float = LONGEST_BACKOFF_S) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._until: dict[str, tuple[int, float]] = {}
+
+    def start(self, key: str) -> float:
+        """Start a pause of `key`, longer than its last one. Return its length in seconds."""
+        times = self._until.get(key, (0, 0.0))[0]
+        seconds = min(self._first_s * float(1 << min(times, 30)), self._longest_s)
+        self._until[key] = times + 1, time.monotonic() + seconds
+        return seconds
+
+    def waiting(self) -> list[str]:
+        """Return the keys whose pauses are not over."""
+        now = time.monotonic()
+        return [key for key, (_, until) in self._until.items() if now < until]
+
+    def retain(self, keys: Iterable[str]) -> None:
+        """Forget all keys but these."""
+        known = set(keys)
+        self._until = {key: pause for key, pause in self._until.items() if key in known}
+
+
+class DecisionTrigger:
+    """Tells when a decision on the queue is due: an unchanged queue costs nothing, however long it is."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._nodes: tuple[Node, ...] = ()
+        self._next_due: datetime | None = None
+        self._waits = False
+        self._pauses_until = self._decided_at = float("-inf")
+
+    def is_due(self, version: int, nodes: Sequence[Node], *, now: datetime) -> bool:
+        """Return whether to decide on this `version` of the queue and these `nodes`."""
+        moment = time.monotonic()
+        if moment < self._pauses_until:
+            return False
+        if version != self._version or tuple(nodes) != self._nodes:
+            return True
+        if self._next_due is not None and is_due(self._next_due, now=now):
+            return True
+        return self._waits and moment - self._decided_at >= RECONSIDER_S
+
+    def record_decision(
+        self, version: int, nodes: Sequence[Node], *, next_due: datetime | None, waits: bool, took_s: float
+    ) -> None:
+        """Remember what a decision saw: a queue at least as new as `version`, and whether any job still `waits`."""
+        self._version, self._nodes, self._next_due = version, tuple(nodes), next_due
+        self._waits = waits
+        self._decided_at = time.monotonic()
+        self._pauses_until = self._decided_at + (took_s if took_s > QUICK_S else 0.0)

@@ -1,11 +1,11 @@
-"""An attempt's directory, filled before it starts: its code, its inputs decrypted, and a place for its outputs."""
+"""Stages the directory of an attempt: its code, its decrypted inputs, and a folder for its outputs."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,39 +17,39 @@ from falaj.ports.metadata import Database
 from falaj.records.governance.objects import StoredObject
 from falaj.records.training.jobs import JobSpec
 from falaj.training.code_archive import unpack_code
+from falaj.training.store import JobRow
 
 CheckStop = Callable[[], None]
-"""Called between the parts of long work; raises where it should be given up."""
+"""Called between the parts of long work; raises if the work is to stop."""
 
 
 def stage(
-    services: Services, database: Database, row: Mapping[str, Any], directory: Path, *, go_on: CheckStop
+    services: Services, database: Database, row: JobRow, directory: Path, *, check_stop: CheckStop
 ) -> None:
-    """Fill `directory` for whoever acts now. It appears when it is whole; one that is there already is left alone."""
+    """Fill `directory` on behalf of the current caller. It appears when it is complete; an existing one is kept."""
     if directory.exists():
         return
     draft = _draft(directory)
     try:
         for name in ("code", "inputs", "outputs"):
             (draft / name).mkdir(mode=0o700)
-        spec = JobSpec.model_validate(row["spec"])
-        if row["code"] is not None:
-            unpack_code(_Pieces(services.blobs.read(row["code"])), draft / "code")
-            _require_script(spec, draft / "code")
+        if row.code is not None:
+            unpack_code(_ByteStream(services.blobs.read(row.code)), draft / "code")
+            _require_script(row.spec, draft / "code")
         for name, found in _inputs(database, row).items():
-            go_on()
+            check_stop()
             write_input(services, found, draft / "inputs", name)
-        go_on()
+        check_stop()
         os.rename(draft, directory)
     except OSError:
-        if not directory.exists():  # else another has been here meanwhile, with the same result
+        if not directory.exists():  # else another thread has staged it meanwhile, with the same result
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def _draft(directory: Path) -> Path:
-    """An empty folder beside `directory`. Who clears up after the attempt before may just remove the one above."""
+    """Return an empty folder beside `directory`. The cleanup of an earlier attempt may remove the parent meanwhile."""
     while True:
         with suppress(FileNotFoundError):
             make_traversable(directory.parent)
@@ -57,14 +57,14 @@ def _draft(directory: Path) -> Path:
 
 
 def make_traversable(folder: Path) -> None:
-    """Make a folder that others may pass through, if they may pass those above it, but not look into."""
+    """Create a folder that other users may traverse but not list."""
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(exist_ok=True)
         missing.chmod(0o711)
 
 
 def write_input(services: Services, found: StoredObject, folder: Path, name: str) -> None:
-    """Write what `found` holds as the input `name`."""
+    """Write the content of `found` as the input `name`."""
     if found.kind == "dataset":
         _write_parquet(services.features.load(found.id), folder / f"{name}.parquet")
     elif found.kind == "view":
@@ -78,14 +78,12 @@ def write_input(services: Services, found: StoredObject, folder: Path, name: str
         _write_bytes(services.blobs.read(found.id), folder / f"{name}{Path(found.name).suffix}")
 
 
-def _inputs(database: Database, row: Mapping[str, Any]) -> dict[str, StoredObject]:
+def _inputs(database: Database, row: JobRow) -> dict[str, StoredObject]:
     with database.read() as tx:
-        found = {name: objects.by_id(tx, ident) for name, ident in row["inputs"].items()}
+        found = {name: objects.by_id(tx, ident) for name, ident in row.inputs.items()}
     gone = [name for name, each in found.items() if each is None]
     if gone:
-        raise InvalidInput.at(
-            f"inputs.{gone[0]}", given=row["inputs"][gone[0]], allowed="an object that is there"
-        )
+        raise InvalidInput.at(f"inputs.{gone[0]}", given=row.inputs[gone[0]], allowed="an existing object")
     return {name: each for name, each in found.items() if each is not None}
 
 
@@ -111,7 +109,7 @@ def _write_parquet(table: Any, target: Path) -> None:
     target.chmod(0o600)
 
 
-class _Pieces:
+class _ByteStream:
     """Pieces of bytes as a file that is read from start to end."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:

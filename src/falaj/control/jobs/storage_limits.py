@@ -1,4 +1,4 @@
-"""How much a job may save: the most that one checkpoint takes, and what stays free of the disk."""
+"""Limits on what a job may store: the size of a checkpoint, and the free space of the disk."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from falaj.records.sizes import format_size
 CHECKPOINT_BYTES = 1 << 40
 FREE_SHARE = 20
 FREE_BYTES = 10 << 30
-"""A twentieth of the volume stays free for everything else that the platform writes down, and no more than this."""
-LOOK_EVERY_BYTES = 64 << 20
+"""A twentieth of the volume, at most 10 GiB, stays free for what else the platform writes."""
+CHECK_EVERY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class StorageLimits:
-    """Asked before and while something is uploaded; TooLarge, with the numbers, is its refusal.
+    """Checked before and during uploads; TooLarge, with the numbers, if a limit is exceeded.
 
-    `disk` is a folder on the volume of the blobs; none where they lie in a bucket.
+    `disk` is a folder on the volume of the blobs, or None where they are in a bucket.
     """
 
     checkpoint_bytes: int = CHECKPOINT_BYTES
     disk: Path | None = None
 
     def require(self, size: int, *, beside: int, what: str) -> None:
-        """Refuse `what`, so many bytes `beside` those that the same checkpoint has already."""
+        """Raise TooLarge if `what`, of `size` bytes `beside` those that the checkpoint has, exceeds a limit."""
         if beside + size > self.checkpoint_bytes:
             raise TooLarge(
                 f"{what} takes {format_size(size)}"
@@ -39,11 +39,11 @@ class StorageLimits:
         self._require_disk(size, what)
 
     def watch(self, body: Iterator[bytes], *, what: str) -> Iterator[bytes]:
-        """The same bytes, as long as the disk has room: others fill it too."""
+        """Yield the same bytes; TooLarge if the disk fills up meanwhile."""
         unseen = 0
         for piece in body:
             unseen += len(piece)
-            if unseen >= LOOK_EVERY_BYTES:
+            if unseen >= CHECK_EVERY_BYTES:
                 self._require_disk(unseen, what)
                 unseen = 0
             yield piece
@@ -57,6 +57,5 @@ class StorageLimits:
         if size > free - kept:
             raise TooLarge(
                 f"{what} takes {format_size(size)}, and the disk of the blobs has {format_size(free)} left, "
-                f"{format_size(kept)} of which "
-                "stay free; keep fewer checkpoints (checkpoint_keep), or have somebody make room there"
+                f"{format_size(kept)} of which stay free; keep fewer checkpoints (checkpoint_keep), or free space there"
             )

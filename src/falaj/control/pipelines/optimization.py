@@ -1,6 +1,6 @@
-"""Optimization as durable work: a job that makes and measures variants, then the accepted ones as versions.
+"""The optimization workflow: a job makes and measures variants, then the accepted ones are registered as versions.
 
-Each step is one operation, performed for whoever asked; killed at any moment, it goes on with the next controller.
+Each step is one operation on behalf of the requester. After a kill at any moment the next controller resumes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from falaj.control.authorization import controller_caller
 from falaj.control.services import Services
-from falaj.control.workflows.context import WorkflowContext, wait_for_job
+from falaj.control.workflows.context import WorkflowContext, to_json, wait_for_job
 from falaj.errors import Conflict
 from falaj.governance.operations.caller import acting_as
 from falaj.optimization.settings import OptimizationSettings
@@ -30,16 +30,16 @@ LONGEST = timedelta(minutes=30)
 
 def optimize(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
     """Measure variants of a version; the result names the new versions, the fastest last."""
-    asked = context.run("submit", lambda: _submit(services, given))
+    submitted = context.run("submit", lambda: _submit(services, given))
     job = wait_for_job(
-        services, context, "measure variants", asked["id"], lambda: _ended(services, asked["id"])
+        services, context, "measure variants", submitted["id"], lambda: _ended(services, submitted["id"])
     )
-    said = context.run("read the report", lambda: _report(services, job))
+    report = context.run("read the report", lambda: _report(services, job))
     made: dict[str, JsonObject] = {}
-    for variant in _accepted(OptimizationReport.model_validate(said)):
+    for variant in _accepted(OptimizationReport.model_validate(report)):
         name = f"register {variant.recipe}"
         made[variant.recipe] = context.run(name, lambda each=variant: _register(services, given, job, each))  # type: ignore[misc]
-    kept = context.run("record", lambda: _record(services, given, job, said, made))
+    kept = context.run("record", lambda: _record(services, given, job, report, made))
     return {
         "id": kept["id"],
         "job": job["id"],
@@ -64,7 +64,7 @@ def _submit(services: Services, given: JsonObject) -> JsonObject:
         experiment=EXPERIMENT,
         timeout=LONGEST,
     )
-    return _dump(services.jobs.submit(spec, workspace=given["workspace"]))
+    return to_json(services.jobs.submit(spec, workspace=given["workspace"]))
 
 
 def _ended(services: Services, ident: str) -> JsonObject | None:
@@ -73,8 +73,8 @@ def _ended(services: Services, ident: str) -> JsonObject | None:
         return None
     if job.state is not JobState.DONE:
         why = job.reason or f"exit status {job.exit_code}"
-        raise Conflict(f"the job {job.id} {job.state}: {why}; falaj jobs logs {job.id} has its words")
-    return _dump(job)
+        raise Conflict(f"the job {job.id} {job.state}: {why}; see falaj jobs logs {job.id}")
+    return to_json(job)
 
 
 def _report(services: Services, job: JsonObject) -> JsonObject:
@@ -83,7 +83,7 @@ def _report(services: Services, job: JsonObject) -> JsonObject:
         raise Conflict(f"the job {job['id']} left no {REPORT} behind")
     text = b"".join(services.blobs.read(blob, length=LARGEST_REPORT))
     try:
-        return _dump(OptimizationReport.model_validate_json(text))
+        return to_json(OptimizationReport.model_validate_json(text))
     except ValidationError as error:
         raise Conflict(
             f"{REPORT} of the job {job['id']} cannot be read: {error.error_count()} faults"
@@ -91,7 +91,7 @@ def _report(services: Services, job: JsonObject) -> JsonObject:
 
 
 def _accepted(report: OptimizationReport) -> list[Variant]:
-    """Those that become versions, the fastest on a single row last."""
+    """Return the variants that become versions, the fastest on a single row last."""
     chosen = [
         each
         for each in report.variants
@@ -126,7 +126,7 @@ def _register(services: Services, given: JsonObject, job: JsonObject, variant: V
 
 
 def _signature(original: ModelVersion, variant: Variant) -> tuple[Any, Any]:
-    """That of the original, as a variant of ONNX keeps its tensors; else that of the variant's own file."""
+    """Return the signature of the original, whose tensors an ONNX variant keeps, else that of the variant."""
     if original.format is FileFormat.ONNX and original.inputs and original.outputs:
         return original.inputs, original.outputs
     return variant.inputs, variant.outputs
@@ -138,10 +138,10 @@ def _metrics(variant: Variant) -> dict[str, float]:
 
 
 def _record(
-    services: Services, given: JsonObject, job: JsonObject, said: JsonObject, made: dict[str, JsonObject]
+    services: Services, given: JsonObject, job: JsonObject, reported: JsonObject, made: dict[str, JsonObject]
 ) -> JsonObject:
-    """The controller's own word: whoever asked could else write down what was never measured."""
-    report = OptimizationReport.model_validate(said)
+    """Store the report as the controller: a requester with that right could store made-up measurements."""
+    report = OptimizationReport.model_validate(reported)
     variants = tuple(
         each.model_copy(update={"version": made[each.recipe]["reference"]}) if each.recipe in made else each
         for each in report.variants
@@ -156,13 +156,8 @@ def _record(
             budget=AcceptanceBudget.model_validate(given["budget"]),
             report=report.model_copy(update={"variants": variants}),
         )
-    return _dump(kept)
+    return to_json(kept)
 
 
 def _outputs(job: JsonObject) -> dict[str, str]:
     return {output.path: output.blob for output in Job.model_validate(job).outputs}
-
-
-def _dump(record: Any) -> JsonObject:
-    dumped: JsonObject = record.model_dump(mode="json")
-    return dumped

@@ -1,13 +1,16 @@
-"""The room of pipelines: how a model is trained anew and tried, and what starts that."""
+"""Operations on pipelines: define how a model is retrained, start that, and run canaries."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
 
 from sqlalchemy import insert, select, update
 
 from falaj.control.tables import pipelines, work
 from falaj.control.workflows.service import IntentQueue
+from falaj.control.workflows.store import UNFINISHED, is_unfinished
 from falaj.errors import Conflict, Denied
 from falaj.governance import objects
 from falaj.governance.blobs.contents import BlobContents
@@ -16,18 +19,18 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
 from falaj.governance.operations.pagination import list_workspace_page
 from falaj.ports.metadata import Transaction
+from falaj.ports.workflows import JsonObject
 from falaj.records.control.pipelines import Canary, Cause, Pipeline, PipelineRef, StoredPipeline
-from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.control.workflows import WorkflowRun
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import BlobRef, ObjectId, Reference, RefersTo, WorkspaceRef
 from falaj.records.registry import AliasName, ModelVersionRef
 
 EndpointRef = Annotated[Reference, RefersTo("endpoint")]
-UNFINISHED = (WorkflowState.WAITING, WorkflowState.RUNNING)
 
 
 class Pipelines:
-    """Say how a model is trained anew, start that, and try versions beside the one that serves."""
+    """Pipelines retrain models; canaries try versions beside the one that serves."""
 
     def __init__(self, gate: Gate, blobs: BlobContents, intents: IntentQueue) -> None:
         self.gate = gate
@@ -38,14 +41,14 @@ class Pipelines:
     def apply(
         self, pipeline: Pipeline, *, code: BlobRef | None = None, workspace: WorkspaceRef | None = None
     ) -> StoredPipeline:
-        """Bring a pipeline to this definition; `code` is the packed code of its job.
+        """Create or update a pipeline; `code` is the archive of its job's code.
 
-        When drift or the schedule starts it, it acts for whoever applied it last.
+        When drift or the schedule starts it, it acts on behalf of the user who applied it last.
         """
         call = current_call()
         _require_full_rights(call, pipeline)
         _require(call, pipeline)
-        archive = call.referred["code"][0] if call.referred["code"] else None
+        archive = None if code is None else call.object("code")
         if archive is not None:
             self._blobs.keep(call.tx, self._blobs.facts(call.tx, archive.id), now=call.now)
         row = {
@@ -65,35 +68,34 @@ class Pipelines:
     def list(
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[StoredPipeline]:
-        """The pipelines of a workspace, each with its last start."""
+        """List the pipelines of a workspace, each with its last start."""
         return list_workspace_page(self.gate, "pipeline", pipeline_record, after=after, limit=limit)
 
     @operation("pipelines.show", resource="pipeline", mode=Mode.READ)
     def show(self, pipeline: PipelineRef) -> StoredPipeline:
-        """One pipeline, and its last start."""
+        """Show a pipeline, and its last start."""
         return pipeline_record(current_call().tx, current_call().target)
 
     @operation("pipelines.start", resource="pipeline")
     def start(self, pipeline: PipelineRef, *, cause: Cause = "person") -> WorkflowRun:
-        """Train anew: training set, job, version, canary, then promotion or the way back."""
+        """Start a pipeline: training set, job, version, canary, then promotion or rollback."""
         call = current_call()
         row = _row(call.tx, call.target.id)
-        busy = _unfinished(call.tx, row["work"])
-        if busy:
+        if is_unfinished(call.tx, row.work):
             raise Conflict(
-                f"pipeline {call.target.name} is at work already: falaj workflows watch {row['work']}"
+                f"pipeline {call.target.name} is at work already: falaj workflows watch {row.work}"
             )
         home = objects.by_id(call.tx, call.target.workspace)
         given = {
-            "pipeline": row["definition"],
-            "code": row["code"],
+            "pipeline": row.definition,
+            "code": row.code,
             "workspace": home.name if home else call.target.workspace,
             "cause": cause,
         }
-        asked = self._intents.request(call, "pipelines.retrain", given)
-        started = {"started_at": call.now, "cause": cause, "work": asked.id}
+        requested = self._intents.request(call, "pipelines.retrain", given)
+        started = {"started_at": call.now, "cause": cause, "work": requested.id}
         call.tx.execute(update(pipelines).where(pipelines.c.id == call.target.id).values(**started))
-        return asked
+        return requested
 
     @operation("pipelines.canary", resource="endpoint")
     def canary(
@@ -104,7 +106,7 @@ class Pipelines:
         alias: AliasName | None = None,
         plan: Canary = Canary(),  # noqa: B008 - frozen
     ) -> WorkflowRun:
-        """Try a version beside the one that serves; then all requests go to it (and `alias` points at it), or none."""
+        """Serve a version to a share of requests; then route all to it and move `alias` to it, or roll back."""
         call = current_call()
         given = {
             "endpoint": call.target.id,
@@ -117,23 +119,24 @@ class Pipelines:
 
 
 def pipeline_record(tx: Transaction, found: StoredObject) -> StoredPipeline:
+    """Return the record of a pipeline."""
     row = _row(tx, found.id)
-    person = objects.ever(tx, row["applied_by"])
+    person = objects.ever(tx, row.applied_by)
     return StoredPipeline(
         id=found.id,
         workspace=found.workspace,
-        definition=Pipeline.model_validate(row["definition"]),
-        code=row["code"],
-        applied_by=row["applied_by"] if person is None else person.name,
-        started_at=row["started_at"],
-        cause=row["cause"],
-        work=row["work"],
+        definition=Pipeline.model_validate(row.definition),
+        code=row.code,
+        applied_by=row.applied_by if person is None else person.name,
+        started_at=row.started_at,
+        cause=row.cause,
+        work=row.work,
         created_at=found.created_at,
     )
 
 
 def idle(tx: Transaction) -> list[tuple[StoredPipeline, ObjectId]]:
-    """The pipelines that are not at work, and for whom each acts."""
+    """Return the pipelines that are not at work, and the user whom each acts for."""
     query = (
         select(pipelines.c.id, pipelines.c.applied_by)
         .select_from(pipelines.outerjoin(work, work.c.id == pipelines.c.work))
@@ -144,7 +147,7 @@ def idle(tx: Transaction) -> list[tuple[StoredPipeline, ObjectId]]:
 
 
 def _require_full_rights(call: Call, pipeline: Pipeline) -> None:
-    """What starts by itself acts with all the rights of whoever applied it, so a token with less must not apply it."""
+    """Raise Denied for a limited token: a triggered pipeline has all the rights of the user who applied it."""
     limited = call.caller.workspace is not None or call.caller.actions is not None
     if limited and (pipeline.on_drift or pipeline.every is not None):
         raise Denied(
@@ -154,17 +157,26 @@ def _require_full_rights(call: Call, pipeline: Pipeline) -> None:
 
 
 def _require(call: Call, pipeline: Pipeline) -> None:
-    """What a pipeline names must be there, and be what it is taken for."""
+    """Raise NotFound unless the objects that a pipeline names exist and are of the right kinds."""
     wanted = [("endpoint", pipeline.endpoint), ("view", pipeline.spine)]
     wanted += [("view", view) for view in pipeline.views]
     for kind, name in wanted:
         objects.resolve(call.tx, name, kind=kind, workspace=call.target.name)
 
 
-def _row(tx: Transaction, ident: ObjectId) -> Any:
-    return tx.execute(select(pipelines).where(pipelines.c.id == ident)).mappings().one()
+@dataclass(frozen=True)
+class PipelineRow:
+    """A row of the table of pipelines."""
+
+    id: ObjectId
+    definition: JsonObject
+    code: ObjectId | None
+    applied_by: ObjectId
+    started_at: datetime | None
+    cause: Cause | None
+    work: ObjectId | None
 
 
-def _unfinished(tx: Transaction, ident: str | None) -> bool:
-    query = select(work.c.id).where(work.c.id == ident, work.c.state.in_(UNFINISHED))
-    return ident is not None and tx.execute(query).first() is not None
+def _row(tx: Transaction, ident: ObjectId) -> PipelineRow:
+    found = tx.execute(select(pipelines).where(pipelines.c.id == ident)).one()
+    return PipelineRow(**found._asdict())

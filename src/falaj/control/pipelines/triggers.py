@@ -1,4 +1,4 @@
-"""What starts a pipeline without a person: drift on its endpoint, and its schedule."""
+"""Triggers that start pipelines: drift on the endpoint, and the schedule."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from falaj.records.names import ObjectId
 
 log = logging.getLogger("falaj.triggers")
 
-
 RETRY = timedelta(minutes=10)
-"""So long a pipeline that could not be started is left alone."""
+"""The pause after a pipeline could not be started."""
 
 RetryTimes = dict[ObjectId, datetime]
-"""Pipelines that could not be started, and when that is tried again."""
+"""When to try again to start pipelines that could not be started."""
 
 
-def start_due(gate: Gate, services: Services, *, fence: int, resting: RetryTimes | None = None) -> None:
-    """Start the pipelines that drift or their schedule calls for, each for whoever applied it."""
-    now, resting = gate.clock(), {} if resting is None else resting
+def start_due(gate: Gate, services: Services, *, fence: int, retry_times: RetryTimes | None = None) -> None:
+    """Start the pipelines that drift or their schedule triggers, each on behalf of the user who applied it."""
+    now, retry_times = gate.clock(), {} if retry_times is None else retry_times
     with gate.database.read() as tx:
         due = [
             (pipeline, behalf, cause)
             for pipeline, behalf in service.idle(tx)
-            if not _rests(resting, pipeline.id, now=now)
+            if not _backs_off(retry_times, pipeline.id, now=now)
             and (cause := find_cause(tx, pipeline, now=now)) is not None
         ]
     for pipeline, behalf, cause in due:
@@ -43,21 +42,21 @@ def start_due(gate: Gate, services: Services, *, fence: int, resting: RetryTimes
         except (Fenced, Unavailable):
             raise
         except FalajError as error:
-            resting[pipeline.id] = now + RETRY
+            retry_times[pipeline.id] = now + RETRY
             log.warning(
-                "a pipeline could not be started",
+                "failed to start pipeline",
                 extra={"pipeline": pipeline.definition.name, "reason": error.message},
             )
 
 
-def _rests(resting: RetryTimes, ident: ObjectId, *, now: datetime) -> bool:
-    """Also where the clock was put back."""
-    until = resting.get(ident)
+def _backs_off(retry_times: RetryTimes, ident: ObjectId, *, now: datetime) -> bool:
+    """Return whether a retry is not due yet; a pause that is too long began under a wrong clock."""
+    until = retry_times.get(ident)
     return until is not None and until - RETRY <= now < until
 
 
 def find_cause(tx: Transaction, pipeline: StoredPipeline, *, now: datetime) -> Cause | None:
-    """Why a pipeline that is not at work is to be started now; none if it is not."""
+    """Return why an idle pipeline is to be started now, or None."""
     plan, since = pipeline.definition, pipeline.started_at
     if plan.every is not None and now >= (since or pipeline.created_at) + plan.every:
         return "schedule"
@@ -68,7 +67,7 @@ def find_cause(tx: Transaction, pipeline: StoredPipeline, *, now: datetime) -> C
 
 
 def _has_drifted(tx: Transaction, pipeline: StoredPipeline, since: datetime | None) -> bool:
-    """Whether an alert was raised on the endpoint after the last start, and still stands."""
+    """Return whether an alert was raised on the endpoint after the last start, and is still open."""
     endpoint = objects.by_name(
         tx, workspace=pipeline.workspace, kind="endpoint", name=pipeline.definition.endpoint
     )
@@ -83,8 +82,8 @@ def _start(
     with gate.database.read() as tx:
         person = objects.by_id(tx, behalf)
     if person is None:
-        raise Denied(f"whoever applied pipeline {pipeline.definition.name} is gone")
+        raise Denied(f"the user who applied pipeline {pipeline.definition.name} is gone")
     key = f"{pipeline.id}:{cause}:{pipeline.started_at}"
     with acting_as(caller_for(person, origin="controller")), on_terms(key=key, fence=fence):
         work = services.pipelines.start(pipeline.id, cause=cause)
-    log.info("a pipeline was started", extra={"pipeline": pipeline.definition.name, "work": work.id})
+    log.info("pipeline started", extra={"pipeline": pipeline.definition.name, "work": work.id})

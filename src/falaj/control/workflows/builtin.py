@@ -1,22 +1,17 @@
-"""The built-in workflows: each step is one operation, performed for whoever asked for the work."""
+"""The built-in workflows by their names. Each step is one operation, performed on behalf of the requester."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 from falaj.control.pipelines.canary import canary
 from falaj.control.pipelines.optimization import optimize
 from falaj.control.pipelines.retraining import retrain
 from falaj.control.services import Services
-from falaj.control.workflows.context import WorkflowContext
+from falaj.control.workflows.context import Workflow, WorkflowContext, to_json
 from falaj.control.workflows.what_if import replay_what_if
 from falaj.ports.workflows import JsonObject
 
-Workflow = Callable[[Services, WorkflowContext, JsonObject], JsonObject]
 
-
-def copy_blob(services: Services, steps: WorkflowContext, given: JsonObject) -> JsonObject:
+def copy_blob(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
     """Copy a blob into another zone, under a name."""
 
     def upload() -> JsonObject:
@@ -27,10 +22,10 @@ def copy_blob(services: Services, steps: WorkflowContext, given: JsonObject) -> 
         return {"blob": staged.id}
 
     def commit() -> JsonObject:
-        return _dump(services.blobs.commit(staged["blob"], name=given["name"]))
+        return to_json(services.blobs.commit(staged["blob"], name=given["name"]))
 
-    staged = steps.run("upload", upload)
-    return steps.run("commit", commit)
+    staged = context.run("upload", upload)
+    return context.run("commit", commit)
 
 
 WORKFLOWS: dict[str, Workflow] = {
@@ -42,9 +37,4 @@ WORKFLOWS: dict[str, Workflow] = {
 }
 
 SELF_UNDOING = frozenset({"optimization.start", "pipelines.retrain", "pipelines.canary", "queues.what_if"})
-"""Those that put back what they have begun when they are cancelled, or end it."""
-
-
-def _dump(record: Any) -> JsonObject:
-    dumped: JsonObject = record.model_dump(mode="json")
-    return dumped
+"""Workflows that revert or end what they have begun when they are cancelled."""

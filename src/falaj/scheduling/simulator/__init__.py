@@ -5,4 +5,4 @@ from falaj.scheduling.simulator.comparison import what_if
 from falaj.scheduling.simulator.engine import simulate
 from falaj.scheduling.simulator.policies import Scheduler
 
-__all__ = ["Scheduler", "changed", "in_words", "simulate", "what_if"]
+__all__ = ["Scheduler", "apply_changes", "describe_changes", "simulate", "what_if"]

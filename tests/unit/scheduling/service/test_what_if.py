@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from accounting_history import replay_now
-from falaj.control.workflows import service as works
+from falaj.control.workflows.store import work_row
 from falaj.errors import Denied, Internal, InvalidInput, NotFound, Unavailable
 from falaj.governance.operations.caller import acting_as
 from falaj.records.control.workflows import WorkflowState
@@ -148,13 +148,13 @@ def test_it_is_written_down_and_finds_what_the_simulator_finds(capacity_now: Gro
 
     assert (work.workflow, work.state) == ("queues.what_if", WorkflowState.WAITING)
     with capacity_now.platform.database.read() as tx:
-        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
+        asked = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
     jobs = past_jobs(capacity_now.queues.history(since=asked.since, until=asked.until), now=asked.asked_at)
     direct = what_if(jobs, asked.world, changes, since=asked.since, until=asked.until)
     found = capacity_now.queues.what_if_result(work.id)
     assert asked.world.assume.checkpoint_every == HOUR
     assert found == direct.model_copy(update={"words": (*direct.words, past_module.NOT_REPLAYED)})
-    assert walk.said[-1] == ("keep what was found", 6, 6)
+    assert walk.reports[-1] == ("store the comparison", 6, 6)
 
 
 def test_what_changes_after_it_was_asked_does_not_change_the_answer(capacity_now: Ground) -> None:
@@ -195,7 +195,7 @@ def test_what_was_found_lies_sealed(capacity_now: Ground) -> None:
 
     assert b"risk" not in bytes(row["sealed"])
     with capacity_now.platform.database.read() as tx:
-        assert "teams" not in (works.by_id(tx, row["work"])["result"] or {})
+        assert "teams" not in (work_row(tx, row["work"]).result or {})
 
 
 @pytest.mark.parametrize("where", ["default", "platform"])
@@ -286,7 +286,7 @@ def test_one_that_is_killed_by_others_is_an_error_that_says_so(light_ground: Gro
     last_week(light_ground)
     work = light_ground.queues.what_if()
     with light_ground.platform.database.read() as tx:
-        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
+        asked = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
     killed = threading.Event()
 
     def past() -> Iterator[PastAttempt]:

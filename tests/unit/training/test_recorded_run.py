@@ -41,8 +41,8 @@ def test_fit_in_a_job_is_told_in_full(light_harness: JobHarness, monkeypatch: py
     harness.launcher.program = lambda _: AttemptState("running")
     rows = harness.platform.blobs.upload(iter([b"rows"]))
     job = harness.submit(inputs={"rows": rows.id})
-    keeper = harness.reconciler()
-    keeper.tick()
+    reconciler = harness.reconciler()
+    reconciler.tick()
     folder = harness.host.folder / job.id
     eventually((folder / "1.agent" / "agent.sock").exists)
 
@@ -50,11 +50,11 @@ def test_fit_in_a_job_is_told_in_full(light_harness: JobHarness, monkeypatch: py
     harness.launcher.known[f"{job.id}/1"] = DONE
 
     def has_ended() -> bool:
-        keeper.tick()
+        reconciler.tick()
         return bool(harness.jobs.show(job.id).state.ended)
 
     eventually(has_ended, within=20)
-    keeper.stop()
+    reconciler.stop()
     run = harness.platform.runs.show(job.run)
     last = {each.key: (each.last_step, each.last) for each in run.metrics}
     assert last["loss"] == (16, pytest.approx(result.losses[-1]))
