@@ -12,7 +12,7 @@ import pytest
 
 from falaj.drivers.dbos.workflows import DbosWorkflows
 from falaj.errors import Denied
-from falaj.ports.workflows import JsonObject, WorkflowOutcome, Workflows, WorkflowSteps
+from falaj.ports.workflows import JsonObject, WorkflowEngine, WorkflowOutcome, WorkflowSteps
 from polling import eventually
 
 
@@ -46,25 +46,27 @@ def counting() -> Counting:
 
 
 @pytest.fixture
-def engine(database_url: str, counting: Counting) -> Iterator[Workflows]:
+def engine(database_url: str, counting: Counting) -> Iterator[WorkflowEngine]:
     made = DbosWorkflows(database_url)
     made.launch({"add": counting.add, "refuse": counting.refuse, "tell": counting.tell})
     yield made
     made.close()
 
 
-def end_of(engine: Workflows, ident: str) -> WorkflowOutcome:
+def end_of(engine: WorkflowEngine, ident: str) -> WorkflowOutcome:
     return eventually(lambda: engine.outcome(ident), within=10)
 
 
-def test_a_workflow_runs_its_steps_and_ends_with_its_result(engine: Workflows, counting: Counting) -> None:
+def test_a_workflow_runs_its_steps_and_ends_with_its_result(
+    engine: WorkflowEngine, counting: Counting
+) -> None:
     engine.start("w1", "add", {"n": 20})
 
     assert end_of(engine, "w1") == WorkflowOutcome(result={"n": 41})
     assert counting.ran == ["double", "increase"]
 
 
-def test_the_same_id_is_started_once(engine: Workflows, counting: Counting) -> None:
+def test_the_same_id_is_started_once(engine: WorkflowEngine, counting: Counting) -> None:
     engine.start("w1", "add", {"n": 1})
     end_of(engine, "w1")
 
@@ -74,19 +76,19 @@ def test_the_same_id_is_started_once(engine: Workflows, counting: Counting) -> N
     assert counting.ran == ["double", "increase"]
 
 
-def test_a_refusal_ends_it_in_words(engine: Workflows) -> None:
+def test_a_refusal_ends_it_in_words(engine: WorkflowEngine) -> None:
     engine.start("w1", "refuse", {})
 
     assert end_of(engine, "w1") == WorkflowOutcome(result=None, error="the rules say no")
 
 
-def test_a_workflow_knows_its_id(engine: Workflows) -> None:
+def test_a_workflow_knows_its_id(engine: WorkflowEngine) -> None:
     engine.start("w1", "tell", {})
 
     assert end_of(engine, "w1").result == {"id": "w1"}
 
 
-def test_an_unknown_workflow_fails_and_an_unknown_id_has_not_ended(engine: Workflows) -> None:
+def test_an_unknown_workflow_fails_and_an_unknown_id_has_not_ended(engine: WorkflowEngine) -> None:
     engine.start("w1", "fly", {})
 
     assert "no workflow" in str(end_of(engine, "w1").error)

@@ -13,7 +13,7 @@ from falaj.ports.metadata import Database
 from falaj.ports.online import OnlineStore
 from falaj.ports.queries import QueryEngine
 from falaj.ports.tables import TableStore
-from falaj.ports.workflows import Workflows
+from falaj.ports.workflows import WorkflowEngine
 from falaj.records.config import Config, Pkcs11Config, S3Bucket, ZoneConfig
 
 
@@ -85,7 +85,7 @@ def open_online(home: Home, zone: str) -> OnlineStore:
     return LmdbOnlineStore(home.path / "online" / zone)
 
 
-def open_workflows(home: Home, config: Config) -> Workflows:
+def open_workflows(home: Home, config: Config) -> WorkflowEngine:
     """Open the workflow engine; only the controller may do so."""
     from falaj.drivers.dbos.workflows import DbosWorkflows
 

@@ -16,7 +16,7 @@ from falaj.assembly.model_server import LocalModelServer
 from falaj.control.pipelines.service import Pipelines
 from falaj.control.service import Nodes, PlatformService
 from falaj.control.services import Services, all_operations
-from falaj.control.workflows.service import IntentQueue, WorkService
+from falaj.control.workflows.service import IntentQueue, Workflows
 from falaj.features import store as feature_store
 from falaj.features import training_sets
 from falaj.features.service import Features
@@ -84,7 +84,7 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
         blobs=Blobs(gate, stores, context.intents, platform=gate.audit.log_id),
         lineage=Lineage(gate),
         audit=context.audit,
-        work=WorkService(gate),
+        workflows=Workflows(gate),
         platform=PlatformService(gate),
         runs=runs,
         nodes=Nodes(gate, context.compute),

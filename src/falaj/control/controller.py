@@ -24,7 +24,7 @@ from falaj.control.workflows.store import WorkRow
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
 from falaj.governance.operations.caller import Caller, acting_as, on_terms, start_thread
 from falaj.governance.operations.gate import Gate
-from falaj.ports.workflows import JsonObject, WorkflowOutcome, Workflows, WorkflowSteps
+from falaj.ports.workflows import JsonObject, WorkflowEngine, WorkflowOutcome, WorkflowSteps
 from falaj.records.control.workflows import WorkflowState
 
 log = logging.getLogger("falaj.controller")
@@ -59,7 +59,7 @@ class Controller:
         self,
         gate: Gate,
         services: Services,
-        engine: Callable[[], Workflows],
+        engine: Callable[[], WorkflowEngine],
         *,
         holder: str,
         timing: ControllerTiming = ControllerTiming(),  # noqa: B008 - frozen
@@ -78,7 +78,7 @@ class Controller:
         self._on_lost = on_lost
         self._make_jobs = jobs
         self._wake = wake
-        self._engine: Workflows | None = None
+        self._engine: WorkflowEngine | None = None
         self._fence = 0
         self._started: set[str] = set()
         self._refusals: set[str] = set()
@@ -173,7 +173,7 @@ class Controller:
                 engine.start(row.id, row.workflow, row.input)
                 self._started.add(row.id)
 
-    def _launched(self) -> Workflows:
+    def _launched(self) -> WorkflowEngine:
         """Return the workflow engine, created when there is work for the first time: jobs do not need it."""
         if self._engine is None:
             engine = self._make_engine()
@@ -185,7 +185,7 @@ class Controller:
             self._engine = engine
         return self._engine
 
-    def _cancel(self, engine: Workflows, row: WorkRow) -> None:
+    def _cancel(self, engine: WorkflowEngine, row: WorkRow) -> None:
         if row.id in self._started or row.state is WorkflowState.RUNNING:
             engine.cancel(row.id)
         else:

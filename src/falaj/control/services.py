@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 from falaj.control.pipelines.service import Pipelines
 from falaj.control.service import Nodes, PlatformService
-from falaj.control.workflows.service import WorkService
+from falaj.control.workflows.service import Workflows
 from falaj.features.service import Features
 from falaj.governance.audit.service import Audit
 from falaj.governance.blobs.service import Blobs
@@ -46,7 +46,7 @@ class Services:
     blobs: Blobs
     lineage: Lineage
     audit: Audit
-    work: WorkService
+    workflows: Workflows
     platform: PlatformService
     runs: Runs
     nodes: Nodes

@@ -35,7 +35,7 @@ class WorkflowOutcome(NamedTuple):
 WorkflowBody = Callable[[WorkflowSteps, JsonObject], JsonObject]
 
 
-class Workflows(Protocol):
+class WorkflowEngine(Protocol):
     """An engine for durable workflows. Only one process may have launched it; the controller's lease ensures that."""
 
     def launch(self, bodies: dict[str, WorkflowBody]) -> None:

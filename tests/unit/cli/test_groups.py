@@ -17,7 +17,7 @@ from falaj.apps.cli.commands import blobs
 from falaj.apps.cli.commands.lineage import draw_lineage
 from falaj.apps.cli.output import tables
 from falaj.apps.cli.output.values import encodable, format_value, printable
-from falaj.control.workflows.service import WorkService
+from falaj.control.workflows.service import Workflows
 from falaj.errors import Interrupted
 from falaj.governance.blobs.service import Blobs
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
@@ -587,7 +587,7 @@ def test_work_is_watched_until_it_ends(
     copy = falaj.done("blobs", "copy", "raw", "local", "--name", "copied")
     ident = copy.out.split()[1]
 
-    def changes(self: WorkService, target: Any) -> Iterator[WorkflowRun]:
+    def changes(self: Workflows, target: Any) -> Iterator[WorkflowRun]:
         first = WorkflowRun(
             id=target.id,
             workspace=target.workspace,
@@ -598,7 +598,7 @@ def test_work_is_watched_until_it_ends(
         )
         yield from (first, first.model_copy(update={"state": state, "doing": None}))
 
-    monkeypatch.setattr(WorkService, "_changes", changes)
+    monkeypatch.setattr(Workflows, "_changes", changes)
     ran = falaj("workflows", "watch", ident)
 
     assert ran.status == status

@@ -20,7 +20,7 @@ from falaj.records.governance.objects import Cursor, Page, PageSize
 from falaj.records.names import WorkflowRef, WorkspaceRef
 
 
-class WorkService:
+class Workflows:
     """Work that the controller does in the background, whichever operation requested it."""
 
     def __init__(self, gate: Gate) -> None:

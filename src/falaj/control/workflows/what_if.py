@@ -83,4 +83,4 @@ class WhatIfReplay:
         queue, work = self._services.queues, self._context.workflow
         self._context.report("store the comparison", done=2 * found.jobs, of=2 * found.jobs)
         with acting_as(controller_caller(queue.gate.database)):
-            return to_json(queues.save_what_if(work, comparison=found))
+            return to_json(queue.save_what_if(work, comparison=found))
