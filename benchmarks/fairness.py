@@ -149,7 +149,7 @@ def teams(nodes: Sequence[Node], *, borrowing: bool) -> tuple[Queue, ...]:
 
 
 def draw(seed: int, nodes: Sequence[Node], tasks: Sequence[Demand]) -> list[PastJob]:
-    """The jobs of one seed, the same for every scheduler."""
+    """Return the jobs of one seed, the same for every scheduler."""
     chance = random.Random(seed)
     shares, largest = asked_shares(), smallest_quota(nodes)
     campaigns: list[tuple[str, list[tuple[Resources, int, timedelta]]]] = []
@@ -174,7 +174,7 @@ def draw(seed: int, nodes: Sequence[Node], tasks: Sequence[Demand]) -> list[Past
 
 
 def asked_shares() -> dict[str, float]:
-    """What each team asks of all the work."""
+    """Return the share of all work that each team submits."""
     weights = sum(WEIGHTS.values())
     shares = {team: times * WEIGHTS[team] / weights for team, times in ASKS.items()}
     left, rest = 1 - sum(shares.values()), sum(WEIGHTS[team] for team in MODEST)
@@ -220,7 +220,7 @@ def past_job(
 
 
 def resources(task: Demand) -> Resources:
-    """Whole CPUs, for our queue hands out no parts of them."""
+    """Return the resources with whole CPUs, since the scheduler does not share CPUs."""
     return Resources(
         cpus=max(math.ceil(task.cpus_milli / 1000), 1),
         gpus=task.gpus,

@@ -66,7 +66,7 @@ from harness import HERE, Result, Rule, report, say
 QUICK = False
 SEEDS = range(11, 16)
 FULL = 1.3
-A_ROUND = 500  # so many tasks come between two rounds of decisions
+A_ROUND = 500  # tasks per scheduling round
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NODES, TASKS = "openb_node_list_gpu_node.csv", "openb_pod_list_default.csv"
 MIB = 2**20
@@ -122,7 +122,7 @@ def show_runs(name: str, runs: list[Filled]) -> list[Filled]:
 
 
 def fill(make: Make, nodes: list[Node], tasks: list[Demand], seed: int) -> Filled:
-    """Draw tasks until the cluster is full. What is timed is the choosing, with what the policy keeps for it."""
+    """Draw tasks until the cluster is full. Only the policy's choices are timed."""
     fleet, workload, draw = Fleet(nodes), Counter(tasks), random.Random(seed)
     there, asked, decisions = int(fleet.gpus.sum()), 0, 0
     began = time.process_time()
@@ -147,7 +147,7 @@ def measured(fleet: Fleet, workload: Workload, decisions_per_s: float) -> Filled
 
 
 def fill_through_queue(nodes: list[Node], tasks: list[Demand], seed: int) -> Filled:
-    """The same tasks as in `fill`, in the same order. What is timed is `decide`, with what it makes of a snapshot."""
+    """Schedule the tasks of `fill` in the same order. Only `decide` is timed."""
     drawn = draw_until_full(nodes, tasks, seed)
     fleet, running, spent = Fleet(nodes), list[RunningJob](), 0.0
     machines = tuple([in_thousandths(node) for node in nodes])
@@ -203,7 +203,7 @@ def request_of(place: int, demand: Demand) -> Request:
 
 
 def take(fleet: Fleet, demand: Demand, start: Start) -> None:
-    """Refused by the fleet where it does not fit: so this checks the queue as well."""
+    """Allocate in the fleet, which raises if it does not fit: this also checks the scheduler."""
     (where,) = start.placements
     index = next(place for place, node in enumerate(fleet.nodes) if node.name == where.node)
     gpus = [gpu.id for gpu in fleet.nodes[index].gpus]

@@ -1,7 +1,7 @@
-"""The placement policies that ours is compared with, each as it is commonly described.
+"""Baseline placement policies for the placement benchmark, each as commonly described.
 
-All but first-fit give each node a score and take the lowest, the first node where scores are equal; on that node, a
-share goes to the tightest GPU that holds it. Fractions are of the largest node's CPUs and GPUs.
+All but first-fit choose the node with the lowest score, the first one on ties; on that node, a shared GPU is chosen by
+best fit. Fractions are of the largest node's CPUs and GPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Score = Callable[[Fleet, Demand, Flags], Floats]
 
 
 class FirstFit:
-    """The first node that can start the task, and its first GPUs that will do."""
+    """The first node that can start the task, and its first fitting GPUs."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -46,7 +46,7 @@ class LowestScore:
 
 
 def tightest_gpus(fleet: Fleet, node: int, fitting: Flags, demand: Demand) -> tuple[int, ...]:
-    """The fitting GPUs of `node` with the least free."""
+    """Return the fitting GPUs of `node` with the least free."""
     found = np.flatnonzero(fitting)
     order = found[np.argsort(fleet.gpus[node, found], kind="stable")]
     return tuple(int(gpu) for gpu in order[: demand.gpus])
@@ -66,9 +66,9 @@ def best_fit_by_gpus(fleet: Fleet, demand: Demand, gpus: Flags) -> Floats:
 
 
 def smallest_dot_product(fleet: Fleet, demand: Demand, gpus: Flags) -> Floats:
-    """What is asked times what is free, the smallest first, as the authors of openb run it."""
-    asked_cpus = demand.cpus_milli / max(int(fleet.all_cpus.max()), 1)
-    product: Floats = free_cpus(fleet) * asked_cpus + free_gpus(fleet) * asked_gpus(fleet, demand)
+    """The smallest dot product of demand and free resources, as the authors of openb run it."""
+    demanded_cpus = demand.cpus_milli / max(int(fleet.all_cpus.max()), 1)
+    product: Floats = free_cpus(fleet) * demanded_cpus + free_gpus(fleet) * demanded_gpus(fleet, demand)
     return product
 
 
@@ -99,7 +99,7 @@ def free_gpus(fleet: Fleet) -> Floats:
     return found
 
 
-def asked_gpus(fleet: Fleet, demand: Demand) -> float:
+def demanded_gpus(fleet: Fleet, demand: Demand) -> float:
     return demand.gpus * demand.gpu_milli / most_gpus(fleet)
 
 

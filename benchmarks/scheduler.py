@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def waiting(shape: Shape) -> Snapshot:
-    """Everything submitted, and nothing running."""
+    """Return a snapshot with all jobs pending and none running."""
     numbers = count()
     sizes = [(shape.small, 1, 50, 200), (shape.medium, 5, 100, 500), (shape.large, 20, 200, 1000)]
     pending = tuple(
@@ -143,7 +143,7 @@ def bytes_to_decide(snapshot: Snapshot) -> int:
 
 
 class Clock:
-    """A virtual clock: what waits, what runs, and when that ends. Who is told to leave leaves at once."""
+    """A virtual clock with waiting and running jobs. Preempted jobs stop at once."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot, self.now = snapshot, snapshot.now
@@ -167,7 +167,7 @@ class Clock:
                 self._evict(decision)
 
     def go_on(self) -> None:
-        """To the next end."""
+        """Advance to the next end of a job."""
         while self.ends[0][1] not in self.running or self.running[self.ends[0][1]].ends_by != self.ends[0][0]:
             heapq.heappop(self.ends)  # it was evicted
         self.now = self.ends[0][0]
@@ -199,7 +199,7 @@ class Clock:
 
 
 def seconds_to_drain(snapshot: Snapshot) -> float:
-    """Decide, start, let the clock run to the next end, and again, until nobody waits."""
+    """Decide, start and advance to the next end of a job until none waits."""
     began, rounds = time.process_time(), 0
     clock = Clock(snapshot)
     while clock.pending:

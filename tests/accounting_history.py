@@ -17,7 +17,7 @@ from falaj.records.record import utc_now
 from falaj.records.scheduling.accounting import ResourceUsage
 from falaj.records.scheduling.snapshot import Placement, Request, Resources
 from falaj.scheduling.accounting.accounts import QueueAccounts
-from falaj.scheduling.queues import Queues
+from falaj.scheduling.service import Queues
 from falaj.scheduling.simulator.replay_process import PROGRAM
 from polling import eventually
 from processes import children

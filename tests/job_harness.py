@@ -136,7 +136,7 @@ class JobHarness:
         with self.as_controller(), on_terms(fence=self.fence):
             return self.jobs.begin(job.id, attempt=attempt, placements=(Placement(replica=0, node="here"),))
 
-    def settle(self, job: Job, verdict: Any, attempt: int = 1, **values: Any) -> Job:
+    def finish(self, job: Job, verdict: Any, attempt: int = 1, **values: Any) -> Job:
         with self.as_controller(), on_terms(fence=self.fence):
             return self.jobs.finish(job.id, attempt=attempt, verdict=verdict, **values)
 

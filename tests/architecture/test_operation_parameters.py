@@ -15,25 +15,13 @@ from falaj.control.services import all_operations
 from falaj.governance.operations.operation import Operation
 
 SOURCE = Path(falaj.__file__).parent
-BY_THE_GATE = {"sources"}
-"""The gate itself uses these, for lineage and labels."""
-
-NOT_YET: dict[str, set[str]] = {
-    "endpoints.record": {"version", "views"},
-    "features.training_set": {"spine", "views", "since", "until", "last", "event_time"},
-    "models.register": {"training_set", "run"},
-    "monitoring.set_reference": {"reference"},
-    "monitoring.watch": {"endpoint", "reference"},
-}
-"""Operations with parameters that their bodies do not use yet; this only shrinks."""
-
-NOT_YET_MODULES = {"features/spines.py"}
-"""Modules that fetch inputs from the context of a call; this only shrinks."""
+BY_THE_GATE = {"sources": None, "views": "endpoints.record"}
+"""The gate itself uses these, for lineage and labels; of all operations, or of the one that is named."""
 
 
 @pytest.mark.parametrize("op", all_operations().values(), ids=all_operations().keys())
 def test_an_operation_uses_the_parameters_that_it_declares(op: Operation) -> None:
-    assert unused(op) == NOT_YET.get(op.name, set())
+    assert unused(op) == set()
 
 
 def test_inputs_are_not_fetched_from_the_context_of_a_call() -> None:
@@ -43,12 +31,13 @@ def test_inputs_are_not_fetched_from_the_context_of_a_call() -> None:
         if "governance" not in path.parts and "call.given" in path.read_text()
     }
 
-    assert found == NOT_YET_MODULES
+    assert found == set()
 
 
 def unused(op: Operation) -> set[str]:
     """The parameters that the body does not use. The gate resolves the object acted on, and the zone."""
-    resolved = {op.subject, *op.placements} | BY_THE_GATE
+    by_the_gate = {name for name, only in BY_THE_GATE.items() if only in (None, op.name)}
+    resolved = {op.subject, *op.placements} | by_the_gate
     return set(op.parameters) - resolved - set(names_used(op))
 
 

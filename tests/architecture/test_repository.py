@@ -15,84 +15,11 @@ CODE = [SOURCE, ROOT / "tests", ROOT / "benchmarks", ROOT / "examples"]
 
 VAGUE_WORDS = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 LONGEST_FILE = 800
-LONGEST_FUNCTION = 50
+LONGEST_FUNCTION = 60
 MOST_MODULES = 15
 
-TOO_LARGE_YET: frozenset[str] = frozenset(
-    {
-        "src/falaj/apps/cli",
-        "src/falaj/apps/model_server",
-        "src/falaj/control",
-        "src/falaj/drivers/processes",
-        "src/falaj/monitoring",
-        "src/falaj/optimization/runtime",
-        "src/falaj/scheduling/decision",
-        "src/falaj/scheduling/simulator",
-        "src/falaj/training",
-        "src/falaj/training/runtime",
-        "src/falaj/training/runtime/memory",
-    }
-)
-"""Folders with more than MOST_MODULES modules that have not been divided yet."""
-TWICE_YET: frozenset[str] = frozenset(
-    {
-        "Account",
-        "Amount",
-        "Answer",
-        "Assignment",
-        "BlobSource",
-        "Caller",
-        "Case",
-        "Child",
-        "Choice",
-        "Collector",
-        "Cost",
-        "Counted",
-        "Desk",
-        "Ended",
-        "Engine",
-        "Fault",
-        "Features",
-        "Found",
-        "Group",
-        "Hardware",
-        "Held",
-        "Judged",
-        "Kind",
-        "Layout",
-        "Limits",
-        "Line",
-        "Meter",
-        "Metric",
-        "Model",
-        "Order",
-        "Pace",
-        "Past",
-        "Pipeline",
-        "Place",
-        "Policy",
-        "Price",
-        "Process",
-        "Quota",
-        "Rates",
-        "Report",
-        "Rooms",
-        "Rows",
-        "Settings",
-        "Slot",
-        "Source",
-        "Spread",
-        "Staged",
-        "Table",
-        "Tally",
-        "Usage",
-        "Used",
-        "Wanted",
-        "Watch",
-        "Way",
-    }
-)
-"""Class names that are still used twice."""
+ONE_FILE_A_GROUP = frozenset({"src/falaj/apps/cli/commands"})
+"""Folders that may be larger: each file is what somebody types, so its name is known beforehand."""
 
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve"}
 INFRASTRUCTURE = {
@@ -141,7 +68,7 @@ def test_folders_are_small() -> None:
         if (count := sum(path.name != "__init__.py" for path in folder.glob("*.py"))) > MOST_MODULES
     }
 
-    assert {folder: count for folder, count in large.items() if folder not in TOO_LARGE_YET} == {}
+    assert {folder: count for folder, count in large.items() if folder not in ONE_FILE_A_GROUP} == {}
 
 
 def test_a_class_name_is_used_once() -> None:
@@ -152,7 +79,7 @@ def test_a_class_name_is_used_once() -> None:
                 places.setdefault(node.name, []).append(f"{shown(path)}:{node.lineno}")
     twice = {name: found for name, found in places.items() if len(found) > 1}
 
-    assert {name: found for name, found in twice.items() if name not in TWICE_YET} == {}
+    assert twice == {}
 
 
 def test_every_package_says_what_it_holds() -> None:

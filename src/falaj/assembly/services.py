@@ -40,8 +40,7 @@ from falaj.ports.keys import KeyService
 from falaj.records.config import Config
 from falaj.registry.service import Models
 from falaj.scheduling.accounting.accounts import QueueAccounts
-from falaj.scheduling.queues import Queues
-from falaj.scheduling.usage import Usage
+from falaj.scheduling.service import Queues, Usage
 from falaj.serving.service import Endpoints
 from falaj.tracking.job_runs import JobRuns
 from falaj.tracking.service import Runs

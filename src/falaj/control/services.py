@@ -23,8 +23,7 @@ from falaj.governance.secrets.service import Secrets
 from falaj.monitoring.service import Monitoring
 from falaj.optimization.service import Optimizations
 from falaj.registry.service import Models
-from falaj.scheduling.queues import Queues
-from falaj.scheduling.usage import Usage
+from falaj.scheduling.service import Queues, Usage
 from falaj.serving.service import Endpoints
 from falaj.tracking.service import Runs
 from falaj.training.service import Jobs

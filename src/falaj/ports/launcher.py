@@ -75,7 +75,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class ResourceUsage:
+class AttemptUsage:
     """The resources that an attempt used; none where it could not be measured."""
 
     cpu_s: float | None = None
@@ -106,7 +106,7 @@ class AttemptState:
     reason: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    used: ResourceUsage = ResourceUsage()
+    used: AttemptUsage = AttemptUsage()
     limits: tuple[str, ...] = ()
     stopped: bool | None = None
     node_restarted: bool = False

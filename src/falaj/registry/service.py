@@ -54,6 +54,7 @@ class Models:
 
     def __init__(self, gate: Gate, blobs: ModelBlobSource, keys: KeyService) -> None:
         self.gate = gate
+        self.open_version = self._open_version
         self._blobs = blobs
         self._keys = keys
 
@@ -137,7 +138,7 @@ class Models:
     def version(self, model: ModelVersionRef) -> ModelVersion:
         """Show one model version, such as churn@14."""
         call = current_call()
-        return self.open_version(call.tx, call.object("model"))
+        return self._open_version(call.tx, call.object("model"))
 
     @operation("models.versions", resource="model", mode=Mode.READ)
     def versions(
@@ -155,7 +156,7 @@ class Models:
                 break
             before = batch[-1][0]
         numbers = [*seen][:limit]
-        items = tuple(self.open_version(call.tx, seen[number]) for number in numbers)
+        items = tuple(self._open_version(call.tx, seen[number]) for number in numbers)
         return Page(items=items, next=str(numbers[-1]) if len(seen) > limit else None)
 
     @operation("models.promote", resource="model_version")
@@ -165,13 +166,15 @@ class Models:
         A protected alias moves only to a version that an approver other than its author has approved for it.
         """
         call = current_call()
-        return aliases.promote(call, self.open_version(call.tx, call.object("model")), to)
+        return aliases.promote(call, self._open_version(call.tx, call.object("model")), to)
 
     @operation("models.approve", resource="model_version", allow=Role.APPROVER)
     def approve(self, model: ModelVersionRef, *, alias: AliasName, comment: Text = "") -> Approval:
         """Approve a version that you did not make for an alias; the approval holds for this version and alias only."""
         call = current_call()
-        return aliases.approve(call, self.open_version(call.tx, call.object("model")), alias, comment=comment)
+        return aliases.approve(
+            call, self._open_version(call.tx, call.object("model")), alias, comment=comment
+        )
 
     @operation("models.approvals", resource="model_version", mode=Mode.READ)
     def approvals(self, model: ModelVersionRef, *, alias: AliasName) -> Page[Approval]:
@@ -191,7 +194,7 @@ class Models:
         call = current_call()
         target = call.object("model")
         to = aliases.rollback_target(call.tx, target, alias)
-        self.open_version(call.tx, self._version_object(call.tx, to))
+        self._open_version(call.tx, self._version_object(call.tx, to))
         return aliases.roll_back(call, target, alias, to=to)
 
     @operation("models.alias_history", resource="model", mode=Mode.READ)
@@ -214,7 +217,7 @@ class Models:
         found = self._version_object(call.tx, aliases.require_known(pointed, target.name, alias, when=when))
         if not self.gate.visible([found]):
             raise objects.unknown(f"{target.name}@{alias}", "model_version")
-        return self.open_version(call.tx, found)
+        return self._open_version(call.tx, found)
 
     @operation("models.verify", resource="model_version", mode=Mode.FREE)
     def verify(self, model: ModelVersionRef) -> Iterator[VersionCheck]:
@@ -222,7 +225,7 @@ class Models:
         target = current_call().object("model")
         try:
             with self.gate.database.read() as tx:
-                version = self.open_version(tx, target)
+                version = self._open_version(tx, target)
         except FalajError as error:
             return iter([VersionCheck(version=target.name, finished=True, problems=(error.message,))])
         return check_files(version, self._blobs, self.gate.database)
@@ -234,7 +237,7 @@ class Models:
         The last chunk is sent only after the hash of the whole file matches the manifest.
         """
         with self.gate.database.read() as tx:
-            version = self.open_version(tx, current_call().object("model"))
+            version = self._open_version(tx, current_call().object("model"))
             found = _file(version, file)
             blob = self._blobs.facts(tx, found.blob)
         require_same(found, blob)
@@ -276,9 +279,9 @@ class Models:
             key=signed.key,
             signature=signed.signature,
         )
-        return self.open_version(call.tx, new)
+        return self._open_version(call.tx, new)
 
-    def open_version(self, tx: Transaction, found: StoredObject) -> ModelVersion:
+    def _open_version(self, tx: Transaction, found: StoredObject) -> ModelVersion:
         """Return the version. Raise Damaged unless its manifest is signed, and signed for this object."""
         row = store.version_row(tx, found.id)
         if row is None:

@@ -1,4 +1,4 @@
-"""The room that decides who computes where and when, and can say why: pure functions over a snapshot."""
+"""The scheduler: decides which jobs start where, explains why others wait, and accounts for their usage."""
 
 from falaj.scheduling.decision.backlog import Backlog
 from falaj.scheduling.decision.decide import decide, decide_from, in_order

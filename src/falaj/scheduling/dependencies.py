@@ -1,4 +1,4 @@
-"""What the rooms of queues and usage ask of the room of jobs; assembly hands it in."""
+"""The protocol by which queues and usage read from the jobs service."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from falaj.ports.metadata import Transaction
 
 
 class JobFigures(Protocol):
-    """What is known of jobs beside the accounts."""
+    """Job counts and names, and notice of changed queues."""
 
     def unfinished_in_queues(self, tx: Transaction) -> dict[str, tuple[int, int]]:
-        """For each queue that has any, how many jobs run and how many wait in it."""
+        """Return the number of running and of waiting jobs of each queue that has any."""
         ...
 
     def queue_changed(self, tx: Transaction) -> None:
-        """Tell whoever waits for it that jobs may start which could not."""
+        """Record that a queue or budget has changed, so that waiting jobs may start."""
         ...
 
     def names_of_jobs(self, tx: Transaction, idents: Iterable[str]) -> dict[str, str]:
-        """What jobs were called by who submitted them."""
+        """Return the names of jobs by id."""
         ...

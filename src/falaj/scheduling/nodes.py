@@ -1,4 +1,4 @@
-"""What the hardware says of a machine, as a node that jobs can be placed on."""
+"""Build the scheduler's node from the detected hardware of a machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from falaj.records.scheduling.snapshot import Node
 
 
 def node_from(facts: NodeFacts, *, zone: Zone, pool: str = "default", labels: Iterable[str] = ()) -> Node:
-    """The node, with the labels given and those that its hardware earns."""
+    """Return the node, with the given labels and those derived from its hardware."""
     return Node(
         name=facts.name,
         zone=zone.name,
@@ -28,9 +28,9 @@ def node_from(facts: NodeFacts, *, zone: Zone, pool: str = "default", labels: It
 
 
 def found_labels(facts: NodeFacts) -> frozenset[str]:
-    """isa-avx512; gpu-nvidia-h200 and cuda-9.0; nvlink, mig, mps; rdma."""
+    """Return labels such as isa-avx512, gpu-nvidia-h200, cuda-9.0, nvlink, mig, mps and rdma."""
     found = {f"isa-{each}" for each in facts.isa}
-    found |= {f"gpu-{spelled(card.model)}" for card in facts.cards if spelled(card.model)}
+    found |= {f"gpu-{label_part(card.model)}" for card in facts.cards if label_part(card.model)}
     found |= {f"cuda-{card.compute_capability}" for card in facts.cards if card.compute_capability}
     islands = [card.island for card in facts.cards]
     has = {
@@ -39,19 +39,19 @@ def found_labels(facts: NodeFacts) -> frozenset[str]:
         "mps": facts.shares,
         "rdma": any(port.is_active for port in facts.rdma),
     }
-    return frozenset(found | {label for label, there in has.items() if there})
+    return frozenset(found | {label for label, present in has.items() if present})
 
 
-def spelled(model: str) -> str:
-    """As names are: NVIDIA H100 80GB HBM3 becomes nvidia-h100-80gb-hbm3."""
+def label_part(model: str) -> str:
+    """Return the model as part of a label: NVIDIA H100 80GB HBM3 becomes nvidia-h100-80gb-hbm3."""
     return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:120]
 
 
 def fabric_of(ports: Iterable[RdmaPort]) -> str | None:
-    """The fabric that most of the active ports are in; none: no port is in one.
+    """Return the fabric of most active ports; None if no port is in one.
 
-    Nodes by one name see each other. The prefix of a subnet tells them apart where its manager was given one; two
-    separate fabrics that both kept the prefix of the factory look like one.
+    Nodes with the same fabric name reach each other over RDMA. The name is the subnet prefix, so two separate fabrics
+    that both keep the default prefix look like one.
     """
     found = [port.fabric for port in ports if port.is_active and port.fabric]
     if not found:

@@ -1,4 +1,4 @@
-"""The tree of queues: what may be set, and what sums up from the leaves."""
+"""The tree of queues: rules for its settings, walks and sums."""
 
 from __future__ import annotations
 
@@ -14,44 +14,56 @@ RESOURCES = ("cpus", "gpus", "memory_bytes")
 
 
 def require_sound(new: Queue, others: Mapping[str, Queue]) -> None:
-    """Refuse `new` among `others` where the tree would not hold, with the figures."""
+    """Raise InvalidInput if the settings of `new` break a rule of the tree formed with `others`."""
     faults = [*_limit_faults(new), *_ancestry_faults(new, others)]
     if not faults:
         faults = [*_share_faults(new, others), *_children_faults(new, others)]
     if faults:
-        raise InvalidInput(f"queue {new.name} cannot be set so", faults=faults)
+        raise InvalidInput(f"invalid settings for queue {new.name}", faults=faults)
 
 
 def require_unused(name: str, queues: Mapping[str, Queue], *, running: int, waiting: int) -> None:
-    """Refuse to remove a queue that others hang on."""
+    """Raise Conflict if the queue has children or unfinished jobs."""
     below = children_of(name, queues.values())
     if below:
         raise Conflict(f"queue {name} is the parent of {', '.join(below)}; move or remove those first")
     if running or waiting:
-        raise Conflict(f"in queue {name} {running} jobs run and {waiting} wait; cancel them, or let them end")
+        raise Conflict(
+            f"queue {name} has {running} running and {waiting} waiting jobs; cancel them, or wait for them to end"
+        )
 
 
 def children_of(name: str, queues: Iterable[Queue]) -> list[str]:
     return sorted(queue.name for queue in queues if queue.parent == name)
 
 
-def upward(name: str, queues: Mapping[str, Queue]) -> Iterator[str]:
-    """The queue, its parent, and so on; nothing twice, whatever the tree is like."""
-    seen: set[str] = set()
-    current: str | None = name
-    while current is not None and current in queues and current not in seen:
+def path_to_root(start: T, parent_of: Callable[[T], T | None]) -> Iterator[T]:
+    """Yield `start`, its parent, and so on. In a cycle each is yielded once."""
+    seen: set[T] = set()
+    current: T | None = start
+    while current is not None and current not in seen:
         yield current
         seen.add(current)
-        current = queues[current].parent
+        current = parent_of(current)
+
+
+def ancestry(name: str, queues: Mapping[str, Queue]) -> Iterator[str]:
+    """Yield the name of the queue and of those above it, as far as `queues` knows them."""
+
+    def parent_of(child: str) -> str | None:
+        parent = queues[child].parent
+        return parent if parent in queues else None
+
+    return path_to_root(name, parent_of) if name in queues else iter(())
 
 
 def summed(
     own: Mapping[str, T], queues: Mapping[str, Queue], *, zero: T, plus: Callable[[T, T], T]
 ) -> dict[str, T]:
-    """For every queue its own figure and those of all below it."""
+    """Return for every queue the sum of its own value and those of all queues below it."""
     total = dict.fromkeys(queues, zero)
     for name, figure in own.items():
-        for each in upward(name, queues):
+        for each in ancestry(name, queues):
             total[each] = plus(total[each], figure)
     return total
 
@@ -62,7 +74,7 @@ def _limit_faults(new: Queue) -> Iterator[Fault]:
             yield Fault(
                 where=f"limit.{resource}",
                 given=f"{limit}, with no quota",
-                allowed="a limit on what has a quota; without one the queue may have all",
+                allowed="a limit only with a quota; without a quota the queue may use all",
                 fix=f"quota {resource} {limit}, or 0 for a queue that only borrows",
             )
         elif limit is not None and quota is not None and limit < quota:
@@ -80,14 +92,14 @@ def _ancestry_faults(new: Queue, others: Mapping[str, Queue]) -> Iterator[Fault]
         allowed = f"one of {', '.join(sorted(others))}" if others else "none"
         yield Fault(where="parent", given=new.parent, allowed=allowed)
         return
-    path = [new.name, *upward(new.parent, {**others, new.name: new})]
+    path = [new.name, *ancestry(new.parent, {**others, new.name: new})]
     if new.name in path[1:]:
         round_trip = " under ".join(path[: path.index(new.name, 1) + 1])
         yield Fault(where="parent", given=round_trip, allowed="a queue that is not below this one")
 
 
 def _share_faults(new: Queue, others: Mapping[str, Queue]) -> Iterator[Fault]:
-    """The quotas of the parent's children must be covered by the parent's."""
+    """The quotas of a parent's children must not exceed the parent's quota in total."""
     if new.parent is None:
         return
     siblings = [each for each in others.values() if each.parent == new.parent and each.name != new.name]
@@ -100,20 +112,20 @@ def _children_faults(new: Queue, others: Mapping[str, Queue]) -> Iterator[Fault]
 
 def _over(parent: Queue, children: list[Queue], *, blame: Queue) -> Iterator[Fault]:
     for resource in RESOURCES:
-        had: int | None = getattr(parent.quota, resource)
+        available: int | None = getattr(parent.quota, resource)
         parts = {each.name: getattr(each.quota, resource) or 0 for each in children}
         together = sum(parts.values())
-        if had is None or together <= had:
+        if available is None or together <= available:
             continue
-        asked: int | None = getattr(blame.quota, resource)
+        requested: int | None = getattr(blame.quota, resource)
         words = " + ".join(f"{name} {part}" for name, part in sorted(parts.items()) if part)
-        left = had - (together - (asked or 0))
+        left = available - (together - (requested or 0))
         allowed = (
-            f"at least {together}, what its children have"
+            f"at least {together}, the total of its children"
             if parent is blame
-            else f"at most {max(left, 0)}: {parent.name} has {had}"
+            else f"at most {max(left, 0)}: {parent.name} has {available}"
         )
-        given = f"{asked}" if parent is blame else f"{asked}; together {together} ({words})"
+        given = f"{requested}" if parent is blame else f"{requested}; total {together} ({words})"
         yield Fault(where=f"quota.{resource}", given=given, allowed=allowed)
 
 

@@ -1,4 +1,4 @@
-"""The SQL of queues and budgets."""
+"""The SQL of queues, budgets and the results of what-ifs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from typing import Any, NamedTuple, cast
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
+from falaj.errors import NotFound
 from falaj.governance import objects as object_store
+from falaj.governance.encryption.keyring import require_living_key
+from falaj.governance.encryption.values import SealedValues
 from falaj.governance.tables import objects
-from falaj.ports.metadata import Transaction
+from falaj.ports.metadata import Database, Transaction
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, ObjectId
 from falaj.records.scheduling.accounting import Period
+from falaj.records.scheduling.simulation import WhatIfComparison
 from falaj.records.scheduling.snapshot import Queue, Quota
-from falaj.scheduling.tables import budgets, queues
+from falaj.scheduling.tables import budgets, comparisons, queues
 
 SLICE = 900
 """Values per IN list: under every database's limit."""
 
 
 class StoredQueue(NamedTuple):
-    """A queue as it lies in the tables; none of `workspaces`: all may submit into it."""
+    """A row of the queues; with no `workspaces`, all may submit into it."""
 
     id: ObjectId
     queue: Queue
@@ -34,7 +39,7 @@ class StoredQueue(NamedTuple):
 
 
 class BudgetCount(NamedTuple):
-    """What attempts that have ended used from a moment on; the money is in one currency only."""
+    """The usage of ended attempts since a moment; money in one currency only."""
 
     since: datetime
     currency: str | None
@@ -43,7 +48,7 @@ class BudgetCount(NamedTuple):
 
 
 class StoredBudget(NamedTuple):
-    """A budget as it lies in the tables, and what was counted of it already."""
+    """A row of the budgets, with the usage counted so far."""
 
     workspace: ObjectId
     gpu_hours: float | None
@@ -76,25 +81,25 @@ _budgets = (
 
 
 def lock_queues(tx: Transaction) -> None:
-    """Until the transaction ends, nobody else changes a queue or a budget: what holds for the tree goes on holding."""
+    """Lock queues and budgets against other writers until the transaction ends."""
     tx.execute(select(objects.c.id).where(objects.c.id == ROOT).with_for_update(key_share=True))
 
 
 def all_queues(tx: Transaction) -> dict[str, StoredQueue]:
-    """Every queue by its name; one that was never set has neither quota nor parent."""
+    """Return every queue by name; one that was never set has neither quota nor parent."""
     rows = list(tx.execute(_queues).mappings())
     names = {row["id"]: row["name"] for row in rows}
     return {row["name"]: _stored(row, names) for row in rows}
 
 
 class QueueCache:
-    """Reads the queues again and again; one that has not changed is not parsed anew."""
+    """Reads the queues repeatedly; parses them again only when a version has changed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int | None], StoredQueue] = {}
 
     def queues(self, tx: Transaction) -> dict[str, StoredQueue]:
-        """Every queue by its name, as `all_queues` gives them."""
+        """Return every queue by name, as `all_queues` does."""
         keys = [(ident, version) for ident, version in tx.execute_sql(_VERSIONS)]
         if set(keys) != self._known.keys():
             fresh = all_queues(tx)
@@ -105,7 +110,7 @@ class QueueCache:
 def put_queue(
     tx: Transaction, ident: ObjectId, new: Queue, *, workspaces: Iterable[str], version: int
 ) -> None:
-    """Write down how a queue is set from now on."""
+    """Insert or update the settings of a queue."""
     parent = None
     if new.parent is not None:
         found = object_store.by_name(tx, workspace=ROOT, kind="queue", name=new.parent)
@@ -146,12 +151,12 @@ def _stored(row: Any, names: Mapping[str, str]) -> StoredQueue:
 
 
 def all_budgets(tx: Transaction) -> list[StoredBudget]:
-    """The budgets of the workspaces that there are, by their names."""
+    """Return the budgets of existing workspaces, ordered by workspace name."""
     return [_budget(row) for row in tx.execute(_budgets).mappings()]
 
 
 def budget_of(tx: Transaction, workspace: str) -> StoredBudget | None:
-    """The budget of a workspace; until the transaction ends, nobody else changes it."""
+    """Return the budget of a workspace, and lock it until the transaction ends."""
     row = tx.execute(_budget_of, {"of": workspace}).mappings().first()
     return None if row is None else _budget(row)
 
@@ -187,11 +192,43 @@ def _counted_columns(counted: BudgetCount | None) -> dict[str, Any]:
     }
 
 
+# ----------------------------------------------------------------------------------------- comparisons
+
+
+def seal_comparison(sealed: SealedValues, work: StoredObject, comparison: WhatIfComparison) -> bytes:
+    """Encrypt a comparison. Call it outside a transaction: it reads the keys in its own."""
+    return sealed.seal(work.workspace, comparison.model_dump_json().encode(), context=work.id.encode())
+
+
+def put_comparison(tx: Transaction, work: StoredObject, sealed: bytes) -> None:
+    """Store a comparison unless the work has one: a repeated replay gives the same result."""
+    if _comparison_row(tx, work) is None:
+        require_living_key(tx, work.workspace)
+        tx.execute(insert(comparisons), {"work": work.id, "sealed": sealed})
+
+
+def read_comparison(database: Database, sealed: SealedValues, work: StoredObject) -> WhatIfComparison:
+    with database.read() as tx:
+        row = _comparison_row(tx, work)
+    if row is None:
+        raise NotFound(
+            f"work {work.id} has no comparison: it has not succeeded, or is not a what-if; "
+            f"falaj workflows show {work.id}"
+        )
+    value = sealed.unseal(work.workspace, row, context=work.id.encode())
+    return WhatIfComparison.model_validate_json(value)
+
+
+def _comparison_row(tx: Transaction, work: StoredObject) -> bytes | None:
+    found = tx.execute(select(comparisons.c.sealed).where(comparisons.c.work == work.id)).scalar()
+    return None if found is None else bytes(found)
+
+
 # ----------------------------------------------------------------------------------------------- names
 
 
 def names_of(tx: Transaction, idents: Iterable[str]) -> dict[str, str]:
-    """What objects are called, or were called before they were removed."""
+    """Return the names of objects by id, also of removed ones."""
     wanted = sorted(set(idents))
     found: dict[str, str] = {}
     for start in range(0, len(wanted), SLICE):

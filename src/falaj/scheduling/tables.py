@@ -38,13 +38,13 @@ budgets = Table(
     Column("money", Double),
     Column("period", Text, nullable=False),
     Column("since", UtcTime, nullable=False),
-    Column("counted_from", UtcTime),  # the attempts that have ended since, so that nobody has to add them up
+    Column("counted_from", UtcTime),  # totals of the attempts that have ended since
     Column("counted_currency", Text),
     Column("counted_gpu_hours", Double, nullable=False),
     Column("counted_money", Double, nullable=False),
 )
 
-usage = Table(  # one row an attempt; hours, energy and cost are known when it has ended
+usage = Table(  # one row per attempt; hours, energy and cost are set when it ends
     "scheduling_usage",
     METADATA,
     Column("job", Text, ForeignKey("governance_objects.id"), primary_key=True),
@@ -80,7 +80,7 @@ usage = Table(  # one row an attempt; hours, energy and cost are known when it h
     Index("scheduling_usage_submitted", "submitted_at", "job", "attempt"),
 )
 
-history = Table(  # what a queue has held, decayed to `as_of`: the attempts that have ended
+history = Table(  # decayed usage of the ended attempts of a queue, at `as_of`
     "scheduling_history",
     METADATA,
     Column("queue", Text, primary_key=True),
@@ -91,7 +91,7 @@ history = Table(  # what a queue has held, decayed to `as_of`: the attempts that
     Column("memory_bytes", Double, nullable=False),
 )
 
-comparisons = Table(  # what came of a what-if, sealed: it tells how long each team waits
+comparisons = Table(  # results of what-ifs, encrypted: they show the waits of every team
     "scheduling_comparisons",
     METADATA,
     Column("work", Text, ForeignKey("governance_objects.id"), primary_key=True),

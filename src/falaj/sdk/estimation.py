@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from falaj.errors import Fault, InvalidInput
-from falaj.records.training.jobs import JobSpec, MemoryEstimate
+from falaj.records.training.jobs import JobMemoryEstimate, JobSpec
 
 LIMIT_S = 600.0
 LINES_SHOWN = 8
@@ -25,7 +25,7 @@ TRACEBACK = "Traceback (most recent call last):"
 RUNTIME_ERRORS = "falaj.training.runtime.errors."
 
 
-def estimate_script(script: str | Path, spec: JobSpec, *, limit_s: float = LIMIT_S) -> MemoryEstimate:
+def estimate_script(script: str | Path, spec: JobSpec, *, limit_s: float = LIMIT_S) -> JobMemoryEstimate:
     """Return the memory of the training in `script`, with the processes and the kind of device that `spec` requests.
 
     The script runs here, with the job's arguments and variables, in a process of its own, until it calls `fj.fit`.
@@ -42,7 +42,7 @@ def estimate_script(script: str | Path, spec: JobSpec, *, limit_s: float = LIMIT
     if "estimate" not in answer:
         raise _refused(_why(status, printed, limit_s), "a script that calls fj.fit", printed)
     try:
-        return MemoryEstimate.model_validate(answer["estimate"])
+        return JobMemoryEstimate.model_validate(answer["estimate"])
     except ValidationError as error:
         raise _refused(
             str(error.errors()[0]["msg"]), "an estimate; are there two versions of Falaj?"

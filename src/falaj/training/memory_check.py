@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from falaj.errors import Fault, InvalidInput
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Gpu, Node
 from falaj.records.sizes import format_size
-from falaj.records.training.jobs import JobSpec, MemoryEstimate, TrainingPlan
+from falaj.records.training.jobs import JobMemoryEstimate, JobSpec, TrainingPlan
 
 USABLE = 0.92
 """The rest is for the CUDA context or the interpreter and its libraries, and for fragmentation."""
@@ -61,7 +61,7 @@ def gpu_matches(spec: JobSpec, gpu: Gpu) -> bool:
     return gpu.profile == spec.gpu_profile and (spec.gpu_models is None or gpu.model in spec.gpu_models)
 
 
-def _nearest(estimate: MemoryEstimate, spec: JobSpec, own: Sequence[Node], others: Sequence[Node]) -> str:
+def _nearest(estimate: JobMemoryEstimate, spec: JobSpec, own: Sequence[Node], others: Sequence[Node]) -> str:
     """Describe the first option that fits on one of its `own` nodes, else on one of the `others`."""
     for nodes in (own, others):
         for way in estimate.ways:

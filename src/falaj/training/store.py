@@ -94,7 +94,7 @@ class JobRow:
     preemptions: int
 
 
-class RunningJob(NamedTuple):
+class RunningJobRow(NamedTuple):
     """The columns of a running job that the controller reads at each tick. `nodes` are those of its placements."""
 
     id: ObjectId
@@ -169,11 +169,11 @@ def queue(tx: Transaction) -> list[QueuedJob]:
     return [QueuedJob(*row) for row in tx.execute_sql(_QUEUE)]
 
 
-def running(tx: Transaction) -> list[RunningJob]:
+def running(tx: Transaction) -> list[RunningJobRow]:
     """Return the running jobs."""
     rows = tx.execute(_running).all()
     return [
-        RunningJob(ident, attempt, cancelling, leaving, tuple(each["node"] for each in placements or ()))
+        RunningJobRow(ident, attempt, cancelling, leaving, tuple(each["node"] for each in placements or ()))
         for ident, attempt, cancelling, leaving, placements in rows
     ]
 

@@ -10,7 +10,7 @@ import pytest
 import falaj as fj
 from command_line import CommandLine, command_line, make_template
 from falaj.errors import InvalidInput
-from falaj.records.training.jobs import JobSpec, MemoryEstimate, TrainingPlan
+from falaj.records.training.jobs import JobMemoryEstimate, JobSpec, TrainingPlan
 from falaj.sdk import estimation
 from falaj.sdk.estimation import estimate_script
 
@@ -96,7 +96,7 @@ def test_python_has_the_same_option(falaj: CommandLine, monkeypatch: pytest.Monk
     way = TrainingPlan(
         processes=1, layout="one process", precision="fp32", micro_batches=1, peak_bytes=9, as_asked=True
     )
-    found = MemoryEstimate(
+    found = JobMemoryEstimate(
         device="cpu",
         batch_size=1,
         parameters_bytes=1,

@@ -32,7 +32,7 @@ def test_the_head_waits_for_busy_nodes() -> None:
 
     assert told.reason is Reason.CAPACITY
     assert told.words == (
-        "asks 6 CPUs, 2 GPUs; the closest node, n1, has 4 CPUs, 1 GPU, 64 GiB free; the next place is kept for it"
+        "needs 6 CPUs, 2 GPUs; the closest node, n1, has 4 CPUs, 1 GPU, 64 GiB free; it gets the reservation"
     )
     assert (told.position, told.of) == (1, 2)
     assert told.would_start == ("one more node like n1",)
@@ -42,8 +42,8 @@ def test_the_head_waits_for_busy_nodes() -> None:
 def test_a_gang_is_told_how_many_of_it_fit() -> None:
     told = explain(with_pending(BUSY, job("gang", cpus=2, replicas=4)), "gang")
 
-    assert told.words == "asks 4 replicas of 2 CPUs each; 2 of 4 replicas fit; the next place is kept for it"
-    assert told.would_start == ("at most 2 replicas", "at most 1 CPU a replica", "one more node like n1")
+    assert told.words == "needs 4 replicas of 2 CPUs each; 2 of 4 replicas fit; it gets the reservation"
+    assert told.would_start == ("at most 2 replicas", "at most 1 CPU per replica", "one more node like n1")
 
 
 def test_a_job_behind_the_head_is_told_who_and_what_would_let_it_pass() -> None:
@@ -55,7 +55,7 @@ def test_a_job_behind_the_head_is_told_who_and_what_would_let_it_pass() -> None:
 
     assert told.reason is Reason.RESERVED
     assert told.words == (
-        "asks 2 CPUs, and waits behind head (priority 3), for which n1 is kept from 2026-03-01 12:30:00 UTC on"
+        "needs 2 CPUs; waits behind head (priority 3), for which n1 is reserved from 2026-03-01 12:30:00 UTC"
     )
     assert told.would_start == (
         "a time limit of at most 30m",
@@ -75,9 +75,9 @@ def test_a_used_up_quota_is_told_in_figures() -> None:
 
     assert told.reason is Reason.QUOTA
     assert told.words == (
-        "the quota of queue default is used up: 3 GPUs of 4 GPUs in use, and the job asks 2 GPUs"
+        "the quota of queue default is exhausted: 3 GPUs of 4 GPUs in use, 2 GPUs requested"
     )
-    assert told.would_start == ("at most 1 GPU a replica", "a quota of 5 GPUs for queue default")
+    assert told.would_start == ("at most 1 GPU per replica", "a quota of 5 GPUs for queue default")
     assert told.expected_start == NOON + minutes(45)
 
 
@@ -88,8 +88,8 @@ def test_quota_that_is_kept_for_others_is_told_apart() -> None:
     told = explain(with_pending(busy, job("first", cpus=6, age=5), job("next", cpus=4)), "next")
 
     assert told.words == (
-        "the quota of queue default is used up: 4 CPUs of 8 CPUs in use, 2 CPUs kept for jobs ahead, "
-        "and the job asks 4 CPUs"
+        "the quota of queue default is exhausted: 4 CPUs of 8 CPUs in use, 2 CPUs reserved for jobs ahead, "
+        "4 CPUs requested"
     )
 
 
@@ -99,7 +99,7 @@ def test_data_that_may_lie_on_no_node_is_told_where_it_may_lie() -> None:
     told = explain(snapshot, "ours")
 
     assert told.reason is Reason.RESIDENCY
-    assert told.words == "its data may lie only in AE, SA; the nodes are in DE"
+    assert told.words == "its data may be stored only in AE, SA; the nodes are in DE"
     assert told.would_start == ("one more node like f1 in AE", "one more node like f1 in SA")
     assert told.expected_start is None
 
@@ -110,10 +110,10 @@ def test_permitted_nodes_that_are_too_small_are_told_so() -> None:
     told = explain(world(*nodes, pending=[job("ours", cpus=4, only=["AE"])]), "ours")
 
     assert told.words == (
-        "its data may lie only in AE, where the nodes are too small even when idle: "
+        "its data may be stored only in AE, where the nodes are too small even when idle: "
         "the closest node, a1, has 2 CPUs, 0 GPUs, 64 GiB free"
     )
-    assert told.would_start == ("at most 2 CPUs a replica", "one more node like f1 in AE")
+    assert told.would_start == ("at most 2 CPUs per replica", "one more node like f1 in AE")
 
 
 def test_a_job_larger_than_the_cluster_is_told_what_there_is() -> None:
@@ -121,9 +121,9 @@ def test_a_job_larger_than_the_cluster_is_told_what_there_is() -> None:
 
     assert told.reason is Reason.TOO_LARGE
     assert told.words == (
-        "asks 1 CPU, 16 GPUs, more than there is: the closest node, n1, has 8 CPUs, 8 GPUs, 64 GiB free"
+        "needs 1 CPU, 16 GPUs, more than the cluster has: the closest node, n1, has 8 CPUs, 8 GPUs, 64 GiB free"
     )
-    assert told.would_start == ("at most 8 GPUs a replica",)
+    assert told.would_start == ("at most 8 GPUs per replica",)
 
 
 def test_a_job_larger_than_its_quota_is_told_the_quota() -> None:
@@ -131,21 +131,24 @@ def test_a_job_larger_than_its_quota_is_told_the_quota() -> None:
 
     told = explain(world(node("n1", gpus=8), queues=queues, pending=[job("huge", gpus=8)]), "huge")
 
-    assert told.words == "asks more than its queue may ever hold: 8 GPUs, and queue default may hold 4 GPUs"
-    assert told.would_start == ("at most 4 GPUs a replica", "a quota of 8 GPUs for queue default")
+    assert (
+        told.words
+        == "needs more than its queue may ever hold: 8 GPUs requested, queue default may hold 4 GPUs"
+    )
+    assert told.would_start == ("at most 4 GPUs per replica", "a quota of 8 GPUs for queue default")
 
 
 def test_an_unknown_queue_is_told_the_queues_there_are() -> None:
     told = explain(world(node("n1"), pending=[job("lost", queue="riks")]), "lost")
 
-    assert told.words == "there is no queue riks; the queues are: default"
+    assert told.words == "queue riks does not exist; the queues are: default"
     assert told.would_start == ("queue default",)
 
 
 def test_a_cluster_without_nodes() -> None:
     told = explain(world(pending=[job("early", cpus=2)]), "early")
 
-    assert told.words == "asks 2 CPUs, more than there is: there are no nodes"
+    assert told.words == "needs 2 CPUs, more than the cluster has: there are no nodes"
     assert told.would_start == ()
 
 

@@ -131,7 +131,7 @@ def test_what_nobody_uses_is_lent_up_to_the_limit() -> None:
     assert starts(snapshot) == {"a0": False, "a1": False, "a2": True}
     assert reasons(snapshot) == {"a3": Reason.QUOTA}
     assert explain(snapshot, "a3").words == (
-        "the limit of queue a is used up: 6 GPUs of 6 GPUs in use, and the job asks 2 GPUs"
+        "the limit of queue a is exhausted: 6 GPUs of 6 GPUs in use, 2 GPUs requested"
     )
 
 
@@ -146,15 +146,15 @@ def test_the_limit_of_a_parent_holds_for_all_below_it() -> None:
 
     assert reasons(snapshot) == {"b2": Reason.QUOTA}
     assert explain(snapshot, "b2").words == (
-        "the quota of queue b is used up: 2 GPUs of 4 GPUs in use, and the job asks 4 GPUs; "
-        "a job that is not preemptible does not borrow"
+        "the quota of queue b is exhausted: 2 GPUs of 4 GPUs in use, 4 GPUs requested; "
+        "a job that is not preemptible cannot borrow"
     )
     roomy = [LENDING[0], LENDING[1].model_copy(update={"quota": Quota(gpus=6)}), LENDING[2]]
     full = with_pending(
         started(first.model_copy(update={"queues": tuple(roomy)})), job("b2", gpus=1, queue="b")
     )
     assert explain(full, "b2").words == (
-        "the quota of queue org, above its own, is used up: 8 GPUs of 8 GPUs in use, and the job asks 1 GPU"
+        "the quota of queue org (above b) is exhausted: 8 GPUs of 8 GPUs in use, 1 GPU requested"
     )
 
 
@@ -204,8 +204,8 @@ def test_a_job_that_its_workspace_cannot_afford_waits_and_holds_nobody_up() -> N
     assert [*starts(snapshot)] == ["cheap", "other"]
     told = explain(snapshot, "dear")
     assert told.words == (
-        "the budget of its workspace does not cover it beside what runs: "
-        "5 GPU-hours are left, and it needs up to 8"
+        "the budget of its workspace does not cover it in addition to the running jobs: "
+        "5 GPU-hours left, up to 8 needed"
     )
     assert told.would_start[0] == "a time limit of at most 1h 15m"
 

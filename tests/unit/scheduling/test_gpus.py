@@ -59,8 +59,11 @@ def test_a_gang_that_fits_in_no_island_starts_all_the_same_unless_it_asks_for_on
     assert len(gpus_of(two_islands(job("job", gpus=6)))["job"]) == 6
     assert reason(two_islands(job("job", gpus=6, affinity=asked))) is Reason.TOPOLOGY
     told = explain(two_islands(job("job", gpus=6, affinity=asked)), "job")
-    assert told.words == "asks 1 CPU, 6 GPUs in one NVLink island, and none is so large, even when idle"
-    assert "not keeping it in one island" in told.would_start
+    assert (
+        told.words
+        == "needs 1 CPU, 6 GPUs in one NVLink island; no NVLink island is large enough, even when idle"
+    )
+    assert "no requirement for one island" in told.would_start
 
 
 def test_a_gang_that_needs_several_nodes_is_kept_in_one_fabric() -> None:
@@ -114,8 +117,8 @@ def test_wishes_that_no_node_fulfils_are_told() -> None:
     told = explain(world(*POOLS, pending=[job("job", affinity=Affinity(pools=frozenset({"tpus"})))]), "job")
 
     assert told.reason is Reason.AFFINITY
-    assert told.words == "asks 1 CPU in tpus; 0 nodes of 2 will do"
-    assert told.would_start == ("no wishes about its nodes",)
+    assert told.words == "needs 1 CPU on nodes in pool tpus; 0 of 2 nodes match"
+    assert told.would_start == ("no node affinity",)
 
 
 # ---------------------------------------------------------------------------------------- slices and parts
@@ -161,7 +164,7 @@ def test_a_part_is_not_had_where_gpus_are_not_shared() -> None:
     snapshot = sharing(job("job", gpus=1, gpu={"gpu_milli": 500}), machine=node("n1", gpus=2))
 
     assert reason(snapshot) is Reason.TOO_LARGE
-    assert explain(snapshot, "job").words.endswith("more than there is: no node shares its GPUs")
+    assert explain(snapshot, "job").words.endswith("more than the cluster has: no node shares its GPUs")
 
 
 def test_a_gpu_of_which_a_part_is_in_use_is_not_given_away_whole() -> None:

@@ -174,7 +174,7 @@ def taken(snapshot: Snapshot) -> SchedulingRound:
     return SchedulingRound(snapshot).decide_all()
 
 
-def nominated(snapshot: Snapshot) -> dict[str, datetime | None]:
+def promised(snapshot: Snapshot) -> dict[str, datetime | None]:
     """The head of this moment, and when its place is free at the latest, if that is known."""
     head = taken(snapshot).head
     return {head.head.job: head.at} if head else {}
@@ -242,7 +242,7 @@ def test_a_head_starts_when_promised_or_when_all_older_jobs_are_over(
     latest: dict[str, datetime] = {}
 
     def deciding(now: Snapshot) -> Sequence[Decision]:
-        for name, at in nominated(now).items():
+        for name, at in promised(now).items():
             latest[name] = min(at or over(now, lasts, before=name), latest.get(name, END_OF_TIME))
         return decide(now)
 

@@ -73,7 +73,7 @@ def test_a_more_important_job_does_not_make_room_for_a_less_important_one_of_its
 
     assert decide(snapshot) == (Wait(job="own", reason=Reason.QUOTA),)
     assert explain(snapshot, "own").words == (
-        "the limit of queue risk is used up: 6 CPUs of 8 CPUs in use, and the job asks 4 CPUs"
+        "the limit of queue risk is exhausted: 6 CPUs of 8 CPUs in use, 4 CPUs requested"
     )
 
 
@@ -135,8 +135,8 @@ def test_a_used_up_quota_is_told_without_what_is_borrowed() -> None:
     told = explain(with_pending(busy, job("own", cpus=2, queue="risk", preemptible=False)), "own")
 
     assert told.words == (
-        "the quota of queue risk is used up: 3 CPUs of 4 CPUs in use, and the job asks 2 CPUs; "
-        "a job that is not preemptible does not borrow"
+        "the quota of queue risk is exhausted: 3 CPUs of 4 CPUs in use, 2 CPUs requested; "
+        "a job that is not preemptible cannot borrow"
     )
 
 

@@ -90,7 +90,7 @@ def test_kinds_of_gpu_that_exclude_each_other_are_refused_by_the_spec(spec: dict
 def test_an_unknown_queue_is_refused_with_those_that_there_are(light_harness: JobHarness) -> None:
     light_harness.platform.queues.set("risk")
 
-    with pytest.raises(FalajError, match=r"no queue 'rsik'.*risk"):
+    with pytest.raises(FalajError, match=r"queue 'rsik' does not exist.*risk"):
         light_harness.submit(queue="rsik")
 
     assert light_harness.submit(queue="risk").spec.queue == "risk"
@@ -124,7 +124,7 @@ def test_a_job_is_decided_about_in_its_queue(light_harness: JobHarness) -> None:
     assert light_harness.jobs.explain(second.id).reason == "quota"
     used = light_harness.platform.rows_of("SELECT job FROM scheduling_usage WHERE ended_at IS NULL")
     assert used == [first.id]
-    light_harness.settle(first, "done", used={"cpu_s": 1.5})
+    light_harness.finish(first, "done", used={"cpu_s": 1.5})
     assert light_harness.platform.rows_of("SELECT cpu_s FROM scheduling_usage") == [1.5]
 
 

@@ -222,7 +222,7 @@ def test_what_it_made_is_published_with_its_end(harness: JobHarness) -> None:
         harness.platform.blobs.upload(iter([text]), sources=(job.id, job.run)) for text in (b"model", b"log")
     ]
 
-    done = harness.settle(
+    done = harness.finish(
         job, "done", exit_code=0, outputs=(JobOutput(path="model/m.bin", blob=made[0].id),), log=made[1].id
     )
 
@@ -233,19 +233,19 @@ def test_what_it_made_is_published_with_its_end(harness: JobHarness) -> None:
     assert all(harness.platform.blobs.show(each.id).committed for each in made)
     assert b"".join(harness.jobs.logs(job.id, offset=1)) == b"og"
     with pytest.raises(Conflict):
-        harness.settle(job, "failed")
+        harness.finish(job, "failed")
 
 
 def test_a_failed_attempt_is_tried_again_after_a_pause_and_not_forever(harness: JobHarness) -> None:
     job = harness.submit(retries=1)
     harness.begin(job)
 
-    again = harness.settle(job, "failed", reason="ValueError: no", exit_code=1)
+    again = harness.finish(job, "failed", reason="ValueError: no", exit_code=1)
 
     assert (again.state, again.attempt) == (JobState.QUEUED, 1)
     assert "ValueError: no" in (again.reason or "")
     harness.begin(job, 2)
-    last = harness.settle(job, "failed", attempt=2, reason="ValueError: no")
+    last = harness.finish(job, "failed", attempt=2, reason="ValueError: no")
     assert (last.state, last.reason) == (JobState.FAILED, "ValueError: no")
     assert harness.platform.runs.show(job.run).run.status == "failed"
     assert [row["verdict"] for row in harness.platform.rows(attempts)] == ["failed", "failed"]
@@ -255,7 +255,7 @@ def test_an_interrupted_attempt_does_not_count(harness: JobHarness) -> None:
     job = harness.submit()
     for attempt in (1, 2, 3):
         harness.begin(job, attempt)
-        back = harness.settle(job, "interrupted", attempt=attempt, reason="interrupted: the platform stopped")
+        back = harness.finish(job, "interrupted", attempt=attempt, reason="interrupted: the platform stopped")
         assert back.state is JobState.QUEUED
 
     assert back.reason == "interrupted: the platform stopped"
@@ -270,7 +270,7 @@ def test_a_queued_job_is_cancelled_at_once_and_a_running_one_is_asked(harness: J
     assert gone.state is JobState.CANCELLED
     assert harness.platform.runs.show(waiting.run).run.status == "killed"
     assert (asked.state, asked.cancelling) == (JobState.RUNNING, True)
-    assert harness.settle(running, "failed").state is JobState.CANCELLED  # not tried again
+    assert harness.finish(running, "failed").state is JobState.CANCELLED  # not tried again
     with pytest.raises(Conflict):
         harness.jobs.cancel(waiting.id)
 
@@ -280,7 +280,7 @@ def test_a_failed_job_is_retried_under_a_new_run(harness: JobHarness) -> None:
     with pytest.raises(Conflict):
         harness.jobs.retry(job.id)
     harness.begin(job)
-    harness.settle(job, "failed", reason="no")
+    harness.finish(job, "failed", reason="no")
 
     again = harness.jobs.retry(job.id)
 
@@ -320,7 +320,7 @@ def test_the_same_save_twice_is_one(harness: JobHarness) -> None:
 def test_what_an_earlier_attempt_saves_late_replaces_nothing(harness: JobHarness) -> None:
     job = harness.begin(harness.submit())
     first = save(harness, job, 3)
-    harness.settle(job, "interrupted")
+    harness.finish(job, "interrupted")
     harness.begin(job, attempt=2)
     second = save(harness, job, 5, attempt=2)
 
@@ -378,7 +378,7 @@ def test_a_waiting_job_is_explained(harness: JobHarness) -> None:
 def test_a_pause_is_explained_and_an_end_is_told(light_harness: JobHarness) -> None:
     job = light_harness.submit(retries=1)
     light_harness.begin(job)
-    light_harness.settle(job, "failed", reason="ValueError: no")
+    light_harness.finish(job, "failed", reason="ValueError: no")
 
     found = light_harness.jobs.explain(job.id)
 
@@ -407,13 +407,13 @@ def test_a_followed_log_goes_from_attempt_to_attempt(light_harness: JobHarness) 
     assert next(follow) == b"first"
 
     whole = light_harness.platform.blobs.upload(iter([b"first, to its end"]))
-    light_harness.settle(job, "failed", log=whole.id)
+    light_harness.finish(job, "failed", log=whole.id)
     light_harness.begin(job, 2)
     launcher.known = {f"{job.id}/2": AttemptState("running")}
     launcher.output = b"second"
 
     assert [next(follow), next(follow)] == [b", to its end", b"second"]
-    light_harness.settle(job, "failed", attempt=2)
+    light_harness.finish(job, "failed", attempt=2)
     assert b"".join(follow) == b""
 
 
@@ -432,7 +432,7 @@ def test_pauses_grow(light_harness: JobHarness) -> None:
     job, pauses = light_harness.submit(retries=3), []
     for attempt in (1, 2, 3):
         light_harness.begin(job, attempt)
-        light_harness.settle(job, "failed", attempt=attempt)
+        light_harness.finish(job, "failed", attempt=attempt)
         due = light_harness.jobs.explain(job.id).expected_start
         assert due is not None
         pauses.append(due - light_harness.platform.clock())

@@ -8,7 +8,7 @@ import pytest
 
 from falaj.errors import FalajError, InvalidInput
 from falaj.records.scheduling.snapshot import Gpu
-from falaj.records.training.jobs import Job, JobState, MemoryEstimate, TrainingPlan
+from falaj.records.training.jobs import Job, JobMemoryEstimate, JobState, TrainingPlan
 from job_harness import NODE, JobHarness
 
 GIB = 1 << 30
@@ -244,14 +244,14 @@ def tiny_card() -> Any:
     return NODE.model_copy(update={"gpus": (Gpu(id="GPU-7", model="T4", memory_bytes=4 * GIB),)})
 
 
-def on_cpu(*ways: TrainingPlan) -> MemoryEstimate:
+def on_cpu(*ways: TrainingPlan) -> JobMemoryEstimate:
     return estimated(*ways).model_copy(update={"device": "cpu"})
 
 
-def estimated(*ways: TrainingPlan) -> MemoryEstimate:
+def estimated(*ways: TrainingPlan) -> JobMemoryEstimate:
     sizes = dict.fromkeys(("parameters", "gradients", "state", "activations"), GIB)
     amounts: dict[str, Any] = {f"{name}_bytes": size for name, size in sizes.items()}
-    return MemoryEstimate(device="cuda", batch_size=32, method="traced", ways=ways, **amounts)
+    return JobMemoryEstimate(device="cuda", batch_size=32, method="traced", ways=ways, **amounts)
 
 
 def way(gib: int, **fields: Any) -> TrainingPlan:

@@ -161,7 +161,7 @@ def test_nobody_is_told_to_leave_for_a_job_that_does_not_wait(harness: JobHarnes
     victim, urgent = harness.submit(priority=LAST), harness.submit()
     harness.begin(victim)
     if ended == "victim":
-        harness.settle(victim, "done")
+        harness.finish(victim, "done")
     else:
         harness.jobs.cancel(urgent.id)
 

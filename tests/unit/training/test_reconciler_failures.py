@@ -346,7 +346,7 @@ def test_a_clock_that_is_put_back_a_little_lengthens_a_pause_by_no_more_than_the
 ) -> None:
     job = light_harness.submit(retries=1)
     light_harness.begin(job)
-    light_harness.settle(job, "failed")
+    light_harness.finish(job, "failed")
     clock = light_harness.platform.clock
 
     clock.advance(timedelta(seconds=-100))

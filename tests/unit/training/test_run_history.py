@@ -92,17 +92,17 @@ def trained(harness: JobHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_new_attempts_moves_and_retries_are_one_chain(harness: JobHarness, trained: Fit) -> None:
     job = harness.begin(harness.submit(retries=2))
     trained(job, dies_at=7, kept=4)  # six steps are logged
-    harness.settle(job, "failed", reason="signal 9")
+    harness.finish(job, "failed", reason="signal 9")
     harness.begin(job, 2)  # by itself
     trained(job, dies_at=6, kept=8)  # nine
     harness.jobs.move(job.id, to="other")
-    harness.settle(job, "moved", 2)
+    harness.finish(job, "moved", 2)
     harness.begin(job, 3)
     trained(job, dies_at=2, kept=8)  # nine again
-    harness.settle(job, "failed", 3)
+    harness.finish(job, "failed", 3)
     harness.begin(job, 4)
     trained(job, dies_at=3, kept=8)  # ten
-    ended = harness.settle(job, "failed", 4)
+    ended = harness.finish(job, "failed", 4)
     again = harness.jobs.retry(job.id)
     harness.begin(job, 5)
 
@@ -122,11 +122,11 @@ def test_new_attempts_moves_and_retries_are_one_chain(harness: JobHarness, train
 def test_the_run_of_a_retry_names_the_one_that_it_goes_on_from(harness: JobHarness, trained: Fit) -> None:
     job = harness.begin(harness.submit(retries=1))
     trained(job, dies_at=7, kept=4)
-    harness.settle(job, "interrupted")
+    harness.finish(job, "interrupted")
     harness.begin(job, 2)
     trained(job, dies_at=2, kept=4)
     before = harness.platform.runs.show(job.run)
-    harness.settle(job, "cancelled", 2)
+    harness.finish(job, "cancelled", 2)
 
     again = harness.jobs.retry(job.id)
 

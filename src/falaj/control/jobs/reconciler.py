@@ -30,7 +30,7 @@ from falaj.records.training.jobs import JobState
 from falaj.scheduling import Backlog, decide_from
 from falaj.training import store
 from falaj.training.queue import QueueSnapshot, is_due
-from falaj.training.store import JobRow, RunningJob
+from falaj.training.store import JobRow, RunningJobRow
 
 log = logging.getLogger("falaj.controller")
 
@@ -92,7 +92,7 @@ class JobReconciler:
 
     # ---------------------------------------------------------------------------------------- running jobs
 
-    def _reconcile_all(self, running: Sequence[RunningJob], nodes: Sequence[Node]) -> None:
+    def _reconcile_all(self, running: Sequence[RunningJobRow], nodes: Sequence[Node]) -> None:
         here = {row.id for row in running}
         self._attempts = {
             job: each for job, each in self._attempts.items() if job in here or each.thread.is_alive()
@@ -107,7 +107,7 @@ class JobReconciler:
             except Exception:  # one job must not hold up the others
                 log.exception("failed to reconcile job", extra={"job": row.id})
 
-    def _reconcile(self, row: RunningJob) -> None:
+    def _reconcile(self, row: RunningJobRow) -> None:
         known = self._attempts.get(row.id)
         if known is None or known.attempt.number != row.attempt:
             self._supervise(row.id)
@@ -129,7 +129,7 @@ class JobReconciler:
         thread = start_thread(attempt.run, name=f"attempt {attempt.name}")
         self._attempts[job] = AttemptThread(attempt, thread)
 
-    def _forward(self, attempt: Attempt, row: RunningJob | JobRow, *, nodes: Sequence[str]) -> None:
+    def _forward(self, attempt: Attempt, row: RunningJobRow | JobRow, *, nodes: Sequence[str]) -> None:
         """Tell an attempt on `nodes` that its job is to be cancelled or preempted, or has lost a node."""
         if row.cancelling:
             attempt.request_stop("cancelled")
@@ -147,7 +147,7 @@ class JobReconciler:
             with suppress(Unavailable):
                 self._context.update_job(job, reason=words[:2000])
 
-    def _update_missing(self, running: Sequence[RunningJob], nodes: Sequence[Node]) -> None:
+    def _update_missing(self, running: Sequence[RunningJobRow], nodes: Sequence[Node]) -> None:
         """Record since when nodes with attempts on them are missing."""
         there = {node.name for node in nodes}
         used = {name for row in running for name in row.nodes}

@@ -20,7 +20,7 @@ from falaj.drivers.processes.limits.cgroup import AttemptCgroup
 from falaj.drivers.processes.nsys import find_nsys
 from falaj.drivers.processes.tree_removal import remove_tree
 from falaj.errors import InvalidInput, Unavailable
-from falaj.ports.launcher import AttemptState, Launch, ResourceUsage
+from falaj.ports.launcher import AttemptState, AttemptUsage, Launch
 
 LOG_LIMIT_BYTES = 256 * 1024 * 1024
 NAME_LIMIT = 200
@@ -87,7 +87,7 @@ class ProcessLauncher:
                 started_at=timestamp(ended),
                 ended_at=timestamp(ended, "ended_at"),
                 # Missing if a supervisor of an earlier version wrote the file.
-                used=ResourceUsage(**ended.get("used", {})),
+                used=AttemptUsage(**ended.get("used", {})),
                 limits=tuple(ended.get("limits", ())),
                 stopped=ended.get("stopped"),
             )

@@ -77,7 +77,7 @@ class TrainingPlan(Record):
     as_asked: bool
 
 
-class MemoryEstimate(Record):
+class JobMemoryEstimate(Record):
     """The memory that a training takes, found before it starts; the first of its `ways` is what was asked for.
 
     `data_bytes` is the data, which lies on a GPU as well if it is small beside it. `method` says whether the step was
@@ -150,7 +150,7 @@ class JobSpec(Record):
     network: bool = False
     nsys: bool = False
     origin: CodeOrigin | None = None
-    estimate: MemoryEstimate | None = None
+    estimate: JobMemoryEstimate | None = None
     asked: RequestedResources | None = None
 
     @model_validator(mode="after")

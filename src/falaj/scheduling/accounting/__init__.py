@@ -1,1 +1,1 @@
-"""What jobs have used, what it cost, and what is left: the books of the queue."""
+"""Accounting of jobs: usage, cost, budgets and the usage history of queues."""

@@ -1,4 +1,4 @@
-"""The accounts that the room of jobs keeps up: queues and budgets as they stand, and what each attempt uses."""
+"""The accounts that the jobs service updates: queues and budgets with their state, and the usage of attempts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from falaj.records.scheduling.snapshot import Budget, Node, Placement, Price, Qu
 from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts, budgets, history
 from falaj.scheduling.accounting.charges import (
-    ChargedResources,
     HourlyRates,
     bill_for,
-    charged_resources,
     hours,
     price_of,
     rates_of,
@@ -28,15 +26,15 @@ from falaj.scheduling.accounting.decayed_usage import (
     UsageSpan,
     averaged,
     cluster_total,
-    dominant_share,
 )
+from falaj.scheduling.capacity.resources import ResourceAmount, dominant_share, requested_amount
 from falaj.scheduling.queue_tree import summed
 
 DEFAULT = "default"
 
 
 class QueueAccounts:
-    """What queues hold and have held, and what attempts cost; all of it in the transaction of the caller."""
+    """Reads queues and budgets, and records attempts, in the transaction of the caller."""
 
     def __init__(
         self, *, nodes: Callable[[], tuple[Node, ...]], prices: Prices | None, half_life: timedelta
@@ -55,7 +53,7 @@ class QueueAccounts:
         return self._half_life
 
     def nodes(self) -> tuple[Node, ...]:
-        """The machines there are."""
+        """Return the nodes of the cluster."""
         return self._nodes()
 
     @property
@@ -63,7 +61,7 @@ class QueueAccounts:
         return None if self._prices is None else self._prices.currency
 
     def queues(self, tx: Transaction, *, now: datetime) -> tuple[Queue, ...]:
-        """Every queue with its history; `default` is always there."""
+        """Return every queue with its history; `default` always exists."""
         found = {name: each.queue for name, each in self._shelf.queues(tx).items()}
         found.setdefault(DEFAULT, Queue(name=DEFAULT))
         past = self.histories(tx, found, now=now)
@@ -73,49 +71,50 @@ class QueueAccounts:
         )
 
     def histories(self, tx: Transaction, queues: dict[str, Queue], *, now: datetime) -> dict[str, float]:
-        """The share of the whole that each queue has held lately, with those below it."""
+        """Return the decayed dominant share of each queue with all below it."""
         own = history.ended_averages(tx, now=now, half_life=self._half_life)
-        for queue, stretch in attempts.running_spans(tx):
-            lately = averaged([stretch], now=now, half_life=self._half_life)
+        for queue, span in attempts.running_spans(tx):
+            lately = averaged([span], now=now, half_life=self._half_life)
             own[queue] = own.get(queue, ResourceAverages()).plus(lately)
         whole = self.whole()
         total = summed(own, queues, zero=ResourceAverages(), plus=ResourceAverages.plus)
         return {name: dominant_share(held, whole) for name, held in total.items()}
 
     def whole(self) -> ResourceAverages:
-        """All that the machines have."""
+        """Return the total capacity of the cluster."""
         return cluster_total(self._nodes())
 
     def budgets(self, tx: Transaction, *, now: datetime) -> tuple[Budget, ...]:
-        """What is left to each workspace that has a budget."""
+        """Return what is left of the budget of each workspace that has one."""
         found = budgets.spent(tx, store.all_budgets(tx), now=now, currency=self.currency)
         return tuple(each.left() for each in found)
 
     def require_open(self, tx: Transaction, queue: str, workspace: ObjectId) -> None:
-        """NotFound, or Denied, where a workspace may not submit into a queue."""
+        """Raise NotFound or Denied if the workspace may not submit into the queue."""
         found = store.all_queues(tx)
         if queue not in found and queue != DEFAULT:
             open_ones = [
                 name for name, each in found.items() if not each.workspaces or workspace in each.workspaces
             ]
-            there = ", ".join(sorted(open_ones))
+            available = ", ".join(sorted(open_ones))
             fault = Fault(
                 where="spec.queue",
                 given=queue,
-                allowed=f"a queue: {there}",
-                fix=f"one of these, or an operator makes it: falaj queues set {queue}",
+                allowed=f"a queue: {available}",
+                fix=f"one of these, or let an operator create it: falaj queues set {queue}",
             )
             raise NotFound(
-                f"there is no queue {queue!r}; there is {there}",
+                f"queue {queue!r} does not exist; the queues are: {available}",
                 faults=[fault],
                 details={"kind": "queue", "reference": queue},
             )
         allowed = found[queue].workspaces if queue in found else ()
         if allowed and workspace not in allowed:
-            home = objects.ever(tx, workspace)
+            stored = objects.ever(tx, workspace)
+            name = stored.name if stored else workspace
             raise Denied(
-                f"workspace {home.name if home else workspace} may not submit into queue {queue}; an operator of the "
-                f"platform can let it: falaj queues set {queue} --workspace NAME"
+                f"workspace {name} may not submit into queue {queue}; an operator of the "
+                f"platform can allow it: falaj queues set {queue} --workspace NAME"
             )
 
     def begin(
@@ -130,22 +129,24 @@ class QueueAccounts:
         borrows: bool,
         now: datetime,
     ) -> None:
-        """Write down that an attempt begins, at the prices of today."""
-        held = charged_resources(request)
+        """Record the start of an attempt, at the current prices."""
+        held = requested_amount(request)
         rates = rates_of(held, gpu_models, self._prices)
         attempts.add_attempt(
             tx,
             {
                 "job": request.job,
                 "attempt": attempt,
-                "workspace": request.workspace or _home_of(tx, request.job),
+                "workspace": request.workspace or _workspace_of(tx, request.job),
                 "user_id": user,
                 "queue": request.queue,
                 "request": request.model_dump(mode="json"),
                 "placements": [each.model_dump(mode="json") for each in placements],
                 "gpu_models": list(gpu_models),
                 "borrows": borrows,
-                **held._asdict(),
+                "cpus": held.cpus,
+                "gpus_milli": held.gpus_milli,
+                "memory_bytes": held.memory,
                 "currency": rates.currency,
                 "cpu_rate": rates.cpu,
                 "gpu_rate": rates.gpu,
@@ -164,12 +165,12 @@ class QueueAccounts:
         used: ResourceUsage,
         now: datetime,
     ) -> None:
-        """Write down what an attempt used; nothing for one that began before there were accounts, or has ended."""
+        """Record the end and usage of an attempt; do nothing if it is unknown or has ended already."""
         row = attempts.open_attempt(tx, job, attempt)
         if row is None:
             return
-        held = ChargedResources(row["cpus"], row["gpus_milli"], row["memory_bytes"])
-        if not held.gpus_milli:  # that it used no energy of GPUs is not a measurement
+        held = ResourceAmount(row["cpus"], row["gpus_milli"], row["memory_bytes"])
+        if not held.gpus_milli:  # no GPU: there is no measurement of GPU energy
             used = used.model_copy(update={"gpu_energy_j": None})
         rates = HourlyRates(row["cpu_rate"], row["gpu_rate"], row["currency"])
         ended_at = max(now, row["started_at"])  # the clock may have gone back
@@ -178,12 +179,12 @@ class QueueAccounts:
         attempts.close_attempt(tx, job, attempt, ended_at=ended_at, verdict=verdict, **values)
         closed = {**row, **values, "ended_at": ended_at}
         budgets.count_ended(tx, closed, now=ended_at, currency=self.currency)
-        stretch = UsageSpan(attempts.sums(*held), row["started_at"], ended_at)
-        history.add_ended(tx, row["queue"], stretch, now=ended_at, half_life=self._half_life)
+        span = UsageSpan(attempts.sums(*held), row["started_at"], ended_at)
+        history.add_ended(tx, row["queue"], span, now=ended_at, half_life=self._half_life)
 
 
-def _home_of(tx: Transaction, job: ObjectId) -> ObjectId:
+def _workspace_of(tx: Transaction, job: ObjectId) -> ObjectId:
     found = objects.ever(tx, job)
     if found is None:
-        raise NotFound(f"there is no job {job}")
+        raise NotFound(f"job {job} does not exist")
     return found.workspace

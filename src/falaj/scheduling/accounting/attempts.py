@@ -1,4 +1,4 @@
-"""The SQL of accounting: one row for each attempt at a job, from when it begins."""
+"""The SQL of accounting: one row for each attempt of a job, inserted when it starts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from falaj.scheduling.accounting.decayed_usage import ResourceAverages, UsageSpa
 from falaj.scheduling.tables import usage
 
 PAGE = 1000
-"""Attempts that are read at a time."""
+"""Attempts per read."""
 
 KEYS = {"job": usage.c.job, "user": usage.c.user_id, "workspace": usage.c.workspace, "queue": usage.c.queue}
 
 _CHARGED = [column for column in usage.c if column.name not in ("request", "placements")]
-"""All but what is long, and says nothing about the charge."""
+"""All columns but the large ones that do not affect the charge."""
 
 _running = select(
     usage.c.queue, usage.c.cpus, usage.c.gpus_milli, usage.c.memory_bytes, usage.c.started_at
@@ -47,7 +47,7 @@ def add_attempt(tx: Transaction, values: dict[str, Any]) -> None:
 
 
 def open_attempt(tx: Transaction, job: str, attempt: int) -> Any | None:
-    """The row of an attempt that has not ended; until the transaction ends, nobody else changes it."""
+    """Return the row of an attempt that has not ended, and lock it; None if there is none."""
     return tx.execute(_open, {"of_job": job, "of_attempt": attempt}).mappings().first()
 
 
@@ -56,12 +56,12 @@ def close_attempt(tx: Transaction, job: str, attempt: int, **values: Any) -> Non
 
 
 def running_rows(tx: Transaction) -> Iterator[Any]:
-    """Every attempt that has not ended, as it is charged for."""
+    """Return the charge columns of every attempt that has not ended."""
     return iter(tx.execute(select(*_CHARGED).where(usage.c.ended_at.is_(None))).mappings())
 
 
 def running_spans(tx: Transaction) -> list[tuple[str, UsageSpan]]:
-    """What every running attempt holds, with its queue."""
+    """Return the queue and usage of every running attempt."""
     return [
         (queue, UsageSpan(sums(cpus, gpus_milli, memory), started_at))
         for queue, cpus, gpus_milli, memory, started_at in tx.execute(_running)
@@ -69,7 +69,7 @@ def running_spans(tx: Transaction) -> list[tuple[str, UsageSpan]]:
 
 
 def ended_spans(tx: Transaction, *, since: datetime) -> list[tuple[str, UsageSpan]]:
-    """What every attempt held that has ended after `since`, with its queue."""
+    """Return the queue and usage of every attempt that has ended after `since`."""
     return [
         (queue, UsageSpan(sums(cpus, milli, memory), started_at, ended_at))
         for queue, cpus, milli, memory, started_at, ended_at in tx.execute(
@@ -88,7 +88,7 @@ def sums(cpus: int, gpus_milli: int, memory_bytes: int) -> ResourceAverages:
 def totals_inside(
     tx: Transaction, by: By, *, since: datetime, until: datetime, workspaces: Sequence[str] | None
 ) -> Iterator[Any]:
-    """For each key and currency, the sums over attempts that began and ended between two moments."""
+    """Return totals by key and currency over the attempts that started and ended in the time range."""
     key = KEYS[by]
     query = select(
         key.label("key"),
@@ -110,7 +110,7 @@ def totals_inside(
 def across(
     tx: Transaction, *, since: datetime, until: datetime, workspaces: Sequence[str] | None
 ) -> Iterator[Any]:
-    """The attempts that reach over one of two moments, or have not ended."""
+    """Return the attempts that overlap the time range only in part, or have not ended."""
     overlaps = and_(
         usage.c.started_at < until,
         or_(usage.c.ended_at.is_(None), usage.c.ended_at > since),
@@ -120,7 +120,7 @@ def across(
 
 
 def ended_across(tx: Transaction, workspace: str, moment: datetime) -> Iterator[Any]:
-    """The attempts of a workspace that had begun before a moment and ended after it."""
+    """Return the attempts of a workspace that started before a moment and ended after it."""
     reaches = usage.c.started_at < moment, usage.c.ended_at > moment, usage.c.workspace == workspace
     return iter(tx.execute(select(*_CHARGED).where(*reaches)).mappings())
 
@@ -134,7 +134,7 @@ def page_between(
     after: tuple[datetime, str, int] | None = None,
     limit: int,
 ) -> list[Any]:
-    """The next attempts that ran at all between two moments, by when they began."""
+    """Return the next page of attempts that overlap the time range, ordered by start."""
     query = _within(select(*_CHARGED), workspaces).where(
         usage.c.started_at < until, or_(usage.c.ended_at.is_(None), usage.c.ended_at > since)
     )
@@ -144,15 +144,15 @@ def page_between(
     return list(tx.execute(query.order_by(*place).limit(limit)).mappings())
 
 
-# ------------------------------------------------------------------------------------------ for a replay
+# ------------------------------------------------------------------------------------------ replay
 
 
 def past_attempts(
     database: Database, *, since: datetime, until: datetime, as_of: datetime
 ) -> Iterator[PastAttempt]:
-    """Every attempt at a job that was submitted between two moments, oldest first, as it was known at `as_of`.
+    """Yield every attempt of the jobs submitted in the time range, oldest first, as known at `as_of`.
 
-    So it is the same whenever it is read. No transaction is held between pages.
+    So every read gives the same result. No transaction is held between pages.
     """
     place = usage.c.submitted_at, usage.c.job, usage.c.attempt
     query = select(usage).where(*_submitted(since, until, as_of)).order_by(*place).limit(PAGE)
@@ -170,7 +170,7 @@ def past_attempts(
 
 
 def count_past_jobs(tx: Transaction, *, since: datetime, until: datetime, as_of: datetime) -> int:
-    """How many jobs `past_attempts` tells of."""
+    """Return the number of jobs that `past_attempts` yields."""
     query = select(func.count(usage.c.job.distinct())).where(*_submitted(since, until, as_of))
     return int(tx.execute(query).scalar_one())
 

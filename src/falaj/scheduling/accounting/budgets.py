@@ -1,4 +1,4 @@
-"""Budgets of workspaces: what was used since the period began, and what is left."""
+"""Budgets of workspaces: what is used and left in the current period."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from falaj.scheduling.accounting.periods import period_at
 
 
 class BudgetSpending(NamedTuple):
-    """A budget, the period that it is in, and what was used of it."""
+    """A budget, its current period, and what was used of it."""
 
     budget: store.StoredBudget
     since: datetime
@@ -26,7 +26,7 @@ class BudgetSpending(NamedTuple):
     money: float
 
     def left(self) -> Budget:
-        """What is left; below zero is overspent."""
+        """Return what is left; negative if overspent."""
         given = self.budget
         return Budget(
             workspace=given.workspace,
@@ -38,7 +38,7 @@ class BudgetSpending(NamedTuple):
 def spent(
     tx: Transaction, budgets: Iterable[store.StoredBudget], *, now: datetime, currency: str | None
 ) -> list[BudgetSpending]:
-    """How each budget stands now, running attempts included; money in another currency than today's is not counted."""
+    """Return the spending of each budget, with running attempts. Money counts only in the current currency."""
     known = list(budgets)
     running: defaultdict[str, list[Any]] = defaultdict(list)
     for row in attempts.running_rows(tx) if known else ():
@@ -47,14 +47,14 @@ def spent(
 
 
 def count_ended(tx: Transaction, row: Any, *, now: datetime, currency: str | None) -> None:
-    """Count an attempt that ends now against the budget of its workspace, if that has one; `row` says so already."""
+    """Charge an attempt that ends now to the budget of its workspace; `row` has its end already."""
     budget = store.budget_of(tx, row["workspace"])
     if budget is None:
         return
     since, _ = period_at(budget.period, now, since=budget.since)
     counted = _fitting(budget, since, currency)
     if counted is None:
-        counted = _added_up(tx, budget.workspace, since, currency)
+        counted = _recount(tx, budget.workspace, since, currency)
     else:
         part = reports.part_of(row, since=since, until=now, now=now)
         money = counted.money + part.costs.get(currency or "", 0.0)
@@ -62,10 +62,10 @@ def count_ended(tx: Transaction, row: Any, *, now: datetime, currency: str | Non
     store.count_budget(tx, budget.workspace, counted)
 
 
-def _added_up(
+def _recount(
     tx: Transaction, workspace: ObjectId, since: datetime, currency: str | None
 ) -> store.BudgetCount:
-    """What the attempts of a workspace that have ended used since a moment, added up."""
+    """Return the total usage of the ended attempts of a workspace since a moment."""
     used = reports.ended_since(tx, workspace, since)
     return store.BudgetCount(since, currency, used.gpu_hours, used.costs.get(currency or "", 0.0))
 
@@ -74,7 +74,7 @@ def _spent(
     tx: Transaction, budget: store.StoredBudget, running: list[Any], *, now: datetime, currency: str | None
 ) -> BudgetSpending:
     since, until = period_at(budget.period, now, since=budget.since)
-    ended = _fitting(budget, since, currency) or _added_up(tx, budget.workspace, since, currency)
+    ended = _fitting(budget, since, currency) or _recount(tx, budget.workspace, since, currency)
     parts = [reports.part_of(row, since=since, until=now, now=now) for row in running]
     gpu_hours = ended.gpu_hours + sum(part.gpu_hours for part in parts)
     money = ended.money + sum(part.costs.get(currency or "", 0.0) for part in parts)
@@ -82,7 +82,7 @@ def _spent(
 
 
 def _fitting(budget: store.StoredBudget, since: datetime, currency: str | None) -> store.BudgetCount | None:
-    """What was counted, if it was counted in this period and currency."""
+    """Return the stored count if it is of this period and currency."""
     counted = budget.counted
     fits = counted is not None and counted.since == since and counted.currency == currency
     return counted if fits else None

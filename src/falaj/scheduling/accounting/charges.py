@@ -1,4 +1,4 @@
-"""What an attempt costs: hours of what it holds, and energy where that was measured."""
+"""The cost of an attempt: hours of the resources it holds, and measured energy."""
 
 from __future__ import annotations
 
@@ -8,31 +8,23 @@ from typing import NamedTuple
 
 from falaj.records.config import Prices
 from falaj.records.scheduling.accounting import ResourceUsage
-from falaj.records.scheduling.snapshot import WHOLE_GPU, Price, Request
-from falaj.scheduling.capacity.resources import requested_amount
+from falaj.records.scheduling.snapshot import Price
+from falaj.scheduling.capacity.resources import ResourceAmount
 
 JOULES_PER_KWH = 3_600_000.0
 SECONDS_PER_HOUR = 3600.0
 
 
 class HourlyRates(NamedTuple):
-    """What an hour of an attempt costs; no currency: no prices were set."""
+    """The cost of an attempt per hour; currency None: no prices are configured."""
 
     cpu: float
     gpu: float
     currency: str | None
 
 
-class ChargedResources(NamedTuple):
-    """What all replicas of a job hold together; GPUs as the scheduler counts them, a MIG slice by its sevenths."""
-
-    cpus: int
-    gpus_milli: int
-    memory_bytes: int
-
-
 class Bill(NamedTuple):
-    """What an attempt that has ended comes to."""
+    """Hours and cost of an ended attempt."""
 
     gpu_hours: float
     cpu_hours: float
@@ -40,29 +32,23 @@ class Bill(NamedTuple):
     cost: float
 
 
-def charged_resources(request: Request) -> ChargedResources:
-    amount = requested_amount(request)
-    return ChargedResources(amount.cpus, amount.gpus, amount.memory)
-
-
 def price_of(prices: Prices | None) -> Price:
-    """The prices of hours, as the scheduler reckons with them."""
+    """Return the hourly prices for the scheduler."""
     if prices is None:
         return Price()
     return Price(cpu=prices.cpu_hour, gpu=prices.gpu_hour, gpus=dict(prices.gpu_models))
 
 
-def rates_of(held: ChargedResources, gpu_models: Sequence[str], prices: Prices | None) -> HourlyRates:
-    """What an hour costs at these prices. With GPUs of several models, each counts alike."""
+def rates_of(held: ResourceAmount, gpu_models: Sequence[str], prices: Prices | None) -> HourlyRates:
+    """Return the hourly rates, at the mean price of the GPUs."""
     if prices is None:
         return HourlyRates(0.0, 0.0, None)
     each = [prices.gpu_models.get(model, prices.gpu_hour) for model in gpu_models] or [prices.gpu_hour]
-    gpus = held.gpus_milli / WHOLE_GPU
-    return HourlyRates(held.cpus * prices.cpu_hour, gpus * sum(each) / len(each), prices.currency)
+    return HourlyRates(held.cpus * prices.cpu_hour, held.gpus * sum(each) / len(each), prices.currency)
 
 
 def hours(start: datetime, end: datetime) -> float:
-    """How long it was; a clock that went back makes no time."""
+    """Return the hours between two moments; 0 if the clock went back."""
     return max((end - start).total_seconds(), 0.0) / SECONDS_PER_HOUR
 
 
@@ -71,14 +57,14 @@ def kwh(joules: float) -> float:
 
 
 def bill_for(
-    held: ChargedResources, rates: HourlyRates, used: ResourceUsage, lasted_h: float, prices: Prices | None
+    held: ResourceAmount, rates: HourlyRates, used: ResourceUsage, lasted_h: float, prices: Prices | None
 ) -> Bill:
-    """What an attempt that lasted so many hours comes to, at the rates that it began with."""
+    """Return the bill of an attempt at the rates of its start."""
     joules = (used.cpu_energy_j or 0.0) + (used.gpu_energy_j or 0.0)
     priced = prices is not None and prices.currency == rates.currency
     energy = kwh(joules) * prices.energy_kwh if priced and prices is not None else 0.0
     return Bill(
-        gpu_hours=held.gpus_milli / WHOLE_GPU * lasted_h,
+        gpu_hours=held.gpus * lasted_h,
         cpu_hours=held.cpus * lasted_h,
         energy_cost=energy,
         cost=(rates.cpu + rates.gpu) * lasted_h + energy,

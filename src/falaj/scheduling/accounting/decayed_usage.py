@@ -1,4 +1,4 @@
-"""What queues have held lately: averages in which the longer ago counts the less."""
+"""Exponentially decayed averages of the usage of queues."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from falaj.records.scheduling.snapshot import WHOLE_GPU, Node
 from falaj.scheduling.capacity.resources import slice_thousandths
 
 HALF_LIVES_KEPT = 6
-"""Half-lives after which what was held is forgotten: it would count less than a sixtieth."""
+"""Half-lives after which usage is ignored: its weight is below 1/60."""
 
 
 class ResourceAverages(NamedTuple):
-    """Resources, as fractions of which shares are made."""
+    """CPUs, GPUs and bytes averaged over time, as floats; `ResourceAmount` is an exact amount at one time."""
 
     cpus: float = 0.0
     gpus: float = 0.0
@@ -30,7 +30,7 @@ class ResourceAverages(NamedTuple):
 
 
 class UsageSpan(NamedTuple):
-    """What was held from one moment to another; no end: it still is."""
+    """Resources held over a time span; end None: still held."""
 
     held: ResourceAverages
     start: datetime
@@ -38,7 +38,7 @@ class UsageSpan(NamedTuple):
 
 
 def weight_of(start: datetime, end: datetime, *, now: datetime, half_life: timedelta) -> float:
-    """How much a stretch of time counts in the average up to `now`; all of the past together counts 1."""
+    """Return the weight of a time span in the average up to `now`; all of the past has weight 1."""
     return max(
         decay_factor(end, now=now, half_life=half_life) - decay_factor(start, now=now, half_life=half_life),
         0.0,
@@ -46,29 +46,24 @@ def weight_of(start: datetime, end: datetime, *, now: datetime, half_life: timed
 
 
 def decay_factor(moment: datetime, *, now: datetime, half_life: timedelta) -> float:
-    """1 for now and later, a half for one half-life ago, and so on."""
+    """Return 1 for now and later, 0.5 for one half-life ago, and so on."""
     ago: float = max((now - moment) / half_life, 0.0)
     return float(0.5**ago) if ago < 1000 else 0.0
 
 
-def averaged(stretches: Iterable[UsageSpan], *, now: datetime, half_life: timedelta) -> ResourceAverages:
-    """What was held on average."""
+def averaged(spans: Iterable[UsageSpan], *, now: datetime, half_life: timedelta) -> ResourceAverages:
+    """Return the decayed average of the usage."""
     total = ResourceAverages()
-    for each in stretches:
+    for each in spans:
         weight = weight_of(each.start, each.end or now, now=now, half_life=half_life)
         total = total.plus(each.held.times(weight))
     return total
 
 
 def cluster_total(nodes: Iterable[Node]) -> ResourceAverages:
-    """All that the machines have."""
+    """Return the total capacity of the nodes."""
     whole = ResourceAverages()
     for node in nodes:
         milli = [slice_thousandths(gpu.profile) if gpu.profile else WHOLE_GPU for gpu in node.gpus]
         whole = whole.plus(ResourceAverages(node.cpus, sum(milli) / WHOLE_GPU, node.memory_bytes))
     return whole
-
-
-def dominant_share(held: ResourceAverages, whole: ResourceAverages) -> float:
-    """The largest share of any resource; one that there is nothing of has no share."""
-    return max((part / of for part, of in zip(held, whole, strict=True) if of > 0), default=0.0)

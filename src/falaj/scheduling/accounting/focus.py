@@ -16,7 +16,7 @@ from falaj.scheduling.accounting.periods import by_months, month_at
 from falaj.scheduling.explanation.formatting import count_of
 
 NO_CURRENCY = "XXX"
-"""What ISO 4217 has for no currency: no prices were set."""
+"""ISO 4217 code for no currency: no prices are configured."""
 
 COLUMNS = (
     "BilledCost",
@@ -60,10 +60,10 @@ COLUMNS = (
     "x_UserName",
     "x_Verdict",
 )
-"""All that FOCUS 1.2 has as mandatory, what else there is something to say for, and `x_` ones of our own."""
+"""All mandatory columns of FOCUS 1.2, optional ones that have data, and custom `x_` columns."""
 
-_STEERING = ("=", "+", "-", "@", "\t", "\r")
-"""What makes a spreadsheet take a cell for a formula."""
+_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+"""First characters by which a spreadsheet recognises a formula."""
 
 _SAME = {
     "ChargeCategory": "Usage",
@@ -81,14 +81,14 @@ _SAME = {
 
 
 class BillingAccount(NamedTuple):
-    """Whose bill it is: the platform."""
+    """The billed account: the platform."""
 
     id: str
     name: str
 
 
 class Charge(NamedTuple):
-    """One thing that an attempt is charged for, over all of its time."""
+    """One charge of an attempt, over all of its time."""
 
     sku: str
     words: str
@@ -110,7 +110,7 @@ def lines(
     until: datetime,
     now: datetime,
 ) -> bytes:
-    """The charges of attempts between two moments, one line for each month that they reach into."""
+    """Return the charges of attempts in the time range as CSV, one line for each month."""
     made = []
     for row in rows:
         whole = hours(row["started_at"], row["ended_at"] or now)
@@ -125,14 +125,14 @@ def lines(
 
 
 def guarded(value: str) -> str:
-    """`value` so that no spreadsheet takes it for a formula."""
-    return f"'{value}" if value.startswith(_STEERING) else value
+    """Return `value`, quoted if a spreadsheet would read it as a formula."""
+    return f"'{value}" if value.startswith(_FORMULA_PREFIXES) else value
 
 
 def _charges(row: Any, lasted_h: float) -> Iterator[Charge]:
     gpus = row["gpus_milli"] / WHOLE_GPU
     if gpus:
-        models = ", ".join(sorted(set(row["gpu_models"]))) or "model not known"
+        models = ", ".join(sorted(set(row["gpu_models"]))) or "unknown model"
         words = f"{_plain(gpus)} GPUs ({models})"
         yield Charge(f"gpu:{models}", words, "GPU-Hours", gpus * lasted_h, row["gpu_rate"] * lasted_h)
     words = count_of(row["cpus"], "CPU")
@@ -191,7 +191,7 @@ def _moment(moment: datetime) -> str:
 
 
 def _plain(number: float) -> str:
-    """A number without an exponent, in as few digits as say it."""
+    """Return the shortest decimal form without an exponent."""
     text = format(Decimal(repr(round(number, 12))), "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 

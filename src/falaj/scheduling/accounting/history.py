@@ -1,4 +1,4 @@
-"""What each queue has held lately, kept up as attempts end, so that nobody has to add up the past."""
+"""The stored usage history of each queue, updated as attempts end."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _renew = update(history).where(history.c.queue == bindparam("of"))
 
 
 def ended_averages(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, ResourceAverages]:
-    """What the ended attempts of each queue held on average; to be added to what the running ones do."""
+    """Return the decayed average usage of the ended attempts of each queue."""
     rows = tx.execute_sql(_ALL)
     if any(row[1] != half_life.total_seconds() for row in rows):  # the configuration has changed
-        return _added_up(tx, now=now, half_life=half_life)
+        return _recompute(tx, now=now, half_life=half_life)
     return {
         queue: ResourceAverages(*sums).times(decay_factor(from_micros(as_of), now=now, half_life=half_life))
         for queue, _, as_of, *sums in rows
@@ -36,10 +36,10 @@ def ended_averages(tx: Transaction, *, now: datetime, half_life: timedelta) -> d
 
 
 def add_ended(tx: Transaction, queue: str, ended: UsageSpan, *, now: datetime, half_life: timedelta) -> None:
-    """Count an attempt that ends now; its row says so already."""
+    """Add an attempt that ends now; its row has its end already."""
     row = tx.execute(_of_queue, {"of": queue}).mappings().first()
     if row is not None and row["half_life_s"] != half_life.total_seconds():
-        _begin_anew(tx, now=now, half_life=half_life)
+        _rebuild(tx, now=now, half_life=half_life)
         return
     weight = weight_of(ended.start, ended.end or now, now=now, half_life=half_life)
     total = ended.held.times(weight)
@@ -51,21 +51,21 @@ def add_ended(tx: Transaction, queue: str, ended: UsageSpan, *, now: datetime, h
     tx.execute(_renew.values(as_of=now, **total._asdict()), {"of": queue})
 
 
-def _begin_anew(tx: Transaction, *, now: datetime, half_life: timedelta) -> None:
-    """Every queue by a half-life that it was not kept by."""
+def _rebuild(tx: Transaction, *, now: datetime, half_life: timedelta) -> None:
+    """Recompute the history of every queue after a change of the half-life."""
     tx.execute(delete(history))
-    for queue, total in _added_up(tx, now=now, half_life=half_life).items():
+    for queue, total in _recompute(tx, now=now, half_life=half_life).items():
         tx.execute(insert(history), _columns(queue, total, now=now, half_life=half_life))
 
 
-def _added_up(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, ResourceAverages]:
+def _recompute(tx: Transaction, *, now: datetime, half_life: timedelta) -> dict[str, ResourceAverages]:
     past: defaultdict[str, list[UsageSpan]] = defaultdict(list)
-    for queue, stretch in ended_spans(tx, since=_some_way_back(now, half_life)):
-        past[queue].append(stretch)
+    for queue, span in ended_spans(tx, since=_history_start(now, half_life)):
+        past[queue].append(span)
     return {queue: averaged(each, now=now, half_life=half_life) for queue, each in past.items()}
 
 
-def _some_way_back(now: datetime, half_life: timedelta) -> datetime:
+def _history_start(now: datetime, half_life: timedelta) -> datetime:
     return from_micros(max(to_micros(now) - int(HALF_LIVES_KEPT * half_life.total_seconds() * 1e6), 0))
 
 

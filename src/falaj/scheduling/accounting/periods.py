@@ -11,7 +11,7 @@ WEEK = timedelta(days=7)
 
 
 def period_at(period: Period, now: datetime, *, since: datetime) -> tuple[datetime, datetime | None]:
-    """When the period that `now` is in began, and when the next one does; one that is `none` began at `since`."""
+    """Return the begin and end of the period of `now`; the period `none` begins at `since` and has no end."""
     if period == "none":
         return since, None
     if period == "month":
@@ -22,13 +22,13 @@ def period_at(period: Period, now: datetime, *, since: datetime) -> tuple[dateti
 
 
 def month_at(moment: datetime) -> tuple[datetime, datetime]:
-    """The first moment of its month, and of the next one."""
+    """Return the begin of the month and of the next one."""
     first = _midnight(moment.astimezone(UTC)).replace(day=1)
     return first, (first + timedelta(days=32)).replace(day=1)
 
 
 def by_months(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """From `start` to `end`, cut where a month begins; a moment without length is one piece."""
+    """Yield the time range split at the begin of months; an empty range is one piece."""
     while True:
         _, following = month_at(start)
         if end <= following:

@@ -1,4 +1,4 @@
-"""How the queues stand: what each holds, borrows and waits for, and whose turn it is."""
+"""The state of queues: resources held and borrowed, jobs, share, history and score."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from falaj.records.scheduling.snapshot import Queue, Quota
 from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts
 from falaj.scheduling.accounting.accounts import QueueAccounts
-from falaj.scheduling.accounting.decayed_usage import ResourceAverages, dominant_share
+from falaj.scheduling.accounting.decayed_usage import ResourceAverages
+from falaj.scheduling.capacity.resources import dominant_share
 from falaj.scheduling.dependencies import JobFigures
 from falaj.scheduling.queue_tree import children_of, summed
 
 
 class QueueCounts(NamedTuple):
-    """What the jobs of a queue come to."""
+    """Resources and job counts of a queue."""
 
     held: ResourceAverages = ResourceAverages()
     running: int = 0
@@ -38,7 +39,7 @@ def queue_states(
     now: datetime,
     workspaces: Mapping[str, str],
 ) -> list[QueueState]:
-    """Every queue by name; of workspaces only those in `workspaces`, id to name, are named."""
+    """Return the state of every queue by name; only workspaces in `workspaces` (id to name) are shown."""
     stored = store.all_queues(tx)
     queues = {name: each.queue for name, each in stored.items()}
     figures = summed(_own(tx, jobs), queues, zero=QueueCounts(), plus=QueueCounts.plus)
@@ -63,13 +64,13 @@ def settings_of(found: store.StoredQueue, workspaces: Sequence[str]) -> QueueSet
 
 
 def _own(tx: Transaction, jobs: JobFigures) -> dict[str, QueueCounts]:
-    """What is in each queue itself."""
+    """Return the counts of each queue without those below it."""
     own: dict[str, QueueCounts] = {
         queue: QueueCounts(running=running, waiting=waiting)
         for queue, (running, waiting) in jobs.unfinished_in_queues(tx).items()
     }
-    for queue, stretch in attempts.running_spans(tx):
-        own[queue] = own.get(queue, QueueCounts()).plus(QueueCounts(stretch.held))
+    for queue, span in attempts.running_spans(tx):
+        own[queue] = own.get(queue, QueueCounts()).plus(QueueCounts(span.held))
     return own
 
 
@@ -103,7 +104,7 @@ def _amounts(held: ResourceAverages) -> Amounts:
 
 
 def _borrowed(held: ResourceAverages, quota: Quota) -> Amounts:
-    """What is held beyond the quota; where there is none, nothing is borrowed."""
+    """Return what is held beyond the quota; nothing for a resource without a quota."""
     own = ResourceAverages(
         *(
             float("inf") if figure is None else figure

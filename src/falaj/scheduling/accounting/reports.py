@@ -1,4 +1,4 @@
-"""What was used between two moments, added up: whole attempts by the database, those that reach over here."""
+"""Usage totals of a time range: whole attempts are summed by the database, partial ones here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY_COLUMN = {"job": "job", "user": "user_id", "workspace": "workspace", "queue"
 
 @dataclass
 class UsageTotals:
-    """A sum that grows."""
+    """Accumulated usage."""
 
     workspace: str | None = None
     attempts: int = 0
@@ -60,7 +60,7 @@ def totals(
     now: datetime,
     workspaces: Sequence[str] | None,
 ) -> dict[str, UsageTotals]:
-    """What was used of everything between two moments, by `by`; running attempts count up to `now`."""
+    """Return usage totals in the time range, grouped by `by`; running attempts count up to `now`."""
     found: dict[str, UsageTotals] = {}
     for row in attempts.totals_inside(tx, by, since=since, until=until, workspaces=workspaces):
         tally = found.setdefault(row["key"], UsageTotals(row["workspace"]))
@@ -72,7 +72,7 @@ def totals(
 
 
 def ended_since(tx: Transaction, workspace: str, since: datetime) -> UsageTotals:
-    """What the attempts of one workspace that have ended used since a moment."""
+    """Return the usage of the ended attempts of a workspace since a moment."""
     total = UsageTotals()
     forever = datetime.max.replace(tzinfo=UTC)
     for row in attempts.totals_inside(tx, "workspace", since=since, until=forever, workspaces=[workspace]):
@@ -83,7 +83,7 @@ def ended_since(tx: Transaction, workspace: str, since: datetime) -> UsageTotals
 
 
 def part_of(row: Any, *, since: datetime, until: datetime, now: datetime) -> UsageTotals:
-    """What one attempt used between two moments: its energy is taken to be spent evenly."""
+    """Return the usage of one attempt in the time range, with its energy spread evenly."""
     start, end = max(row["started_at"], since), min(row["ended_at"] or now, until)
     lasted, part = hours(row["started_at"], row["ended_at"] or now), hours(start, end)
     fraction = part / lasted if lasted else 1.0
@@ -120,7 +120,7 @@ def line(ident: str, name: str, tally: UsageTotals, *, workspace: str | None) ->
 
 
 def most_first(found: Mapping[str, UsageTotals], currency: str | None) -> list[str]:
-    """The keys, by cost, then by hours, then by name."""
+    """Return the keys sorted by cost, then by hours, the largest first, then by name."""
 
     def size(key: str) -> tuple[float, float, float, str]:
         tally = found[key]

@@ -1,4 +1,4 @@
-"""What workspaces have left to spend while decisions are made."""
+"""What workspaces have left to spend during a scheduling round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from math import fsum
 
-from falaj.records.scheduling.snapshot import WHOLE_GPU, Budget, Placement, Price, Request, RunningJob
+from falaj.records.scheduling.snapshot import Budget, Placement, Price, Request, RunningJob
 from falaj.scheduling.capacity.cluster import Cluster
 from falaj.scheduling.capacity.resources import requested_amount
 
@@ -15,9 +15,9 @@ JobCost = tuple[float, float]
 
 
 class BudgetLedger:
-    """What is left to each workspace beside what its running jobs use until their limits: GPU-hours, and money.
+    """GPU-hours and money left to each workspace after its running jobs have reached their time limits.
 
-    A job without a time limit costs nothing beforehand, and starts while anything is left.
+    A job without a time limit is charged nothing in advance, and starts while anything is left.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BudgetLedger:
         return money is None or (money > 0 and cost <= money)
 
     def left(self, request: Request) -> tuple[float | None, float | None]:
-        """GPU-hours and money; none: no bound."""
+        """Return the GPU-hours and money left; None where there is no bound."""
         budget = self.budgets.get(request.workspace) if request.workspace else None
         if budget is None:
             return None, None
@@ -62,31 +62,31 @@ class BudgetLedger:
         )
 
     def spend(self, request: Request) -> None:
-        """The job starts, or will."""
+        """Charge a job that starts now or is nominated."""
         if request.workspace in self.budgets:
             hours, money = self._spent.get(request.workspace, (0.0, 0.0))
             more_hours, more_money = self.cost(request)
             self._spent[request.workspace] = hours + more_hours, money + more_money
 
     def cost(self, request: Request) -> JobCost:
-        """To its time limit, on the dearest GPUs that will do."""
+        """Return the cost up to its time limit, on the most expensive GPUs that it may get."""
         return self._cost(request, request.time_limit or timedelta(0), ())
 
     def _cost(self, request: Request, lasts: timedelta, placements: Sequence[Placement]) -> JobCost:
-        asked, hours = requested_amount(request), lasts / HOUR
-        gpus = asked.gpus / WHOLE_GPU
-        money = asked.cpus * self.price.cpu
+        amount, hours = requested_amount(request), lasts / HOUR
+        gpus = amount.gpus
+        money = amount.cpus * self.price.cpu
         if gpus:
             money += gpus * self._gpu_price(request, placements)
         return gpus * hours, money * hours
 
     def _gpu_price(self, request: Request, placements: Sequence[Placement]) -> float:
-        """Of the GPUs that it is on, on average; or of the dearest that it may be put on."""
+        """Return the mean price of its GPUs, or the highest price of those that it may get."""
         found = [self._price(self._models.get(gpu)) for each in placements for gpu in each.gpus]
         if found:
             return fsum(found) / len(found)
-        there = set(self._models.values())
-        models = there if request.each.gpu_models is None else there & request.each.gpu_models
+        known = set(self._models.values())
+        models = known if request.each.gpu_models is None else known & request.each.gpu_models
         return max((self._price(model) for model in models), default=self.price.gpu)
 
     def _price(self, model: str | None) -> float:

@@ -1,4 +1,4 @@
-"""The nodes: which of them and which of their GPUs will do for a job, whatever is free there now."""
+"""The nodes of the cluster, and which of them and of their GPUs a job may use, regardless of what is free."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ NO_AFFINITY: Affinity = Request.model_fields["affinity"].default
 
 
 class NodeDevices(NamedTuple):
-    """The devices of a node, alike on many nodes: model, memory, profile and island of each."""
+    """Model, memory, MIG profile and island of each device of a node. Nodes of one kind share it."""
 
     devices: tuple[tuple[str, int, str | None, int], ...]
 
     def islands(self) -> list[int]:
-        """The devices of each NVLink island."""
+        """Return the device mask of each NVLink island."""
         found: dict[int, int] = {}
         for bit, (_, _, _, island) in enumerate(self.devices):
             found[island] = found.get(island, 0) | 1 << bit
         return [found[island] for island in sorted(found)]
 
     def usable(self, each: Resources) -> int:
-        """The devices that will do for a replica."""
+        """Return the mask of devices that match the request of a replica."""
         found = 0
         for bit, (model, memory, profile, _) in enumerate(self.devices):
             right_model = each.gpu_models is None or model in each.gpu_models
@@ -50,7 +50,7 @@ class NodeDevices(NamedTuple):
 
 
 class Cluster:
-    """The nodes in the order of their names, whatever the order in which they were given."""
+    """The nodes, indexed in the order of their names."""
 
     def __init__(self, nodes: Iterable[Node], running: Iterable[RunningJob] = ()) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.name)
@@ -73,7 +73,7 @@ class Cluster:
         return self._islands[self.kind[index]]
 
     def devices(self, index: int, each: Resources) -> int:
-        """The devices of a node that will do for a replica."""
+        """Return the mask of the node's devices that match the request of a replica."""
         if each.gpu_milli < WHOLE_GPU and not self.nodes[index].shares:
             return 0
         key = each.gpu_models, each.gpu_profile, each.gpu_memory_bytes
@@ -82,7 +82,7 @@ class Cluster:
         return self._usable[key][self.kind[index]]
 
     def permitted(self, request: Request, *, anywhere: bool = False) -> list[int]:
-        """The nodes on which the job's bytes may lie, and that its affinity wants; `anywhere`: whatever that wants."""
+        """Return the nodes that the residency label and the affinity permit; `anywhere` ignores the affinity."""
         affinity = NO_AFFINITY if anywhere else request.affinity
         key = request.label.only, affinity.pools, affinity.labels, affinity.avoid
         if key not in self._permitted:
@@ -109,7 +109,7 @@ class Cluster:
     def slots_of(
         self, request: Request, placements: Sequence[Placement]
     ) -> tuple[tuple[int, NodeResources], ...]:
-        """What the replicas hold, node by node; a node that is lost holds nothing."""
+        """Return what the replicas hold on each node, without lost nodes."""
         found = []
         for placement in placements:
             index = self.index.get(placement.node)
@@ -133,7 +133,7 @@ class Cluster:
         return NodeResources(each.cpus, each.memory_bytes, mask, tuple(parts))
 
     def _in_parts(self, running: Iterable[RunningJob]) -> set[int]:
-        """Nodes whose GPUs are had in parts, also those that have stopped it and still run such jobs."""
+        """Return the nodes with shared GPUs, also those that no longer share but still run such jobs."""
         found = {index for index, node in enumerate(self.nodes) if node.shares and node.gpus}
         for job in running:
             if job.request.each.gpu_milli < WHOLE_GPU:
@@ -150,7 +150,7 @@ class Cluster:
         return NodeResources(node.cpus, node.memory_bytes, (1 << len(devices)) - 1, parts)
 
     def _whole(self) -> ResourceAmount:
-        """All that there is."""
+        """Return the total capacity of the cluster."""
         gpus = [
             sum(slice_thousandths(profile) if profile else WHOLE_GPU for _, _, profile, _ in kind.devices)
             for kind in self.kinds
@@ -175,7 +175,10 @@ def matches_affinity(node: Node, affinity: Affinity) -> bool:
 
 
 def allocated_part(each: Resources, memory: int) -> tuple[int, int]:
-    """Thousandths and bytes that a replica holds of a device with so much memory; unstated bytes go by the part."""
+    """Return the thousandths and bytes that a replica holds of a device with `memory` bytes.
+
+    If the request does not state the bytes, they are proportional to the thousandths.
+    """
     if each.gpu_milli == WHOLE_GPU:
         return WHOLE_GPU, memory
     return each.gpu_milli, each.gpu_memory_bytes or memory * each.gpu_milli // WHOLE_GPU

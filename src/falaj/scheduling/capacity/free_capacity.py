@@ -1,4 +1,4 @@
-"""What is free on the nodes while decisions are made, and for whom."""
+"""Free resources on the nodes during a scheduling round, and where the groups of jobs run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ NodeAllocations = tuple[tuple[int, NodeResources], ...]
 
 
 class FreeCapacity:
-    """Four views of the nodes.
+    """Free resources of every node of the cluster, exact to the device, in four views.
 
-    `raw` is what nobody holds. `vacant` is that and what those hold who were told to leave, on the nodes where such
-    jobs run. `free` is what is not promised to those that they leave for. `open` is what a job may take that runs on
-    for long: free, and not kept for the head. `log` names each node whose `open` changed, in order.
+    `unallocated` is what no job holds. `after_evictions` adds what preemption victims still hold, on the nodes where
+    they run. `free` is unallocated and not nominated for preemptors. `open` is free and not reserved for the head: a
+    job of any length may take it. `log` lists each node whose `open` changed, in order.
+
+    `placement.fleet.Fleet` holds the same free resources as arrays, for scoring all nodes at once.
     """
 
     def __init__(self, cluster: Cluster, held: Iterable[Allocation]) -> None:
@@ -47,7 +49,7 @@ class FreeCapacity:
         self.log: list[int] = []
 
     def hold(self, held: Allocation) -> None:
-        """A job has started."""
+        """Allocate a job that has started."""
         for index, slot in held.on:
             self.unallocated[index] = self.unallocated[index].take(slot)
             if index in self.after_evictions:
@@ -59,12 +61,12 @@ class FreeCapacity:
         self.refresh(index for index, _ in held.on)
 
     def vacate(self, held: Allocation) -> None:
-        """A running job is told to leave."""
+        """Count a running job as a preemption victim."""
         for index, slot in held.on:
             self.after_evictions[index] = self.after_evictions.get(index, self.unallocated[index]).give(slot)
 
     def nomination(self, left: Mapping[int, NodeResources]) -> None:
-        """`left` is what the promised places leave of the nodes that they are on, once the leaving are gone."""
+        """Set what nominations leave free on their nodes once the victims have stopped."""
         touched = self.nominated.keys() | left.keys()
         self.nominated = dict(left)
         self.refresh(touched)
@@ -85,14 +87,14 @@ class FreeCapacity:
             self.log.append(index)
 
     def after_leaving(self) -> list[NodeResources]:
-        """What is free once the leaving are gone."""
+        """Return what is free once the victims have stopped."""
         slots = list(self.unallocated)
         for index, slot in self.after_evictions.items():
             slots[index] = slot
         return slots
 
     def after_nominations(self) -> list[NodeResources]:
-        """What is free once the leaving are gone and those have started that they leave for."""
+        """Return what is free once the victims have stopped and the nominated jobs have started."""
         slots = self.after_leaving()
         for index, slot in self.nominated.items():
             slots[index] = slot
@@ -100,7 +102,7 @@ class FreeCapacity:
 
 
 class GroupAffinity:
-    """Which groups of jobs run where, for jobs that want to be near some and apart from others."""
+    """The nodes on which each group of jobs runs, for affinity and anti-affinity between groups."""
 
     def __init__(self, held: Iterable[Allocation]) -> None:
         self._near: dict[str, set[int]] = {}
@@ -125,9 +127,9 @@ class GroupAffinity:
         return bool(affinity.near or affinity.apart or (request.group and request.group in self._repels))
 
     def suits(self, request: Request, nodes: Iterable[int]) -> list[int]:
-        """Those of the nodes beside one of each group that it wants near, and beside none that it is to be apart from.
+        """Return the nodes that run a job of each `near` group and none of an `apart` group.
 
-        Near is who ran when the round began, so that what was refused in a round stays refused in it.
+        For `near` only jobs that ran when the round began count, so that a refusal stays valid during the round.
         """
         found = set(nodes)
         for group in request.affinity.near:

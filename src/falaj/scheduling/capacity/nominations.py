@@ -1,7 +1,7 @@
-"""Promises: the places that are kept for jobs that others were told to leave for.
+"""Nominations: the placements reserved for jobs for which others are preempted.
 
-Promised places are found first-fit, job after job in the order of their ranks, on what is free once the leaving are
-gone. What others take beside such a place does not move it, so a promise that was possible stays possible.
+Placements are found first-fit, in the order of rank, on what is free once the victims have stopped. What others take
+elsewhere does not move them, so a feasible nomination stays feasible.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from falaj.scheduling.placement.gang_placement import by_index, place_gang, plac
 
 
 class Nomination(NamedTuple):
+    """A job that starts when its victims have stopped."""
+
     rank: Rank
     request: Request
     leaf: QuotaNode
@@ -23,7 +25,7 @@ class Nomination(NamedTuple):
     borrows: bool
 
     def shift(self, by: ResourceAmount) -> None:
-        """Count what the leaf and those above it will hold."""
+        """Add to what the queue and those above it will hold."""
         for branch in self.leaf.path:
             for account in branch.accounts(borrows=self.borrows):
                 account.shift = account.shift.plus(by)
@@ -33,7 +35,7 @@ PlacementsByJob = dict[str, tuple[Placement, ...]]
 
 
 class Nominations:
-    """Who was promised what."""
+    """The open nominations and their placements."""
 
     def __init__(self, capacity_now: FreeCapacity) -> None:
         self.capacity_now = capacity_now
@@ -41,33 +43,33 @@ class Nominations:
         self.places: PlacementsByJob = {}
 
     def add(self, nomination: Nomination) -> bool:
-        """Whether there is a place for it beside the others and beside the head's; if so it is promised."""
+        """Add a nomination if it fits beside the others and the head's reservation; return whether it did."""
         wanted = sorted([*self.open, nomination], key=lambda each: each.rank)
         found = self._find(wanted, self.capacity_now.after_leaving())
-        if found is None or self._is_kept(found[0][nomination.request.job]):
+        if found is None or self._is_reserved(found[0][nomination.request.job]):
             return False
         self._set(wanted, *found)
         nomination.shift(nomination.asked)
         return True
 
     def drop(self, nomination: Nomination) -> None:
-        """It has started."""
+        """Remove the nomination of a job that has started."""
         wanted = [each for each in self.open if each.request.job != nomination.request.job]
         found = self._find(wanted, self.capacity_now.after_leaving())
         self._set(wanted, *(found or ({}, {})))
         nomination.shift(NOTHING.less(nomination.asked))
 
     def is_free(self, request: Request) -> bool:
-        """Whether the promised place is free now."""
+        """Return whether the nominated placement is free now."""
         slots: dict[int, NodeResources] = {}
         for index, slot in self.capacity_now.cluster.slots_of(request, self.places[request.job]):
-            there = slots.get(index, self.capacity_now.unallocated[index])
-            if not there.covers(slot):
+            free = slots.get(index, self.capacity_now.unallocated[index])
+            if not free.covers(slot):
                 return False
-            slots[index] = there.take(slot)
+            slots[index] = free.take(slot)
         return True
 
-    def _is_kept(self, where: tuple[Placement, ...]) -> bool:
+    def _is_reserved(self, where: tuple[Placement, ...]) -> bool:
         head = self.capacity_now.head
         return head is not None and any(
             self.capacity_now.cluster.index[each.node] in head.then for each in where

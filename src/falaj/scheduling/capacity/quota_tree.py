@@ -1,7 +1,7 @@
-"""The tree of queues while decisions are made: what each holds and keeps, and how much of a share that is.
+"""The tree of queues during a scheduling round: usage, reserved quota and fair-share score of each.
 
-A job is within its quota if that holds it beside the other jobs that are: those that borrow do not count, for they are
-the ones that make room. The limit counts everything.
+A job is within quota if the quota holds it beside the other jobs within quota. Borrowing jobs do not count, since they
+are preempted first. The limit counts all jobs.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from falaj.records.scheduling.snapshot import Queue
-from falaj.scheduling.capacity.resources import NOTHING, UNLIMITED, Allocation, ResourceAmount, quota_amount
+from falaj.scheduling.capacity.resources import (
+    NOTHING,
+    UNLIMITED,
+    Allocation,
+    ResourceAmount,
+    dominant_share,
+    quota_amount,
+)
+from falaj.scheduling.queue_tree import path_to_root
 
 BOUNDLESS = ResourceAmount(UNLIMITED, UNLIMITED, UNLIMITED)
 
 
 class QuotaUsage:
-    """What some jobs of a branch hold and keep.
+    """The usage of some jobs of a queue and all below it.
 
-    `held` is what running jobs hold; `used` is that and what is kept for jobs that wait. `shift` is what will be added
-    to it once those that leave are gone and those that they leave for have started.
+    `held` is what running jobs hold; `used` adds what is reserved for waiting jobs. `shift` is the change once the
+    preemption victims have stopped and the nominated jobs have started.
     """
 
     def __init__(self) -> None:
@@ -26,11 +34,11 @@ class QuotaUsage:
 
     @property
     def then(self) -> ResourceAmount:
-        """What is used once those that leave are gone."""
+        """Return `used` once the victims have stopped."""
         return self.used if self.shift is NOTHING else self.used.plus(self.shift)
 
     def leaves(self, bound: ResourceAmount, asked: ResourceAmount) -> bool:
-        """Whether `asked` fits in `bound` beside it, now and once those that leave are gone."""
+        """Return whether `asked` fits in `bound` in addition to this usage, now and once the victims have stopped."""
         if not bound.holds(self.used, asked):
             return False
         return self.shift is NOTHING or bound.holds(self.used.plus(self.shift), asked)
@@ -43,7 +51,7 @@ class QuotaUsage:
 
 
 class QuotaNode:
-    """A queue, with all below it. `all` counts all its jobs, `own` those that are within their quota."""
+    """A queue with all below it. `all` counts all its jobs, `own` those within quota."""
 
     def __init__(self, queue: Queue, whole: ResourceAmount) -> None:
         self.queue = queue
@@ -60,22 +68,21 @@ class QuotaNode:
 
     @property
     def score(self) -> float:
-        """The lower, the earlier its turn: its share of the whole in the resource of which it holds most."""
-        shares = [held / there for held, there in zip(self.all.held, self.whole, strict=True) if there]
-        return (max(shares, default=0.0) + self.history) / self.weight
+        """Return the fair-share score: dominant share plus history, by weight. The lowest score goes first."""
+        return (dominant_share(self.all.held, self.whole) + self.history) / self.weight
 
     def accounts(self, *, borrows: bool) -> tuple[QuotaUsage, ...]:
-        """Those in which a job counts."""
+        """Return the usages in which a job counts."""
         return (self.all,) if borrows else (self.all, self.own)
 
     def lacks(self, asked: ResourceAmount, *, borrowing: bool) -> tuple[QuotaUsage, ResourceAmount] | None:
-        """The account and the bound that leave no room for so much; none: there is room."""
+        """Return the usage and the bound that `asked` would exceed; None if it fits."""
         if not borrowing and not self.own.leaves(self.quota, asked):
             return self.own, self.quota
         return None if self.all.leaves(self.limit, asked) else (self.all, self.limit)
 
     def below(self) -> Iterator[QuotaNode]:
-        """The leaves."""
+        """Yield the leaves of this subtree."""
         if not self.children:
             yield self
         for child in self.children:
@@ -83,22 +90,22 @@ class QuotaNode:
 
 
 class QuotaTree:
-    """All queues of a snapshot. A queue whose parent is not there, or stands below it, stands at the top."""
+    """All queues of a snapshot. A queue whose parent is unknown, or below itself, is a root."""
 
     def __init__(self, queues: Iterable[Queue], whole: ResourceAmount) -> None:
         self.all = {queue.name: QuotaNode(queue, whole) for queue in sorted(queues, key=lambda q: q.name)}
         for node in self.all.values():
             parent = self.all.get(node.queue.parent or "")
-            if parent is not None and node not in upward(parent):
+            if parent is not None and node not in path_to_root(parent, parent_of):
                 node.parent = parent
                 parent.children.append(node)
         self.leaves = {name: self._leaf(node, whole) for name, node in self.all.items()}
         for leaf in self.leaves.values():
-            leaf.path = tuple(upward(leaf))
+            leaf.path = tuple(path_to_root(leaf, parent_of))
         self.tops = [node for node in self.all.values() if node.parent is None]
 
     def hold(self, held: Allocation) -> None:
-        """Count a running job; one in a queue that is not there counts for none."""
+        """Count a running job; one in an unknown queue counts nowhere."""
         leaf = self.leaves.get(held.request.queue)
         if leaf is None:
             return
@@ -108,9 +115,9 @@ class QuotaTree:
                 account.hold(held.amount, leaving=held.leaving)
 
     def _leaf(self, node: QuotaNode, whole: ResourceAmount) -> QuotaNode:
-        """The queue itself, or for an inner one a leaf beside its children that stands for its own jobs.
+        """Return the queue itself, or for an inner queue an extra leaf that holds its own jobs.
 
-        The quota of that leaf is what the children's quotas leave: more is borrowed from them.
+        The quota of that leaf is what the children's quotas leave.
         """
         if not node.children:
             return node
@@ -126,43 +133,39 @@ class QuotaTree:
         return own
 
 
-def upward(leaf: QuotaNode) -> Iterator[QuotaNode]:
-    """The leaf and all above it."""
-    node: QuotaNode | None = leaf
-    while node is not None:
-        yield node
-        node = node.parent
+def parent_of(node: QuotaNode) -> QuotaNode | None:
+    return node.parent
 
 
 # -------------------------------------------------------------------------------------------------- quotas
 
 
 def is_within_limits(leaf: QuotaNode, asked: ResourceAmount) -> bool:
-    """Whether the limits along the path let so much more be held."""
+    """Return whether `asked` fits in the limits of the queue and all above it."""
     return all(node.all.leaves(node.limit, asked) for node in leaf.path)
 
 
 def exceeds_quota(leaf: QuotaNode, asked: ResourceAmount) -> bool:
-    """Whether so much goes beyond the quota of the queue, or of one above it, beside what does not borrow there."""
+    """Return whether `asked` exceeds the quota of the queue or of one above it, so that the job would borrow."""
     return not all(node.own.leaves(node.quota, asked) for node in leaf.path)
 
 
 def fits_empty_quota(leaf: QuotaNode, asked: ResourceAmount, *, borrowing: bool) -> bool:
-    """Whether so much could be held if nothing ran."""
+    """Return whether `asked` would fit if no job ran."""
     return all((each.limit if borrowing else each.quota).holds(NOTHING, asked) for each in leaf.path)
 
 
 def reserve_quota(leaf: QuotaNode, asked: ResourceAmount, *, borrows: bool) -> None:
-    """Keep `asked` along the path for a job that waits for something else."""
+    """Reserve `asked` in the queue and all above it for a job that waits for nodes."""
     for node in leaf.path:
         for account in node.accounts(borrows=borrows):
             account.used = account.used.plus(asked)
 
 
 def reserve_quota_at(node: QuotaNode, asked: ResourceAmount, *, borrows: bool) -> None:
-    """Keep `asked` for a job that waits for quota here: others take what it can spare, now and then.
+    """Reserve `asked` for a job that waits for quota of this queue; later jobs may only use the rest.
 
-    "Then" is when the oldest jobs of the branch are over, as many as it takes.
+    The job is assumed to start when the oldest jobs of the subtree have ended, as many as it needs.
     """
     jobs = sorted((job for leaf in node.below() for job in leaf.jobs), key=lambda job: job.age)
     for account in node.accounts(borrows=borrows):

@@ -1,4 +1,4 @@
-"""What is kept for the job at the head, so that nobody who overtakes it makes it start later."""
+"""The reservation of the job at the head of the queue, which backfilled jobs must not delay."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from falaj.scheduling.placement.gang_placement import capacity, place_gang, plac
 
 
 class Reservation:
-    """The head's place: where, and the moment from which it is free at the latest (none: unknown).
+    """The placement of the head, and the time `at` by which it is free (None: unknown).
 
-    `then` is what the head leaves of its nodes at that moment.
+    `then` is what the head leaves free on its nodes at that time.
     """
 
     def __init__(
@@ -27,11 +27,11 @@ class Reservation:
         self.then = then
 
     def lets_pass(self, request: Request, now: datetime) -> bool:
-        """Whether the job is over before the head's moment, so that it may take anything that is free now."""
+        """Return whether the job ends before the reservation begins, so that it may use the reserved nodes."""
         return self.at is not None and request.time_limit is not None and now + request.time_limit <= self.at
 
     def note(self, index: int, slot: NodeResources, held: Allocation) -> None:
-        """A job has started, and holds `slot` of a node."""
+        """Count a job that has started and holds `slot` of a node."""
         if index in self.then and (self.at is None or held.ends_by > self.at):
             self.then[index] = self.then[index].take(slot)
 
@@ -39,10 +39,10 @@ class Reservation:
 def reserve(
     head: Request, capacity_now: FreeCapacity, held: Sequence[Allocation], now: datetime
 ) -> Reservation | None:
-    """Keep for `head` the place that is free first; none if there would be none even if all jobs were over.
+    """Reserve the placement that is free first; None if the head would not fit even with all jobs ended.
 
-    Where no moment is known, the oldest jobs are counted as over first, and none in vain: who starts beside the place
-    is younger and not needed, so the next decision keeps the same place, whatever started meanwhile.
+    If no end is known, the oldest jobs are assumed to end first, and only those needed. Jobs that start elsewhere are
+    younger and not needed, so the next round reserves the same placement.
     """
     cluster = capacity_now.cluster
     permitted = cluster.permitted(head)
@@ -73,7 +73,7 @@ def capacity_after(
     permitted: Sequence[int],
     cluster: Cluster,
 ) -> tuple[list[NodeResources], Allocation | None]:
-    """What is free once `jobs` are over, one by one until `head` fits, and the last of them (none: too few)."""
+    """Return what is free after ending `jobs` in order until `head` fits, and the last one ended (None: never fits)."""
     rooms = ReplicaCounts(head, slots, permitted, cluster)
     for job in jobs:
         for index, slot in job.on:
@@ -90,7 +90,7 @@ def capacity_after_fewest(
     permitted: Sequence[int],
     cluster: Cluster,
 ) -> list[NodeResources]:
-    """What is free once those of `jobs` are over that `head` needs: the first ones, and none in vain."""
+    """Return what is free after ending only those of `jobs` that `head` needs, the first ones preferred."""
     slots, last = capacity_after(head, slots, jobs, permitted, cluster)
     if last is None:
         return slots
@@ -105,7 +105,7 @@ def capacity_after_fewest(
 
 
 class ReplicaCounts:
-    """How many replicas of a job fit on each node, as `slots` change."""
+    """How many replicas of a job fit on each node, updated as `slots` change."""
 
     def __init__(
         self, request: Request, slots: list[NodeResources], permitted: Iterable[int], cluster: Cluster

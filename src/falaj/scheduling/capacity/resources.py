@@ -1,8 +1,9 @@
-"""What is free or held, on a node and in a queue, as plain integers that are quick to count with."""
+"""Amounts of resources on a node and in total, as plain integers, for speed."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,10 +18,10 @@ GpuParts = tuple[tuple[int, int, int], ...]
 
 
 class NodeResources(NamedTuple):
-    """What is free on one node, or held on it; bit i of `gpus` stands for its device i, a whole GPU or a slice.
+    """Resources free or held on one node, exact to the device: bit i of `gpus` is device i, a GPU or a MIG slice.
 
-    On a node whose GPUs are had in parts, `parts` are the thousandths and the memory of each device, and the memory
-    that it has in all; there a bit is set if all of the device is free, or if any of it is held.
+    On a node with shared GPUs, `parts` has the thousandths, the bytes and the total bytes of each device. There a bit
+    is set if the device is entirely free, or if any of it is held. ResourceAmount is a total without devices.
     """
 
     cpus: int
@@ -47,7 +48,7 @@ class NodeResources(NamedTuple):
         return NodeResources(cpus, memory, self.gpus | (held.gpus & whole), parts)
 
     def covers(self, asked: NodeResources) -> bool:
-        """Whether so much is free."""
+        """Return whether `asked` is free."""
         if asked.cpus > self.cpus or asked.memory > self.memory:
             return False
         if not asked.parts:
@@ -55,7 +56,7 @@ class NodeResources(NamedTuple):
         return all(m >= n and b >= c for (m, b, _), (n, c, _) in zip(self.parts, asked.parts, strict=True))
 
     def both(self, other: NodeResources) -> NodeResources:
-        """What is free here and there."""
+        """Return what is free in both."""
         if self is other:
             return self
         pairs = zip(self.parts, other.parts, strict=True)
@@ -68,37 +69,56 @@ class NodeResources(NamedTuple):
 
 
 class ResourceAmount(NamedTuple):
-    """A sum of resources, for quotas; GPUs in thousandths."""
+    """A total of CPUs, GPUs and memory: of a job, a quota or the cluster. It does not say on which nodes."""
 
-    cpus: int
-    gpus: int
-    memory: int
+    cpus: int = 0
+    gpus_milli: int = 0
+    memory: int = 0
+
+    @property
+    def gpus(self) -> float:
+        """Return the number of GPUs, with fractions."""
+        return self.gpus_milli / WHOLE_GPU
 
     def holds(self, used: ResourceAmount, asked: ResourceAmount) -> bool:
-        """Whether `asked` fits in this beside what is used. Who asks for none of a resource is not held up by it."""
+        """Return whether `used` and `asked` fit in this. A resource that is not asked for is not checked."""
         return (
             used.cpus + asked.cpus <= self.cpus
-            and (not asked.gpus or used.gpus + asked.gpus <= self.gpus)
+            and (not asked.gpus_milli or used.gpus_milli + asked.gpus_milli <= self.gpus_milli)
             and (not asked.memory or used.memory + asked.memory <= self.memory)
         )
 
     def less(self, other: ResourceAmount) -> ResourceAmount:
-        return ResourceAmount(self.cpus - other.cpus, self.gpus - other.gpus, self.memory - other.memory)
+        return ResourceAmount(
+            self.cpus - other.cpus, self.gpus_milli - other.gpus_milli, self.memory - other.memory
+        )
 
     def plus(self, other: ResourceAmount) -> ResourceAmount:
-        return ResourceAmount(self.cpus + other.cpus, self.gpus + other.gpus, self.memory + other.memory)
+        return ResourceAmount(
+            self.cpus + other.cpus, self.gpus_milli + other.gpus_milli, self.memory + other.memory
+        )
 
     def most(self, other: ResourceAmount) -> ResourceAmount:
         return ResourceAmount(
-            max(self.cpus, other.cpus), max(self.gpus, other.gpus), max(self.memory, other.memory)
+            max(self.cpus, other.cpus),
+            max(self.gpus_milli, other.gpus_milli),
+            max(self.memory, other.memory),
         )
 
 
-NOTHING = ResourceAmount(0, 0, 0)
+NOTHING = ResourceAmount()
+
+
+def dominant_share(held: Iterable[float], total: Iterable[float]) -> float:
+    """Return the largest share of any resource (DRF); a resource that the cluster does not have counts 0.
+
+    Both list CPUs, GPUs and memory in that order and in the same units.
+    """
+    return max([part / of for part, of in zip(held, total, strict=True) if of], default=0.0)
 
 
 def requested_amount(request: Request) -> ResourceAmount:
-    """What the whole gang holds."""
+    """Return what all replicas hold together."""
     each, replicas = request.each, request.replicas
     return ResourceAmount(
         each.cpus * replicas, gpu_thousandths(each) * replicas, each.memory_bytes * replicas
@@ -106,7 +126,7 @@ def requested_amount(request: Request) -> ResourceAmount:
 
 
 def gpu_thousandths(each: Resources) -> int:
-    """The GPUs of one replica; a slice counts by its sevenths of a card."""
+    """Return the GPUs of one replica; a MIG slice counts by its sevenths of a card."""
     if not each.gpus:
         return 0
     return each.gpus * (slice_thousandths(each.gpu_profile) if each.gpu_profile else each.gpu_milli)
@@ -114,7 +134,7 @@ def gpu_thousandths(each: Resources) -> int:
 
 @lru_cache(maxsize=256)
 def slice_thousandths(profile: str) -> int:
-    """Of a profile like 2g.20gb, two sevenths; of one that says nothing of the kind, all."""
+    """Return two sevenths for a profile like 2g.20gb, and a whole GPU for an unknown format."""
     found = re.match(r"(\d+)g\b", profile)
     return min(int(found[1]) * WHOLE_GPU // SLICES_OF_A_GPU, WHOLE_GPU) if found else WHOLE_GPU
 
@@ -132,12 +152,12 @@ Rank = tuple[int, datetime, str]
 
 
 def rank(request: Request) -> Rank:
-    """Whose turn comes first in a queue: priority, then submission, then the name, so that no two are equal."""
+    """Return the sort key within a queue: priority, then submission, then id, so that no two are equal."""
     return -request.priority, request.submitted_at, request.job
 
 
 class Allocation(NamedTuple):
-    """What one running job holds. Jobs that started at one moment are as old as their ranks say."""
+    """What one running job holds. Rank breaks ties between jobs that started at the same time."""
 
     ends_by: datetime
     started_at: datetime
@@ -150,7 +170,7 @@ class Allocation(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether its end is known."""
+        """Return whether its end is known."""
         return self.ends_by != END_OF_TIME
 
     @property
@@ -159,5 +179,5 @@ class Allocation(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """How much it weighs when room is made; docs/decisions/0012 says why this ends."""
+        """Return the order of preemption; docs/decisions/0012 says why preemption cannot cycle."""
         return (0 if self.borrows else 1), self.request.priority

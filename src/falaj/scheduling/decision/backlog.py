@@ -1,4 +1,4 @@
-"""The jobs that wait, those alike kept together, so that a round of decisions need not look at each of them."""
+"""The waiting jobs, grouped by queue and shape, so that a scheduling round need not visit each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from falaj.scheduling.capacity.resources import Rank, rank
 
 
 class RequestShape(NamedTuple):
-    """All of a request that decides whether it fits, besides its queue and its priority."""
+    """The part of a request that decides whether it fits, apart from its queue and priority."""
 
     replicas: int
     each: tuple[object, ...]
@@ -30,10 +30,10 @@ WaitingJobs = list[WaitingJob]
 
 
 class Backlog:
-    """The jobs that wait, by queue and shape, each group in the order of their ranks.
+    """The waiting jobs by queue and shape, each group sorted by rank.
 
-    It can be kept from one round of decisions to the next: `add` who comes, `remove` who starts or goes. Decisions
-    from it are those from a snapshot with the same jobs. What it holds grows with their number alone.
+    It can be kept across scheduling rounds: `add` submitted jobs, `remove` started or cancelled ones. It leads to the
+    same decisions as a snapshot with the same pending jobs. Its size is linear in the number of jobs.
     """
 
     def __init__(self, pending: Iterable[Request] = ()) -> None:
@@ -77,7 +77,7 @@ class Backlog:
                 del self.queues[request.queue]
 
     def in_order(self, queue: str) -> WaitingJobs:
-        """The jobs of a queue without a claim, in the order of their ranks."""
+        """Return the jobs of a queue that have no preemption claim, sorted by rank."""
         return sorted(entry for group in self.queues.get(queue, {}).values() for entry in group)
 
     def _group_of(self, request: Request) -> WaitingJobs:

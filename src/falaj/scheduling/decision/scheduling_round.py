@@ -1,17 +1,17 @@
-"""One round of decisions: every queue in its turn, every job in its queue's order.
+"""One scheduling round: queues by fair share, jobs in the order of their queue.
 
-What is free only shrinks in a round, so a shape that was refused in a queue stays refused there: a round costs about as
-much as it starts jobs and as queues have shapes, however many wait.
+Free resources only shrink during a round, so a shape that was refused in a queue stays refused there. The cost of a
+round depends on the jobs that start and the shapes in the queues, not on the number of waiting jobs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
-from falaj.records.scheduling.snapshot import Decision, Reason, Request, Snapshot, Start, Wait
+from falaj.records.scheduling.snapshot import Affinity, Decision, Reason, Request, Snapshot, Start, Wait
 from falaj.scheduling.capacity.budget_ledger import BudgetLedger
 from falaj.scheduling.capacity.cluster import Cluster
 from falaj.scheduling.capacity.free_capacity import FreeCapacity, GroupAffinity
@@ -19,6 +19,7 @@ from falaj.scheduling.capacity.quota_tree import (
     QuotaNode,
     QuotaTree,
     exceeds_quota,
+    fits_empty_quota,
     is_within_limits,
     reserve_quota,
     reserve_quota_at,
@@ -33,20 +34,19 @@ from falaj.scheduling.capacity.resources import (
     requested_amount,
 )
 from falaj.scheduling.decision.backlog import Backlog, RequestShape, WaitingJobs, shape_of
-from falaj.scheduling.decision.fair_order import FairOrder
-from falaj.scheduling.decision.feasibility import Feasibility
 from falaj.scheduling.decision.preemption_claims import PreemptionClaims
 from falaj.scheduling.placement.gang_placement import NodeAssignment, place_gang, placements
 from falaj.scheduling.placement.node_search import NodeSearch
 
+Entry = tuple[float, str, int]
 MOMENT = timedelta(microseconds=1)
 WAITS_FOR_NODES = (Reason.CAPACITY, Reason.RESERVED)
 MAX_RESERVATION_ATTEMPTS = 32
-"""So many jobs at most are looked at for the head: each time all that run are counted."""
+"""Jobs tried as the head of the queue in a round; each attempt visits all running jobs."""
 
 
 class JobGroup:
-    """The jobs of one queue and shape, and how many of them have had their turn; `refused`: why the others wait."""
+    """The jobs of one queue and shape: `done` of them are decided, `refused` says why the others wait."""
 
     def __init__(self, leaf: QuotaNode, shape: RequestShape, group: WaitingJobs) -> None:
         self.leaf, self.shape, self.group = leaf, shape, group
@@ -56,7 +56,7 @@ class JobGroup:
 
 
 class JobDecision(NamedTuple):
-    """What was decided about one job; none: the queue has no more to ask."""
+    """The decisions about one job; rank None: the queue has no more jobs."""
 
     queue: str
     rank: Rank | None
@@ -64,7 +64,7 @@ class JobDecision(NamedTuple):
 
 
 class SchedulingRound:
-    """The state of one round. `take_all` runs it; `taken` are the turns so far, in order."""
+    """The state of one round. `decide_all` runs it; `taken` are the decisions so far, in order."""
 
     def __init__(
         self, snapshot: Snapshot, backlog: Backlog | None = None, cluster: Cluster | None = None
@@ -82,21 +82,21 @@ class SchedulingRound:
             snapshot.budgets, snapshot.price, self.cluster, snapshot.running, self.now
         )
         self.feasibility = Feasibility(self.cluster)
-        self.search = NodeSearch(self.capacity_now, self._tally)
+        self.search = NodeSearch(self.capacity_now, self._count_requests)
         self.preemption_claims = PreemptionClaims(self)
         self.quota_heads: dict[str, Request] = {}
         self.job_groups: dict[str, list[JobGroup]] = {}
         self.taken: list[JobDecision] = []
         self._heaps: dict[str, list[tuple[Rank, JobGroup]]] = {}
         self._within, self._beyond = FairOrder(), FairOrder()
-        self._no_room: dict[RequestShape, Reason] = {}
+        self._refused_shapes: dict[RequestShape, Reason] = {}
         self._started = self._sought = 0
 
     @property
     def head(self) -> Reservation | None:
         return self.capacity_now.head
 
-    # ------------------------------------------------------------------------------------------ the order
+    # ------------------------------------------------------------------------------------------ order
 
     def decide_all(self) -> SchedulingRound:
         for _ in self.each_candidate():
@@ -104,7 +104,7 @@ class SchedulingRound:
         return self
 
     def advance_to(self, job: Request) -> bool:
-        """Whether the job's turn is next now; not if a job like it, ahead of it in its queue, was refused."""
+        """Run the round up to the job; return False if a job of the same shape ahead of it was refused."""
         shape = shape_of(job)
         for request in self.each_candidate():
             if request.job == job.job:
@@ -115,42 +115,42 @@ class SchedulingRound:
         return False
 
     def would_start(self, job: Request) -> bool:
-        """Whether the job, whose turn is next, starts."""
+        """Return whether the job, which is decided next, starts."""
         leaf = self.quota_tree.leaves.get(job.queue)
         return isinstance(self.judge(job, leaf, requested_amount(job), shape_of(job)), list)
 
     def each_candidate(self) -> Iterator[Request]:
-        """The job whose turn is next, before it is taken."""
+        """Yield each job before it is decided."""
         yield from self.preemption_claims.each_candidate()
         for queue, groups in self.backlog.queues.items():
             leaf = self.quota_tree.leaves.get(queue)
             if leaf is not None:
-                self._line_up(queue, leaf, groups)
+                self._add_queue(queue, leaf, groups)
         while True:
-            line, leaf = self._within, self._within.first()
+            order, leaf = self._within, self._within.first()
             if leaf is None:
-                line, leaf = self._beyond, self._beyond.first()
+                order, leaf = self._beyond, self._beyond.first()
             if leaf is None:
                 return
-            yield from self._turn_of(leaf, line)
+            yield from self._decide_next(leaf, order)
 
-    def _line_up(self, queue: str, leaf: QuotaNode, groups: dict[RequestShape, WaitingJobs]) -> None:
+    def _add_queue(self, queue: str, leaf: QuotaNode, groups: dict[RequestShape, WaitingJobs]) -> None:
         job_groups = [JobGroup(leaf, shape, group) for shape, group in groups.items()]
         self.job_groups[queue] = job_groups
         self._heaps[leaf.name] = heap = [(job_group.group[0][0], job_group) for job_group in job_groups]
         heapify(heap)
         self._within.join(leaf)
 
-    def _turn_of(self, leaf: QuotaNode, line: FairOrder) -> Iterator[Request]:
+    def _decide_next(self, leaf: QuotaNode, order: FairOrder) -> Iterator[Request]:
         heap = self._heaps[leaf.name]
         job_group = heap[0][1]
         beyond = exceeds_quota(leaf, job_group.asked)
-        if beyond and line is self._within:
+        if beyond and order is self._within:
             self._move(leaf, self._within, self._beyond)
             return
         request = job_group.group[job_group.done][1]
         yield request
-        decisions = self._take(request, job_group)
+        decisions = self._decide(request, job_group)
         self.note(leaf.queue.name, heap[0][0], decisions)
         job_group.done += 1
         if job_group.refused or job_group.done == len(job_group.group):
@@ -158,18 +158,18 @@ class SchedulingRound:
         else:
             heapreplace(heap, (job_group.group[job_group.done][0], job_group))
         if not heap:
-            line.leave(leaf)
+            order.leave(leaf)
             self.note(leaf.queue.name, None, ())
-        elif line is self._beyond and not exceeds_quota(leaf, heap[0][1].asked):
+        elif order is self._beyond and not exceeds_quota(leaf, heap[0][1].asked):
             self._move(leaf, self._beyond, self._within)
 
-    def _move(self, leaf: QuotaNode, there: FairOrder, here: FairOrder) -> None:
-        there.leave(leaf)
-        here.join(leaf)
+    def _move(self, leaf: QuotaNode, source: FairOrder, target: FairOrder) -> None:
+        source.leave(leaf)
+        target.join(leaf)
 
     # --------------------------------------------------------------------------------------- one decision
 
-    def _take(self, request: Request, job_group: JobGroup) -> tuple[Decision, ...]:
+    def _decide(self, request: Request, job_group: JobGroup) -> tuple[Decision, ...]:
         found = self.judge(request, job_group.leaf, job_group.asked, job_group.shape)
         if isinstance(found, list):
             return (self.start(request, job_group.leaf, job_group.asked, found),)
@@ -177,34 +177,34 @@ class SchedulingRound:
         if leaving:
             return (*leaving, Wait(job=request.job, reason=Reason.PREEMPTING))
         job_group.refused = found
-        self.keep_for(request, job_group.leaf, job_group.asked, found)
+        self.reserve_for(request, job_group.leaf, job_group.asked, found)
         return (Wait(job=request.job, reason=found),)
 
     def judge(
         self, request: Request, leaf: QuotaNode | None, asked: ResourceAmount, shape: RequestShape
     ) -> list[NodeAssignment] | Reason:
-        """Where the job can start now, or why it cannot; changes nothing but what is remembered."""
+        """Return where the job can start now, or why it cannot. Only caches change."""
         if leaf is None:
             return Reason.NO_QUEUE
         allowed = is_within_limits(leaf, asked) and (request.preemptible or not exceeds_quota(leaf, asked))
         can_afford = self.budget_ledger.can_afford(request)
-        if allowed and can_afford and shape not in self._no_room:
-            spots = self._room(request)
+        if allowed and can_afford and shape not in self._refused_shapes:
+            spots = self._find_nodes(request)
             if spots is not None:
                 return spots
-            self._no_room[shape] = self._why_no_room(request)
+            self._refused_shapes[shape] = self._refusal(request)
         never = self.feasibility.never(request, leaf, asked, shape)
         if never:
             return never
         if not can_afford:
             return Reason.BUDGET
-        return self._no_room[shape] if allowed else Reason.QUOTA
+        return self._refused_shapes[shape] if allowed else Reason.QUOTA
 
     def passes(self, request: Request) -> bool:
-        """Whether it may take what is kept for the head, since it is over in time."""
+        """Return whether the job ends before the head's reservation begins (backfill on reserved nodes)."""
         return self.head is not None and self.head.lets_pass(request, self.now)
 
-    def _room(self, request: Request) -> list[NodeAssignment] | None:
+    def _find_nodes(self, request: Request) -> list[NodeAssignment] | None:
         permitted = self.cluster.permitted(request)
         capacity_now, suits = self.capacity_now, permitted
         if self.group_affinity.matters(request):
@@ -222,7 +222,7 @@ class SchedulingRound:
             return place_gang(request, capacity_now.free, nodes, self.cluster)
         return None
 
-    def _why_no_room(self, request: Request) -> Reason:
+    def _refusal(self, request: Request) -> Reason:
         permitted, capacity_now = self.cluster.permitted(request), self.capacity_now
         view = capacity_now.free if self.passes(request) else capacity_now.open
         if self.group_affinity.matters(request) and place_gang(request, view, permitted, self.cluster):
@@ -251,7 +251,7 @@ class SchedulingRound:
     ) -> None:
         ends_by = END_OF_TIME if request.time_limit is None else self.now + request.time_limit
         on = self.cluster.slots_of(request, start.placements)
-        self._started += 1  # who starts later is younger, also within a round
+        self._started += 1  # a later start is younger, also within a round
         started_at = self.now + self._started * MOMENT
         held = Allocation(ends_by, started_at, rank(request), request, asked, on, start.borrows)
         self.held.append(held)
@@ -264,41 +264,41 @@ class SchedulingRound:
         self._within.changed(leaf)
         self._beyond.changed(leaf)
 
-    def keep_for(self, request: Request, leaf: QuotaNode, asked: ResourceAmount, reason: Reason) -> None:
-        """Keep a place for the first that waits for nodes, and quota for the first that waits for it in a branch."""
+    def reserve_for(self, request: Request, leaf: QuotaNode, asked: ResourceAmount, reason: Reason) -> None:
+        """Reserve nodes for the first job that waits for them, and quota for the first that waits for it in a queue."""
         if reason in WAITS_FOR_NODES and self.head is None and self._sought < MAX_RESERVATION_ATTEMPTS:
             self._sought += 1
-            head = reserve(request, self.capacity_now, self._in_the_way_of(leaf, asked), self.now)
+            head = reserve(request, self.capacity_now, self._expected_to_end(leaf, asked), self.now)
             if head is not None:
                 self.capacity_now.keep(head)
                 reserve_quota(leaf, asked, borrows=exceeds_quota(leaf, asked))
         elif reason is Reason.QUOTA:
-            self._keep_quota(request, leaf, asked)
+            self._reserve_quota(request, leaf, asked)
 
-    def _in_the_way_of(self, leaf: QuotaNode, asked: ResourceAmount) -> list[Allocation]:
-        """Those that run, of whom a job can expect that they leave their places to it.
+    def _expected_to_end(self, leaf: QuotaNode, asked: ResourceAmount) -> list[Allocation]:
+        """Return the allocations whose end frees nodes for the job.
 
-        One that borrows cannot expect that of what others hold within their quotas and take again at once: nodes kept
-        for it would stand idle as long as their jobs come, and everybody behind it would wait for ever.
+        A borrowing job does not count allocations within the quota of another queue that has waiting jobs to take them
+        again: nodes reserved for it would stay idle, and all jobs behind it would starve.
         """
         settled = self.preemption_claims.settled()
         if not exceeds_quota(leaf, asked):
             return settled
-        return [held for held in settled if held.borrows or not self._is_taken_again(held, leaf)]
+        return [held for held in settled if held.borrows or not self._is_retaken(held, leaf)]
 
-    def _is_taken_again(self, held: Allocation, asking: QuotaNode) -> bool:
-        """Whether a job of the same queue waits that is within its quota once this one is over."""
+    def _is_retaken(self, held: Allocation, asking: QuotaNode) -> bool:
+        """Return whether a waiting job of the same queue is within quota once this one has ended."""
         leaf = self.quota_tree.leaves.get(held.request.queue)
         if leaf is None or leaf is asking:
             return False
         return any(
             all(each.quota.holds(each.own.used.less(held.amount), job_group.asked) for each in leaf.path)
             for job_group in self.job_groups.get(held.request.queue, ())
-            if self._comes_later(job_group)
+            if self._waits_for_quota(job_group)
         )
 
-    def _comes_later(self, job_group: JobGroup) -> bool:
-        """Whether jobs of the strand wait for nothing but their turn and quota."""
+    def _waits_for_quota(self, job_group: JobGroup) -> bool:
+        """Return whether jobs of the group wait only for their queue or for quota."""
         if job_group.refused is None and job_group.done == len(job_group.group):
             return False
         request = job_group.group[-1][1]
@@ -308,7 +308,7 @@ class SchedulingRound:
             and self.feasibility.never(request, job_group.leaf, job_group.asked, job_group.shape) is None
         )
 
-    def _keep_quota(self, request: Request, leaf: QuotaNode, asked: ResourceAmount) -> None:
+    def _reserve_quota(self, request: Request, leaf: QuotaNode, asked: ResourceAmount) -> None:
         short = [branch.lacks(asked, borrowing=request.preemptible) for branch in leaf.path]
         highest = max(level for level, lack in enumerate(short) if lack)
         beyond = request.preemptible and exceeds_quota(leaf, asked)
@@ -318,8 +318,8 @@ class SchedulingRound:
                 if short[level]:
                     self.quota_heads[branch.name] = request
 
-    def _tally(self) -> Iterator[tuple[Request, int]]:
-        """The jobs that wait and run, alike ones together."""
+    def _count_requests(self) -> Iterator[tuple[Request, int]]:
+        """Yield waiting and running requests with the number of jobs of each shape."""
         for groups in self.backlog.queues.values():
             for group in groups.values():
                 yield group[0][1], len(group)
@@ -327,3 +327,86 @@ class SchedulingRound:
             yield request, 1
         for running in self.snapshot.running:
             yield running.request, 1
+
+
+class FairOrder:
+    """The queues with undecided jobs, by fair share: down the tree, at each level the queue with the lowest score.
+
+    A changed score adds a new heap entry; older entries of the queue are skipped.
+    """
+
+    def __init__(self) -> None:
+        self._tops: list[tuple[Entry, QuotaNode]] = []
+        self._heaps: dict[str, list[tuple[Entry, QuotaNode]]] = {}
+        self._open: dict[str, int] = {}
+        self._stamps: dict[str, int] = {}
+
+    def join(self, leaf: QuotaNode) -> None:
+        for branch in leaf.path:
+            waiting = self._open.get(branch.name, 0)
+            self._open[branch.name] = waiting + 1
+            if not waiting:
+                self._enter(branch)
+
+    def leave(self, leaf: QuotaNode) -> None:
+        for branch in leaf.path:
+            self._open[branch.name] -= 1
+
+    def changed(self, leaf: QuotaNode) -> None:
+        """Update the scores of a queue and those above it after a change of usage."""
+        for branch in leaf.path:
+            if self._open.get(branch.name):
+                self._enter(branch)
+
+    def first(self) -> QuotaNode | None:
+        branch = self._lowest(self._tops)
+        while branch is not None and branch.children:
+            branch = self._lowest(self._heaps[branch.name])
+        return branch
+
+    def _enter(self, branch: QuotaNode) -> None:
+        stamp = self._stamps[branch.name] = self._stamps.get(branch.name, 0) + 1
+        heap = self._tops if branch.parent is None else self._heaps.setdefault(branch.parent.name, [])
+        heappush(heap, ((branch.score, branch.name, stamp), branch))
+
+    def _lowest(self, heap: list[tuple[Entry, QuotaNode]]) -> QuotaNode | None:
+        while heap:
+            (_, name, stamp), branch = heap[0]
+            if stamp == self._stamps[name] and self._open[name]:
+                return branch
+            heappop(heap)
+        return None
+
+
+class Feasibility:
+    """Whether a job could start on an idle cluster; cached by shape."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._on_nodes: dict[RequestShape, Reason | None] = {}
+
+    def never(
+        self, request: Request, leaf: QuotaNode, asked: ResourceAmount, shape: RequestShape
+    ) -> Reason | None:
+        """Return why the job could not start even if no other job ran; None if it could."""
+        if self.cluster.nodes and not self.cluster.permitted(request, anywhere=True):
+            return Reason.RESIDENCY
+        if not fits_empty_quota(leaf, asked, borrowing=request.preemptible):
+            return Reason.TOO_LARGE
+        if shape not in self._on_nodes:
+            self._on_nodes[shape] = self._forbidden(request)
+        return self._on_nodes[shape]
+
+    def _forbidden(self, request: Request) -> Reason | None:
+        cluster, affinity = self.cluster, request.affinity
+        if place_gang(request, cluster.idle, cluster.permitted(request), cluster):
+            return None
+        loose = request.model_copy(update={"affinity": affinity.model_copy(update={"island": None})})
+        if place_gang(loose, cluster.idle, cluster.permitted(request), cluster):
+            return Reason.TOPOLOGY
+        anywhere = request.model_copy(update={"affinity": Affinity()})
+        if place_gang(anywhere, cluster.idle, cluster.permitted(anywhere), cluster):
+            return Reason.AFFINITY
+        return (
+            Reason.RESIDENCY if place_gang(anywhere, cluster.idle, cluster.all, cluster) else Reason.TOO_LARGE
+        )

@@ -1,4 +1,4 @@
-"""Who makes room for a job that has a right to it. docs/decisions/0012 says why this never goes round in a circle."""
+"""Select preemption victims. docs/decisions/0012 says why preemption never cycles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Why = Literal["reclaim", "priority"]
 
 
 class PreemptionCase(NamedTuple):
-    """A job that cannot start, where it belongs, and whether it is going to borrow."""
+    """A job that cannot start, its queue, and whether it would borrow."""
 
     request: Request
     leaf: QuotaNode
@@ -29,7 +29,7 @@ class PreemptionCase(NamedTuple):
 
 
 class PreemptionPlan(NamedTuple):
-    """Those that have to leave, and whether the job for which they do will borrow."""
+    """The victims, and whether the preempting job will borrow."""
 
     victims: list[tuple[Allocation, Why]]
     borrows: bool
@@ -42,18 +42,18 @@ def victims_for(
     *,
     capacity_now: FreeCapacity,
     quota_tree: QuotaTree,
-    after_nominations: set[str],
+    excluded: set[str],
 ) -> PreemptionPlan | None:
-    """Those that have to leave so that the job can start, none in vain; none if that cannot be had.
+    """Return a minimal set of victims that lets the job start; None if there is none.
 
-    First it is tried so that the job ends up within its quota, then so that it borrows. Jobs in `spared` stay.
+    First within quota, then borrowing. Jobs in `excluded` are never victims.
     """
     for borrowing in (False, True) if request.preemptible else (False,):
         case = PreemptionCase(request, leaf, asked, borrowing)
         candidates = in_order(
             held
             for held in may_leave(case, quota_tree)
-            if held.request.job not in after_nominations and not on_the_heads_nodes(held, capacity_now)
+            if held.request.job not in excluded and not on_the_heads_nodes(held, capacity_now)
         )
         if candidates:
             trial = VictimSearch(case, capacity_now, quota_tree)
@@ -64,7 +64,7 @@ def victims_for(
 
 
 def may_leave(case: PreemptionCase, quota_tree: QuotaTree) -> Iterator[Allocation]:
-    """Jobs of less weight: those below it of its queue, and those that borrow in a branch over its quota."""
+    """Yield possible victims: less important jobs of its queue, and borrowing jobs of queues over their quota."""
     for held in case.leaf.jobs:
         if is_below(held, case.request) and of_less_weight(held, case):
             yield held
@@ -76,7 +76,10 @@ def may_leave(case: PreemptionCase, quota_tree: QuotaTree) -> Iterator[Allocatio
 
 
 def is_below(held: Allocation, request: Request) -> bool:
-    """Of the same queue: less important; or as important, for a job that may not borrow and has no other way."""
+    """Return whether a job of the same queue has a lower priority.
+
+    An equal priority is enough for a preemptor that may not borrow.
+    """
     if request.preemptible:
         return held.request.priority < request.priority
     return held.request.priority <= request.priority
@@ -87,17 +90,17 @@ def of_less_weight(held: Allocation, case: PreemptionCase) -> bool:
 
 
 def is_over(branch: QuotaNode, asked: ResourceAmount, gone: ResourceAmount = NOTHING) -> bool:
-    """Whether it will hold more than its quota, once some are gone, of something that is asked for."""
+    """Return whether the queue exceeds its quota of a requested resource, after `gone` is freed."""
     held, quota = branch.all.held.plus(branch.all.shift).less(gone), branch.quota
     return (
         held.cpus > quota.cpus
-        or (asked.gpus > 0 and held.gpus > quota.gpus)
+        or (asked.gpus_milli > 0 and held.gpus_milli > quota.gpus_milli)
         or (asked.memory > 0 and held.memory > quota.memory)
     )
 
 
 def in_order(candidates: Iterable[Allocation]) -> list[Allocation]:
-    """The least important first, of these the youngest."""
+    """Return the candidates in the order of preemption: the least important first, of these the youngest."""
     return sorted(sorted(candidates, key=lambda held: held.age, reverse=True), key=lambda held: held.key)
 
 
@@ -111,7 +114,7 @@ def on_the_heads_nodes(held: Allocation, capacity_now: FreeCapacity) -> bool:
 
 
 class VictimSearch:
-    """What would be free if some jobs left, in the queues and on the nodes."""
+    """What would be free in queues and on nodes if some jobs were preempted."""
 
     def __init__(self, case: PreemptionCase, capacity_now: FreeCapacity, quota_tree: QuotaTree) -> None:
         self.case, self.quota_tree = case, quota_tree
@@ -129,26 +132,29 @@ class VictimSearch:
         if picked is None:
             return None
         for held in reversed(list(picked)):
-            self._stays(held)
+            self._restore(held)
             others = [each for each in picked if each is not held]
             if self._fits() and all(self._has_right_to(each) for each in others):
                 picked = others
             else:
-                self._leaves(held)
+                self._evict(held)
         return picked
 
     def _enough(self, candidates: Sequence[Allocation]) -> list[Allocation] | None:
-        """Who leaves of its own queue may give it a right to others: these are then looked at once more."""
+        """Return victims in order until the job fits.
+
+        Victims of its own queue may give it the right to others, so skipped candidates get a second pass.
+        """
         picked: list[Allocation] = []
         for _ in range(2):
             put_off = []
             for held in candidates:
                 if not self._helps(held):
                     continue
-                if not self._may_go(held):
+                if not self._may_evict(held):
                     put_off.append(held)
                     continue
-                self._leaves(held)
+                self._evict(held)
                 picked.append(held)
                 if self._fits():
                     return picked
@@ -167,10 +173,11 @@ class VictimSearch:
             if branch in theirs
         )
 
-    def _may_go(self, held: Allocation) -> bool:
-        """Of its own queue: as less important, or where with the job more is held than the quota.
+    def _may_evict(self, held: Allocation) -> bool:
+        """Return whether the job may preempt `held`.
 
-        Of another: out of a branch that is over its quota, to a job whose own branches stay within theirs.
+        In its own queue: if of lower priority, or if the queue would exceed its quota with the job. In another queue:
+        if that exceeds its quota, and the job's own queues stay within theirs.
         """
         if self._is_own(held):
             less = held.request.priority < self.case.request.priority
@@ -180,7 +187,7 @@ class VictimSearch:
         return is_over(theirs, self.case.asked, gone) and self._has_right_to(held)
 
     def _has_right_to(self, held: Allocation) -> bool:
-        """Whether the branches of the job that are not also the other's stay within their quota, all counted."""
+        """Return whether the job's queues that are not above `held` stay within quota, counting all their jobs."""
         theirs = self._path_of(held)
         return all(self._is_within(branch) for branch in self.case.leaf.path if branch not in theirs)
 
@@ -210,12 +217,12 @@ class VictimSearch:
             is not None
         )
 
-    def _leaves(self, held: Allocation) -> None:
+    def _evict(self, held: Allocation) -> None:
         self._count(held, held.amount)
         for index, slot in held.on:
             self.rooms.give(index, slot)
 
-    def _stays(self, held: Allocation) -> None:
+    def _restore(self, held: Allocation) -> None:
         self._count(held, NOTHING.less(held.amount))
         for index, slot in held.on:
             self.rooms.take(index, slot)

@@ -1,4 +1,4 @@
-"""Why a job waits, in words: what binds, where it stands, what would let it start, and when it will."""
+"""Explain a job: the constraint that holds it, its position, changes that would start it, and its expected start."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from falaj.scheduling.explanation.suggestions import ChangeTrials, starting_chan
 
 
 def explain(snapshot: Snapshot, job: str) -> Explanation:
-    """What is to be said about `job`; NotFound if it neither waits nor runs."""
+    """Return the explanation of a waiting or running job; raise NotFound if there is none of that name."""
     for running in snapshot.running:
         if running.request.job == job:
-            return _of_running(running, snapshot)
+            return _explain_running(running, snapshot)
     for request in snapshot.pending:
         if request.job == job:
-            return _of_pending(snapshot, request)
-    raise NotFound(f"no job {job} waits or runs")
+            return _explain_pending(snapshot, request)
+    raise NotFound(f"no waiting or running job {job}")
 
 
-def _of_running(running: RunningJob, snapshot: Snapshot) -> Explanation:
+def _explain_running(running: RunningJob, snapshot: Snapshot) -> Explanation:
     words = f"runs on {format_nodes(running.placements)} since {running.started_at:%Y-%m-%d %H:%M:%S %Z}"
     if running.leaving:
-        words += ", and was told to make room: it saves itself and goes back to its queue"
+        words += ", being preempted: it saves a checkpoint and goes back to its queue"
     elif running.borrows:
-        words += ", on what its queue borrows"
+        words += ", borrowing beyond the quota of its queue"
     scheduling_round = SchedulingRound(snapshot, Backlog())
     return Explanation(
         job=running.request.job,
@@ -50,18 +50,18 @@ def _of_running(running: RunningJob, snapshot: Snapshot) -> Explanation:
     )
 
 
-def _of_pending(snapshot: Snapshot, request: Request) -> Explanation:
+def _explain_pending(snapshot: Snapshot, request: Request) -> Explanation:
     backlog, cluster = Backlog(snapshot.pending), Cluster(snapshot.nodes, snapshot.running)
-    whole_round = SchedulingRound(snapshot, backlog, cluster)
-    share = share_of(request, whole_round)
-    decisions = all_decisions(whole_round.decide_all())
+    full_round = SchedulingRound(snapshot, backlog, cluster)
+    share = share_of(request, full_round)
+    decisions = all_decisions(full_round.decide_all())
     answers = [decision for decision in decisions if not isinstance(decision, Evict)]
     position = next(at for at, decision in enumerate(answers, start=1) if decision.job == request.job)
     decision = answers[position - 1]
     if isinstance(decision, Start):
         words = f"starts now on {format_nodes(decision.placements)}"
         if decision.borrows:
-            words += ", on what its queue borrows"
+            words += ", borrowing beyond the quota of its queue"
         return Explanation(
             job=request.job,
             state="starting",
@@ -90,6 +90,6 @@ def _of_pending(snapshot: Snapshot, request: Request) -> Explanation:
 
 
 def share_of(request: Request, scheduling_round: SchedulingRound) -> float | None:
-    """The score of its queue, before anybody has started in this round."""
+    """Return the fair-share score of its queue at the beginning of the round."""
     branch = scheduling_round.quota_tree.all.get(request.queue)
     return None if branch is None else branch.score

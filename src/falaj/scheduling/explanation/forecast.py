@@ -1,4 +1,4 @@
-"""When a waiting job will start, if every job runs to its limit and nobody comes in between."""
+"""When a waiting job will start, if every job runs to its time limit and no other job is submitted."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ STARTS_AHEAD = 2_000
 
 
 def expected_start(snapshot: Snapshot, job: str) -> datetime | None:
-    """The moment, or none: it hangs on a job without a time limit, or lies more than 100 ends of jobs ahead.
+    """Return when the job starts, or None if that depends on a job without a time limit.
 
-    Who is told to make room is taken to leave at once. After 2,000 starts of others it is not looked for any more.
+    Preemption victims are assumed to stop at once. The forecast gives up, with None, after 100 steps from one end of a
+    job to the next, or 2,000 starts of other jobs.
     """
     backlog, cluster = Backlog(snapshot.pending), Cluster(snapshot.nodes, snapshot.running)
     snapshot, starts = without_leaving(snapshot, backlog), 0
-    asked: dict[str, Request] = {request.job: request for request in backlog}
+    requests: dict[str, Request] = {request.job: request for request in backlog}
     for _ in range(STEPS_AHEAD):
         decisions = decide_from(backlog, snapshot, cluster=cluster)
         if any(isinstance(decision, Start) and decision.job == job for decision in decisions):
             return snapshot.now
         starts += sum(isinstance(decision, Start) for decision in decisions)
         evicts = any(isinstance(decision, Evict) for decision in decisions)
-        carried_out = after(snapshot, decisions, backlog, asked)
+        carried_out = after(snapshot, decisions, backlog, requests)
         following = carried_out if evicts else at_next_end(carried_out)
         if following is None or starts > STARTS_AHEAD:
             return None
@@ -37,7 +38,7 @@ def expected_start(snapshot: Snapshot, job: str) -> datetime | None:
 
 
 def without_leaving(snapshot: Snapshot, backlog: Backlog) -> Snapshot:
-    """Those that were told to leave are back in their queues."""
+    """Return the snapshot with the jobs that are being preempted back in their queues."""
     for running in snapshot.running:
         if running.leaving:
             backlog.add(running.request.model_copy(update={"claim": False}))
@@ -46,24 +47,24 @@ def without_leaving(snapshot: Snapshot, backlog: Backlog) -> Snapshot:
 
 
 def after(
-    snapshot: Snapshot, decisions: Sequence[Decision], backlog: Backlog, asked: dict[str, Request]
+    snapshot: Snapshot, decisions: Sequence[Decision], backlog: Backlog, requests: dict[str, Request]
 ) -> Snapshot:
-    """The snapshot once `decisions` are carried out; the backlog, and who asks in it, are brought to that state."""
+    """Return the snapshot after `decisions`; update the backlog and its `requests` to match."""
     evicted = {decision.job for decision in decisions if isinstance(decision, Evict)}
     started = []
     for decision in decisions:
         if isinstance(decision, Start):
-            request = asked.pop(decision.job)
+            request = requests.pop(decision.job)
             backlog.remove(request)
             started.append(running_from(request.model_copy(update={"claim": False}), decision, snapshot.now))
     for job in {decision.by for decision in decisions if isinstance(decision, Evict)}:
-        backlog.remove(asked[job])
-        asked[job] = asked[job].model_copy(update={"claim": True})
-        backlog.add(asked[job])
+        backlog.remove(requests[job])
+        requests[job] = requests[job].model_copy(update={"claim": True})
+        backlog.add(requests[job])
     staying = []
     for running in snapshot.running:
         if running.request.job in evicted:
-            asked[running.request.job] = running.request
+            requests[running.request.job] = running.request
             backlog.add(running.request)
         else:
             staying.append(running)
@@ -81,7 +82,10 @@ def running_from(request: Request, start: Start, now: datetime) -> RunningJob:
 
 
 def at_next_end(snapshot: Snapshot) -> Snapshot | None:
-    """The snapshot when the next job ends by its limit; none if no end is known. One that is late ends any moment."""
+    """Return the snapshot when the next job reaches its time limit; None if no running job has one.
+
+    A job past its limit ends now.
+    """
     ends = [running.ends_by for running in snapshot.running if running.ends_by is not None]
     if not ends:
         return None

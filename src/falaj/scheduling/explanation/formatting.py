@@ -1,4 +1,4 @@
-"""Figures of the queue, as people say them."""
+"""Resources, counts and durations of the scheduler as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def format_memory(size_bytes: int) -> str:
 
 
 def format_resources(given: Resources | Quota) -> str:
-    """Without what it does not name: "4 CPUs, 1 GPU"."""
+    """Return the resources that are set, as "4 CPUs, 1 GPU"."""
     parts = [
         count_of(given.cpus, "CPU") if given.cpus is not None else "",
         format_gpus(given) if given.gpus else "",
@@ -57,7 +57,7 @@ UNITS = ("CPU", "GPU", "memory")
 
 
 def format_amount(count: int, unit: str) -> str:
-    """Of an amount; GPUs are in thousandths there."""
+    """Return one resource of a ResourceAmount, whose GPUs are in thousandths."""
     if count >= UNLIMITED // 2:
         return "unlimited"
     if unit == "memory":
@@ -66,7 +66,7 @@ def format_amount(count: int, unit: str) -> str:
 
 
 def format_duration(span: timedelta) -> str:
-    """In whole seconds, rounded down: "2d 3h", "25m 10s"."""
+    """Return whole seconds, rounded down, as "2d 3h" or "25m 10s"."""
     seconds = int(span.total_seconds())
     units = [
         (seconds // 86400, "d"),

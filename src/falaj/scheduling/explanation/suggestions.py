@@ -1,4 +1,4 @@
-"""Single changes that would let a waiting job start now, each one tried before it is offered."""
+"""Single changes that would start a waiting job now, each verified by a trial round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from falaj.scheduling.capacity.quota_tree import QuotaUsage
 from falaj.scheduling.capacity.resources import UNLIMITED, ResourceAmount, requested_amount
 from falaj.scheduling.decision.backlog import Backlog
 from falaj.scheduling.decision.scheduling_round import SchedulingRound
-from falaj.scheduling.explanation.constraints import in_use_and_kept, short_of_quota
+from falaj.scheduling.explanation.constraints import short_of_quota, used_and_reserved
 from falaj.scheduling.explanation.formatting import count_of, format_duration, format_resources
 
 Starts = bool
@@ -30,14 +30,14 @@ Change = tuple[str, Starts]
 
 
 class ChangeTrials:
-    """Rounds of decisions with one thing changed. The jobs that wait are sorted once for all of them."""
+    """Scheduling rounds with one thing changed. They share one sorted backlog."""
 
     def __init__(self, snapshot: Snapshot, request: Request, backlog: Backlog, cluster: Cluster) -> None:
         self.snapshot, self.request = snapshot, request
         self._backlog, self._cluster = backlog, cluster
 
-    def asking(self, **other: object) -> Starts:
-        """Whether the job would start now if it asked for something else."""
+    def with_request(self, **other: object) -> Starts:
+        """Return whether the job would start now with another request."""
         changed = self.request.model_copy(update=other)
         self._backlog.remove(self.request)
         self._backlog.add(changed)
@@ -47,8 +47,8 @@ class ChangeTrials:
             self._backlog.remove(changed)
             self._backlog.add(self.request)
 
-    def given(self, **other: object) -> Starts:
-        """Whether it would start now if the snapshot were another."""
+    def with_snapshot(self, **other: object) -> Starts:
+        """Return whether the job would start now in another snapshot."""
         cluster = None if "nodes" in other else self._cluster
         return self._starts(self.snapshot.model_copy(update=other), self.request, cluster)
 
@@ -60,9 +60,9 @@ class ChangeTrials:
 def starting_changes(
     trials: ChangeTrials, reason: Reason, scheduling_round: SchedulingRound
 ) -> tuple[str, ...]:
-    """In words, what the person who asked can change, then what an operator can. Never a looser label.
+    """Return changes that the submitter can make, then those that an operator can. Never a looser residency label.
 
-    `turns` stands where the job had its turn. A job that others make room for needs no change.
+    `scheduling_round` is advanced to the job's decision. A job for which others are preempted needs no change.
     """
     if reason is Reason.PREEMPTING or trials.request.claim:
         return ()
@@ -72,13 +72,13 @@ def starting_changes(
 def candidates(trials: ChangeTrials, reason: Reason, scheduling_round: SchedulingRound) -> Iterator[Change]:
     if reason is Reason.NO_QUEUE:
         for name in scheduling_round.quota_tree.all:
-            yield f"queue {name}", trials.asking(queue=name)
+            yield f"queue {name}", trials.with_request(queue=name)
         return
     if reason is Reason.BUDGET:
         yield from within_budget(trials, scheduling_round)
-    yield from smaller(trials)
-    yield from sooner(trials, scheduling_round)
-    yield from elsewhere(trials)
+    yield from smaller_request(trials)
+    yield from shorter_or_higher_priority(trials, scheduling_round)
+    yield from looser_placement(trials)
     if reason is not Reason.RESIDENCY:
         yield from more_quota(trials, scheduling_round)
     yield from more_nodes(trials)
@@ -87,23 +87,23 @@ def candidates(trials: ChangeTrials, reason: Reason, scheduling_round: Schedulin
 # ------------------------------------------------------------------------------------------- of the job
 
 
-def smaller(trials: ChangeTrials) -> Iterator[Change]:
-    """The most that still starts: fewer replicas, or fewer GPUs or CPUs in each."""
+def smaller_request(trials: ChangeTrials) -> Iterator[Change]:
+    """Yield the largest request that starts, with fewer replicas, or fewer GPUs or CPUs per replica."""
     request, each = trials.request, trials.request.each
 
     def replicas(count: int) -> Starts:
-        return trials.asking(replicas=count)
+        return trials.with_request(replicas=count)
 
     def gpus(count: int) -> Starts:
-        return trials.asking(each=each.model_copy(update={"gpus": count}))
+        return trials.with_request(each=each.model_copy(update={"gpus": count}))
 
     def cpus(count: int) -> Starts:
-        return trials.asking(each=each.model_copy(update={"cpus": count}))
+        return trials.with_request(each=each.model_copy(update={"cpus": count}))
 
     sizes: list[tuple[Callable[[int], Starts], int, str, str]] = [
         (replicas, request.replicas, "replica", ""),
-        (gpus, each.gpus, "GPU", " a replica"),
-        (cpus, each.cpus, "CPU", " a replica"),
+        (gpus, each.gpus, "GPU", " per replica"),
+        (cpus, each.cpus, "CPU", " per replica"),
     ]
     for starts_with, asked, unit, per in sizes:
         most = largest(starts_with, below=asked)
@@ -112,7 +112,7 @@ def smaller(trials: ChangeTrials) -> Iterator[Change]:
 
 
 def largest(starts_with: Callable[[int], Starts], *, below: int) -> int:
-    """The largest count under `below` with which the job starts; 0 if there is none."""
+    """Return the largest count under `below` with which the job starts; 0 if there is none."""
     low, high = 0, below - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -120,8 +120,8 @@ def largest(starts_with: Callable[[int], Starts], *, below: int) -> int:
     return low
 
 
-def sooner(trials: ChangeTrials, scheduling_round: SchedulingRound) -> Iterator[Change]:
-    """A time limit that ends before the head's moment; a priority above all who wait in the queue."""
+def shorter_or_higher_priority(trials: ChangeTrials, scheduling_round: SchedulingRound) -> Iterator[Change]:
+    """Yield a time limit that ends before the head's reservation, and the highest priority of the queue."""
     request = trials.request
     until = (
         scheduling_round.head.at - scheduling_round.now
@@ -130,28 +130,28 @@ def sooner(trials: ChangeTrials, scheduling_round: SchedulingRound) -> Iterator[
     )
     gap = timedelta(seconds=until // timedelta(seconds=1))
     if gap and (request.time_limit is None or request.time_limit > gap):
-        yield f"a time limit of at most {format_duration(gap)}", trials.asking(time_limit=gap)
+        yield f"a time limit of at most {format_duration(gap)}", trials.with_request(time_limit=gap)
     queue = scheduling_round.backlog.queues[request.queue]
     first = min(group[0] for group in queue.values())
     highest = max(group[0][1].priority for group in queue.values())
     if highest < HIGHEST_PRIORITY and first[1].job != request.job:
-        yield f"a priority above {highest}", trials.asking(priority=highest + 1)
+        yield f"a priority above {highest}", trials.with_request(priority=highest + 1)
 
 
-def elsewhere(trials: ChangeTrials) -> Iterator[Change]:
-    """Fewer wishes about the nodes; the leave to borrow."""
+def looser_placement(trials: ChangeTrials) -> Iterator[Change]:
+    """Yield a request without island or affinity, and one that may borrow."""
     affinity = trials.request.affinity
     if affinity.island:
         without = affinity.model_copy(update={"island": None})
-        yield "not keeping it in one island", trials.asking(affinity=without)
+        yield "no requirement for one island", trials.with_request(affinity=without)
     elif affinity != Affinity():
-        yield "no wishes about its nodes", trials.asking(affinity=Affinity())
+        yield "no node affinity", trials.with_request(affinity=Affinity())
     if not trials.request.preemptible:
-        yield "letting others evict it, so that it may borrow", trials.asking(preemptible=True)
+        yield "making it preemptible, so that it may borrow", trials.with_request(preemptible=True)
 
 
 def within_budget(trials: ChangeTrials, scheduling_round: SchedulingRound) -> Iterator[Change]:
-    """A time limit to which what is left suffices."""
+    """Yield a time limit that the rest of the budget covers."""
     request = trials.request
     left, costs = scheduling_round.budget_ledger.left(request), scheduling_round.budget_ledger.cost(request)
     if request.time_limit is not None:
@@ -161,14 +161,14 @@ def within_budget(trials: ChangeTrials, scheduling_round: SchedulingRound) -> It
         )
         span = timedelta(seconds=int(max(most, 0) * 3600))
         if timedelta(0) < span < request.time_limit:
-            yield f"a time limit of at most {format_duration(span)}", trials.asking(time_limit=span)
+            yield f"a time limit of at most {format_duration(span)}", trials.with_request(time_limit=span)
 
 
 # -------------------------------------------------------------------------------------- of the platform
 
 
 def more_quota(trials: ChangeTrials, scheduling_round: SchedulingRound) -> Iterator[Change]:
-    """Enough for this job beside what its queue, or the first above it that has too little, uses and keeps."""
+    """Yield a quota or limit that is large enough, for its queue or the lowest one above that has too little left."""
     request = trials.request
     branch, account, bound = short_of_quota(request, scheduling_round)
     queue = branch.queue
@@ -179,30 +179,33 @@ def more_quota(trials: ChangeTrials, scheduling_round: SchedulingRound) -> Itera
             each.model_copy(update={named: quota}) if each.name == queue.name else each
             for each in trials.snapshot.queues
         )
-        yield f"a {named} of {format_resources(quota)} for queue {queue.name}", trials.given(queues=changed)
+        yield (
+            f"a {named} of {format_resources(quota)} for queue {queue.name}",
+            trials.with_snapshot(queues=changed),
+        )
 
 
 def enough_for(request: Request, account: QuotaUsage, bound: ResourceAmount) -> Quota:
-    rows = zip(bound, in_use_and_kept(account), requested_amount(request), strict=True)
+    rows = zip(bound, used_and_reserved(account), requested_amount(request), strict=True)
     most = [max(bound, used + wish) if wish else bound for bound, used, wish in rows]
     cpus, gpus, memory = (None if figure >= UNLIMITED else figure for figure in most)
     return Quota(cpus=cpus, gpus=None if gpus is None else -(-gpus // WHOLE_GPU), memory_bytes=memory)
 
 
 def more_nodes(trials: ChangeTrials) -> Iterator[Change]:
-    """One more node like one that is there; in a jurisdiction that the label permits."""
+    """Yield one more node of each kind, in a jurisdiction that the label permits."""
     for node in kinds(trials.snapshot.nodes):
         for place in sorted(trials.request.label.only or {node.jurisdiction}):
             extra = node.model_copy(update={"name": f"{node.name}-again"[-128:], "jurisdiction": place})
             where = "" if place == node.jurisdiction else f" in {place}"
             yield (
                 f"one more node like {node.name}{where}",
-                trials.given(nodes=(*trials.snapshot.nodes, extra)),
+                trials.with_snapshot(nodes=(*trials.snapshot.nodes, extra)),
             )
 
 
 def kinds(nodes: tuple[Node, ...]) -> list[Node]:
-    """One node of each size and pool, the smallest first."""
+    """Return one node of each size and pool, the smallest first."""
     found: dict[tuple[object, ...], Node] = {}
     for node in sorted(nodes, key=lambda node: (len(node.gpus), node.cpus, node.memory_bytes, node.name)):
         models = tuple(sorted({gpu.model for gpu in node.gpus}))

@@ -1,1 +1,1 @@
-"""Where a job goes on the nodes, so that little of them becomes unusable."""
+"""Placement of jobs on nodes and GPUs with little fragmentation."""

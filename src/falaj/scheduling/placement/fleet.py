@@ -1,4 +1,4 @@
-"""What is free on every node, down to thousandths of each GPU, as arrays that placement policies read."""
+"""Free resources of all nodes as arrays, to thousandths of each GPU, for placement policies."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ NO_GPU = -1
 
 
 class GpuAssignment(NamedTuple):
-    """A node and the GPUs on it, both told by their place in the fleet's order."""
+    """One task on a node of the fleet and on some of its GPUs, all given as indexes into the fleet's arrays.
+
+    `gang_placement.NodeAssignment` puts several replicas on a node; the record `Placement` names node and GPUs.
+    """
 
     node: int
     gpus: tuple[int, ...] = ()
 
 
 class PlacementPolicy(Protocol):
-    """Where a task goes, or None where it fits nowhere. It chooses, the caller takes; equal input, equal choice."""
+    """Chooses where a task goes, or None if it fits nowhere. The caller allocates it. Choices are deterministic."""
 
     def choose(self, demand: Demand) -> GpuAssignment | None: ...
 
 
 class Fleet:
-    """Nodes in the order of their names. A GPU that a node does not have stands there with nothing free."""
+    """Free resources of nodes, ordered by name, as numpy arrays. Rows are padded with GPUs that have nothing free.
+
+    `capacity.free_capacity.FreeCapacity` is the scheduler's own account of free resources, node by node.
+    """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.name)
@@ -51,11 +57,11 @@ class Fleet:
         self.last_change: Ints = np.zeros(len(self.nodes), np.int64)  # the number of each node's last change
 
     def changed_since(self, seen: int) -> Ints:
-        """The nodes that changed after the fleet had seen so many changes."""
+        """Return the nodes changed after the change number `seen`."""
         return np.flatnonzero(self.last_change > seen)
 
     def fitting_gpus(self, demand: Demand) -> Flags:
-        """For each GPU, whether the share, or the whole of it, is free and its model will do."""
+        """Return for each GPU whether the requested part is free and its model matches."""
         free: Flags = self.gpus >= demand.gpu_milli
         return free if demand.gpu_models is None else free & self.has_model(demand.gpu_models)
 
@@ -64,26 +70,26 @@ class Fleet:
         return np.isin(self.models, wanted)
 
     def fitting_nodes(self, demand: Demand, gpus: Flags) -> Flags:
-        """For each node, whether the task can start there; `gpus` are the fitting ones."""
-        there: Flags = (self.cpus >= demand.cpus_milli) & (self.memory >= demand.memory_bytes)
-        return there & (gpus.sum(axis=1) >= demand.gpus) if demand.gpus else there
+        """Return for each node whether the task can start there; `gpus` are the fitting GPUs."""
+        fits: Flags = (self.cpus >= demand.cpus_milli) & (self.memory >= demand.memory_bytes)
+        return fits & (gpus.sum(axis=1) >= demand.gpus) if demand.gpus else fits
 
     def take(self, demand: Demand, place: GpuAssignment) -> None:
-        """Count the task as running there; refused where it does not fit."""
+        """Allocate the task; raise Conflict if it does not fit."""
         if not self._can_take(demand, place):
             name = self.nodes[place.node].name
             raise Conflict(f"{demand!r} does not fit on node {name}, GPUs {list(place.gpus)}")
         self._move(demand, place, -1)
 
     def give(self, demand: Demand, place: GpuAssignment) -> None:
-        """Count the task as ended; refused where so much is not in use."""
+        """Release the task; raise Conflict if so much is not in use."""
         if not self._can_give(demand, place):
             name = self.nodes[place.node].name
             raise Conflict(f"{demand!r} does not run on node {name}, GPUs {list(place.gpus)}")
         self._move(demand, place, 1)
 
     def set_free(self, node: int, *, cpus_milli: int, memory_bytes: int, gpus_milli: Sequence[int]) -> None:
-        """What is free on a node, whatever was counted before."""
+        """Set what is free on a node."""
         self.cpus[node], self.memory[node] = cpus_milli, memory_bytes
         self.gpus[node, : len(gpus_milli)] = gpus_milli
         self.changes += 1
@@ -117,5 +123,5 @@ class Fleet:
 
 
 def first_gpus(fitting: Flags, count: int) -> tuple[int, ...]:
-    """The first `count` fitting GPUs of one node: neighbours stand side by side."""
+    """Return the first `count` fitting GPUs of one node; adjacent GPUs have adjacent indexes."""
     return tuple(int(gpu) for gpu in np.flatnonzero(fitting)[:count])

@@ -1,11 +1,11 @@
-"""How much of what is free a workload can use: GPUs that a task drawn from it would find out of its reach.
+"""GPU fragmentation: the free GPUs that a task drawn from a workload cannot use.
 
-A task can use, on a node that can start it, the free part of every GPU that holds its share; nothing on another node.
-The rest is a fragment to that task, and the mean over the workload's tasks is the node's fragmentation (as the paper
-that came with the openb trace defines it). Tasks without GPUs use no GPU anywhere: to them all is a fragment.
+On a node that can start it, a task can use the free part of every GPU that holds its request; on other nodes nothing.
+The rest is fragmented for that task. The mean over the workload's tasks is the node's fragmentation, as defined by the
+paper of the openb trace. For tasks without GPUs, all free GPUs are fragmented.
 
-All figures are whole numbers below 2**53, held as floats for fast products: sums are exact in any order, so equal
-states compare equal on every machine.
+All values are integers below 2**53, stored as floats for fast products: sums are exact in any order, so equal states
+compare equal on every machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class DemandKind(NamedTuple):
-    """What a task asks of GPUs alone; many shapes of CPU and memory share one kind."""
+    """The GPU part of a demand; many combinations of CPU and memory share one kind."""
 
     gpus: int
     milli: int
@@ -31,10 +31,10 @@ class DemandKind(NamedTuple):
 
 
 class FragmentationMeasure:
-    """The fragmentation of a fleet as seen by a workload: demands, each with its weight.
+    """The fragmentation of a fleet for a workload: demands with weights.
 
-    The free parts of a node's GPUs that hold a kind's share add up to its `reach`; the kind fits when that is at least
-    all it asks for. So a node's state boils down to one number a kind, to which each GPU adds its own part.
+    The `reach` of a kind on a node is the sum of the free parts of the GPUs that hold its request; the kind fits if
+    that is at least its total request. So a node is reduced to one number for each kind, a sum over its GPUs.
     """
 
     def __init__(self, fleet: Fleet, workload: Mapping[Demand, int]) -> None:
@@ -55,7 +55,7 @@ class FragmentationMeasure:
         self.parts = self._parts()
 
     def _parts(self) -> Floats:
-        """By model and free thousandths: what such a GPU adds to the reach of each kind. The last model is no GPU."""
+        """Return by model and free thousandths what a GPU adds to each kind's reach. The last model is no GPU."""
         names = self.fleet.model_names
         parts = np.zeros((len(names) + 1, WHOLE_GPU + 1, len(self.kinds)))
         free = np.arange(WHOLE_GPU + 1)
@@ -66,14 +66,14 @@ class FragmentationMeasure:
         return parts
 
     def reach(self, nodes: Ints) -> Floats:
-        """Node by kind."""
+        """Return the reach, node by kind."""
         found: Floats = self.parts[self.fleet.models[nodes], self.fleet.gpus[nodes]].sum(axis=1)
         return found
 
     def runnable(self, cpus: Ints, memory: Ints) -> Floats:
-        """Node by kind: the weight of the tasks that would find CPU and memory enough in what is given.
+        """Return, node by kind, the weight of the tasks for which CPU and memory suffice.
 
-        Sums and no product of matrices: for that the threads of a linear algebra library cost more than they give.
+        It uses sums and not a matrix product, for which the threads of a BLAS library cost more than they gain.
         """
         if not self.kinds:
             return np.zeros((len(cpus), 0))
@@ -82,19 +82,19 @@ class FragmentationMeasure:
         return found
 
     def usable(self, reach: Floats, runnable: Floats) -> Floats:
-        """GPU thousandths that the tasks could use, times their weight; `reach` may hold several cases of each node."""
+        """Return the usable GPU thousandths times task weight; `reach` may hold several cases of each node."""
         within = np.where(reach >= self.needs, reach, 0.0)
         found: Floats = np.einsum("...k,...k->...", within, runnable)
         return found
 
     def fragmented_gpus(self) -> float:
-        """The GPUs that a task drawn from the workload cannot use, on average, in the whole fleet."""
+        """Return the GPUs of the fleet that a task drawn from the workload cannot use, on average."""
         nodes = np.arange(len(self.fleet.nodes))
         usable = self.usable(self.reach(nodes), self.runnable(self.fleet.cpus, self.fleet.memory))
         return (float(self.fleet.gpus.sum()) - float(usable.sum()) / max(self.total_weight, 1)) / WHOLE_GPU
 
     def dead_gpus(self) -> float:
-        """The GPUs that not one task of the workload can use."""
+        """Return the GPUs that no task of the workload can use."""
         fleet = self.fleet
         nodes = np.arange(len(fleet.nodes))
         can_run = (self.runnable(fleet.cpus, fleet.memory) > 0) & (self.reach(nodes) >= self.needs)

@@ -1,4 +1,4 @@
-"""Where the replicas of a gang go: all of them, or nowhere; as close together as there is room."""
+"""Gang placement: all replicas of a job or none, as close together as possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ ALL_DEVICES = -1
 
 
 class NodeAssignment(NamedTuple):
-    """Some replicas on one node, which is told by its place in the order of the cluster, on some of its devices."""
+    """Some replicas of a gang on one node, given by its index in the cluster, within a mask of its devices.
+
+    `placements` turns it into `Placement` records, which name the node and the GPUs of each replica.
+    """
 
     node: int
     replicas: int
@@ -25,12 +28,12 @@ Preference = Callable[[int, NodeResources], tuple[int, ...]]
 
 
 def tightness(index: int, slot: NodeResources) -> tuple[int, ...]:
-    """Small where little is free. GPUs count first, so that a job without GPUs leaves them to others."""
+    """Return a key that is small where little is free. GPUs count first, so that CPU jobs avoid GPU nodes."""
     return slot.gpus.bit_count(), slot.cpus, slot.memory, index
 
 
 def by_index(index: int, slot: NodeResources) -> tuple[int, ...]:
-    """Small for the first node: what others take beside a place that was found so does not move it."""
+    """Return a key that is small for the first node, so that allocations elsewhere do not move the placement."""
     return (index,)
 
 
@@ -41,34 +44,36 @@ def place_gang(
     cluster: Cluster,
     prefer: Preference = tightness,
 ) -> list[NodeAssignment] | None:
-    """Room for all replicas, or none: in one NVLink island, else on one node, else in one RDMA fabric, else anywhere.
+    """Return nodes for all replicas, or None: in one NVLink island, else one node, else one RDMA fabric, else any.
 
-    Of several, the one that `prefer` puts first. Replicas are alike, so counting how many fit on each node finds a
-    place whenever there is one.
+    `prefer` orders the alternatives. Replicas are identical, so counting how many fit on each node finds a placement
+    whenever there is one.
     """
     each, wanted, affinity = request.each, request.replicas, request.affinity
-    rooms = [
+    fitting = [
         NodeAssignment(index, 1 if affinity.spread else count)
         for index in permitted
         if (count := capacity(slots[index], each, cluster.devices(index, each) if each.gpus else 0))
     ]
-    whole = [] if affinity.spread and wanted > 1 else [spot.node for spot in rooms if spot.replicas >= wanted]
+    whole = (
+        [] if affinity.spread and wanted > 1 else [spot.node for spot in fitting if spot.replicas >= wanted]
+    )
     if whole:
         found = in_an_island(request, slots, whole, cluster, prefer)
         if found or affinity.island == "nvlink":
             return found
         return [NodeAssignment(min(whole, key=lambda index: prefer(index, slots[index])), wanted)]
-    if affinity.island == "nvlink" or sum(spot.replicas for spot in rooms) < wanted:
+    if affinity.island == "nvlink" or sum(spot.replicas for spot in fitting) < wanted:
         return None
-    in_order = roomiest if prefer is tightness else in_turn
-    together = in_a_fabric(rooms, wanted, cluster, prefer)
+    in_order = largest_first if prefer is tightness else in_sequence
+    together = in_a_fabric(fitting, wanted, cluster, prefer)
     if together is None and affinity.island == "rdma":
         return None
-    return in_order(together or rooms, wanted)
+    return in_order(together or fitting, wanted)
 
 
 def capacity(slot: NodeResources, each: Resources, devices: int) -> int:
-    """How many replicas fit, on these devices."""
+    """Return how many replicas fit in `slot` on these devices."""
     count = slot.cpus // each.cpus
     if each.memory_bytes:
         count = min(count, slot.memory // each.memory_bytes)
@@ -89,7 +94,7 @@ def capacity_of_parts(slot: NodeResources, each: Resources, devices: int) -> int
 
 
 def times(part: tuple[int, int, int], each: Resources) -> int:
-    """How many such parts fit in what is free of one device."""
+    """Return how many replicas fit in the free part of one device."""
     free, memory, all_memory = part
     milli, size = allocated_part(each, all_memory)
     count = free // milli
@@ -102,7 +107,7 @@ def times(part: tuple[int, int, int], each: Resources) -> int:
 def in_an_island(
     request: Request, slots: Slots, nodes: Sequence[int], cluster: Cluster, prefer: Preference
 ) -> list[NodeAssignment] | None:
-    """One NVLink island of one of these nodes; none if there is none, or if the job is not on several GPUs."""
+    """Return one NVLink island of these nodes that holds the job; None if there is none, or for one GPU."""
     each, wanted = request.each, request.replicas
     hard = request.affinity.island == "nvlink"
     if not each.gpus or not (hard or (cluster.many_islands and each.gpus * wanted > 1)):
@@ -118,29 +123,29 @@ def in_an_island(
 
 
 def in_a_fabric(
-    rooms: Sequence[NodeAssignment], wanted: int, cluster: Cluster, prefer: Preference
+    fitting: Sequence[NodeAssignment], wanted: int, cluster: Cluster, prefer: Preference
 ) -> list[NodeAssignment] | None:
-    """The nodes of one RDMA fabric, if one has room enough: the one with the least."""
+    """Return the nodes of the smallest RDMA fabric that holds all replicas; None if none does."""
     by_fabric: dict[str, list[NodeAssignment]] = {}
-    for spot in rooms:
+    for spot in fitting:
         fabric = cluster.nodes[spot.node].fabric
         if fabric is not None:
             by_fabric.setdefault(fabric, []).append(spot)
-    rooms_in = {name: sum(spot.replicas for spot in spots) for name, spots in by_fabric.items()}
+    replicas_in = {name: sum(spot.replicas for spot in spots) for name, spots in by_fabric.items()}
     enough = [
-        (count if prefer is tightness else 0, name) for name, count in rooms_in.items() if count >= wanted
+        (count if prefer is tightness else 0, name) for name, count in replicas_in.items() if count >= wanted
     ]
     return by_fabric[min(enough)[1]] if enough else None
 
 
-def roomiest(rooms: Sequence[NodeAssignment], wanted: int) -> list[NodeAssignment]:
-    """As few nodes as possible."""
-    return in_turn(sorted(rooms, key=lambda spot: (-spot.replicas, spot.node)), wanted)
+def largest_first(fitting: Sequence[NodeAssignment], wanted: int) -> list[NodeAssignment]:
+    """Return as few nodes as possible."""
+    return in_sequence(sorted(fitting, key=lambda spot: (-spot.replicas, spot.node)), wanted)
 
 
-def in_turn(rooms: Sequence[NodeAssignment], wanted: int) -> list[NodeAssignment]:
+def in_sequence(fitting: Sequence[NodeAssignment], wanted: int) -> list[NodeAssignment]:
     spots = []
-    for spot in rooms:
+    for spot in fitting:
         spots.append(NodeAssignment(spot.node, min(spot.replicas, wanted)))
         wanted -= spots[-1].replicas
         if not wanted:
@@ -154,7 +159,7 @@ def in_turn(rooms: Sequence[NodeAssignment], wanted: int) -> list[NodeAssignment
 def placements(
     request: Request, spots: Sequence[NodeAssignment], slots: Slots, cluster: Cluster
 ) -> tuple[Placement, ...]:
-    """Each replica's node and GPUs, ranks side by side on a node."""
+    """Return the node and GPUs of each replica, with consecutive ranks on a node."""
     found: list[Placement] = []
     each = request.each
     for spot in spots:
@@ -175,7 +180,7 @@ def placements(
 def whole_bits(
     slot: NodeResources, each: Resources, replicas: int, devices: int, cluster: Cluster, node: int
 ) -> list[list[int]]:
-    """Devices in their order, for each replica from one island if one has enough left: the fullest."""
+    """Return devices for each replica, in order, from the tightest island that has enough left, else from any."""
     free, found = slot.gpus & devices, []
     for _ in range(replicas):
         pool = free
@@ -192,7 +197,7 @@ def whole_bits(
 def part_bits(
     slot: NodeResources, each: Resources, replicas: int, devices: int, cluster: Cluster, node: int
 ) -> list[list[int]]:
-    """For each replica the device with the least left that holds its part."""
+    """Return for each replica the device with the least left that holds its part (best fit)."""
     parts, found = list(slot.parts), []
     for _ in range(replicas):
         holds = [(part[0], bit) for bit, part in enumerate(parts) if devices >> bit & 1 and times(part, each)]

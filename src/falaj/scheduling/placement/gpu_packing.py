@@ -1,7 +1,7 @@
-"""Where a job on one node with GPUs goes, also one without: where it takes the least from what others could use.
+"""Place a single-replica job on the GPU nodes by least fragmentation.
 
-This is the placement of `descent`, fed with what is open on the nodes that have GPUs. Numpy is loaded with this module,
-so it is imported when the first such job has its turn, and not before.
+It feeds `LeastFragmentation` with what is open on the nodes that have GPUs. This module loads numpy, so it is imported
+only when the first such job is decided.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from falaj.scheduling.placement.least_fragmentation import LeastFragmentation
 
 
 class GpuPacking:
-    """The nodes with GPUs, kept up to date with what is open on them."""
+    """A fleet of the GPU nodes, kept in step with the open capacity of the round."""
 
     def __init__(self, capacity_now: FreeCapacity, workload: Mapping[Demand, int]) -> None:
         self.capacity_now = capacity_now
@@ -38,7 +38,7 @@ class GpuPacking:
         self._among: dict[tuple[int, bool], Flags | None] = {}
 
     def choose(self, request: Request, permitted: Sequence[int]) -> NodeAssignment | None:
-        """None where it fits nowhere, or only where its memory on the GPU decides: that is looked at elsewhere."""
+        """Return an assignment; None if the job fits nowhere, or its GPU memory does not fit on the chosen GPU."""
         self._see_changes()
         demand = demand_of(request)
         place = self.policy.choose(demand, self._nodes_among(request, permitted))
@@ -89,7 +89,7 @@ def has_slices(capacity_now: FreeCapacity, index: int) -> bool:
 
 
 def workload_of(tally: Iterable[tuple[Request, int]]) -> dict[Demand, int]:
-    """The tasks that the measure of fragmentation counts with."""
+    """Return the GPU demands of the jobs with their counts, as the workload of the fragmentation measure."""
     found: Counter[Demand] = Counter()
     for request, count in tally:
         if request.each.gpus and request.each.gpu_profile is None:

@@ -1,8 +1,7 @@
-"""Our placement: each task goes where it takes the least from what the workload could use.
+"""Least-fragmentation placement: each task goes where it adds the least fragmentation.
 
-That is one step down the gradient of fragmentation. Each task of the workload counts by the GPUs that it asks for, so
-that room for large tasks is worth what they would use; on the openb trace this leaves a little less than if each
-task counted once.
+This is one step of fragmentation gradient descent. Each task of the workload is weighted by the GPUs that it requests;
+on the openb trace this leaves slightly less fragmentation than equal weights.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_CACHED_DEMANDS = 4096
 
 @dataclass
 class DemandScores:
-    """For one demand: the best that each node offers, and how many of the fleet's changes it has seen."""
+    """The best score and GPU of each node for one demand, as of the fleet's change number `seen`."""
 
     change: Floats
     gpu: Ints
@@ -30,9 +29,9 @@ class DemandScores:
 
 
 class LeastFragmentation:
-    """Of equal places, the node with the fewest free GPUs, then the most free CPUs, then the first.
+    """Ties go to the node with the fewest free GPUs, then the most free CPUs, then the first.
 
-    What a task of a given demand would do to each node is kept, and worked out again for the nodes that changed.
+    Scores are cached by demand, and computed again for the nodes that changed.
     """
 
     def __init__(self, fleet: Fleet, workload: Mapping[Demand, int]) -> None:
@@ -45,7 +44,7 @@ class LeastFragmentation:
         self.tables: dict[Demand, DemandScores] = {}
 
     def choose(self, demand: Demand, among: Flags | None = None) -> GpuAssignment | None:
-        """The best place, on one of the nodes `among` which it may be (none: all)."""
+        """Return the best assignment on the nodes of `among` (None: all), or None if the task fits nowhere."""
         self._see_changes()
         table = self._table(demand)
         change = table.change if among is None else np.where(among, table.change, NOWHERE)
@@ -98,11 +97,11 @@ class LeastFragmentation:
         fits &= fitting.sum(axis=1) >= demand.gpus
         table.change[nodes] = NOWHERE
         if fits.any():
-            there = nodes[fits]
-            table.change[there], table.gpu[there] = self._changes(demand, there, fitting[fits])
+            chosen = nodes[fits]
+            table.change[chosen], table.gpu[chosen] = self._changes(demand, chosen, fitting[fits])
 
     def _changes(self, demand: Demand, nodes: Ints, fitting: Flags) -> tuple[Floats, Ints]:
-        """What the workload can use after the task less what it can use before, at the best GPU of each node."""
+        """Return the change of what the workload can use, at the best GPU of each node, and that GPU."""
         fleet, measure = self.fleet, self.measure
         cpus, memory = fleet.cpus[nodes] - demand.cpus_milli, fleet.memory[nodes] - demand.memory_bytes
         reach = self._reach_after(demand, nodes, fitting)
@@ -121,7 +120,7 @@ class LeastFragmentation:
         return fitting
 
     def _reach_after(self, demand: Demand, nodes: Ints, fitting: Flags) -> Floats:
-        """Node by case by kind: one case a GPU for a task on one GPU, else a single case."""
+        """Return the reach by node, case and kind: one case per GPU for a one-GPU task, else a single case."""
         parts, before = self.measure.parts, self.reach[nodes][:, None, :]
         models, free = self.fleet.models[nodes], self.fleet.gpus[nodes]
         if demand.gpus == 1:

@@ -1,4 +1,4 @@
-"""Where a job of a single replica can start: kept for each size, so that one start does not look at every node."""
+"""Find a node for a single replica, with candidates cached by size, so that a start need not visit every node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CountRequests = Callable[[], Iterable[tuple[Request, int]]]
 
 
 class NodeSearch:
-    """Searches what is open on the nodes. `tally` tells the jobs that wait and run, alike ones together."""
+    """Searches the open capacity of the nodes. `tally` yields waiting and running requests with their counts."""
 
     def __init__(self, capacity_now: FreeCapacity, tally: CountRequests) -> None:
         self.capacity_now = capacity_now
@@ -27,7 +27,7 @@ class NodeSearch:
         self._gpu_nodes = sum(1 for node in capacity_now.cluster.nodes if node.gpus)
 
     def one(self, request: Request, permitted: Sequence[int]) -> NodeAssignment | None:
-        """A place for the one replica of a job that asks for no island."""
+        """Return a node for the only replica of a job without an island requirement."""
         if self._packs(request):
             spot = self._packed(request, permitted)
             if spot is not None:
@@ -37,9 +37,7 @@ class NodeSearch:
         if index is None:
             return None
         if not request.each.gpus and self._gpu_nodes > 1 and self.capacity_now.cluster.nodes[index].gpus:
-            return self._packed(request, permitted) or NodeAssignment(
-                index, 1
-            )  # its CPUs can make GPUs unusable
+            return self._packed(request, permitted) or NodeAssignment(index, 1)  # CPU jobs can fragment GPUs
         found = in_an_island(
             request, self.capacity_now.open, tightest.fitting(request), self.capacity_now.cluster, tightness
         )
@@ -63,7 +61,7 @@ class NodeSearch:
         return found
 
     def _packs(self, request: Request) -> bool:
-        """Whether it is for the placement that leaves the fewest GPUs unusable: with no island to seek."""
+        """Return whether the job is placed by least fragmentation: if no island has to be found."""
         each = request.each
         return (
             each.gpus > 0
@@ -82,7 +80,7 @@ class NodeSearch:
 
 
 class TightestNodes:
-    """The nodes that hold a replica of one size, that with the least free first."""
+    """The nodes that hold a replica of one size, the tightest first."""
 
     def __init__(self, capacity_now: FreeCapacity, each: Resources, permitted: Sequence[int]) -> None:
         self.capacity_now, self.each = capacity_now, each
@@ -103,7 +101,7 @@ class TightestNodes:
         return None
 
     def fitting(self, request: Request) -> list[int]:
-        """All of them, if they are to be looked at for islands."""
+        """Return all fitting nodes if islands matter for the job, else none."""
         if request.each.gpus < 2 or not self.capacity_now.cluster.many_islands:
             return []
         slots = self.capacity_now.open

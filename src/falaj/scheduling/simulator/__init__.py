@@ -1,4 +1,4 @@
-"""The queue on a virtual clock: replay jobs in a world of machines and queues, and compare two worlds."""
+"""Simulate the scheduler on a virtual clock: replay jobs on given nodes and queues, and compare two settings."""
 
 from falaj.scheduling.simulator.changes import apply_changes, describe_changes
 from falaj.scheduling.simulator.comparison import what_if

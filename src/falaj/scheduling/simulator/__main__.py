@@ -1,8 +1,7 @@
-"""A replay in a process of its own: it computes for long, and whoever waits for it must not stand still meanwhile.
+"""The process of a replay, so that its long computation does not block the controller.
 
-In, a line each of JSON: the question, the attempts of the past, then an empty line. Out, as lines of JSON: how many
-jobs of how many are replayed, and in the end the comparison, or why there is none. It ends when nobody holds the other
-end of its input any more, and knows nothing but what it was told.
+Input, as lines of JSON: the question, the past attempts, then an empty line. Output, as lines of JSON: progress, and at
+the end the comparison or an error. It exits when its input is closed, and has no access to the platform.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from falaj.records.scheduling.accounting import PastAttempt
 from falaj.records.scheduling.simulation import WhatIfQuestion
 from falaj.scheduling.simulator.history import answer
 
-TELL_EVERY_S = 0.25
+PROGRESS_EVERY_S = 0.25
 NICER = 5
-"""The processes of the platform go first."""
+"""Processes of the platform have priority."""
 
 
 def main() -> None:
     os.nice(NICER)
-    said, out = sys.stdin.buffer, sys.stdout.buffer
+    source, out = sys.stdin.buffer, sys.stdout.buffer
     try:
-        question = WhatIfQuestion.model_validate_json(said.readline())
-        found = answer(question, _attempts(said), progress=ProgressLines(out))
-        _tell(out, {"comparison": found.model_dump(mode="json")})
+        question = WhatIfQuestion.model_validate_json(source.readline())
+        found = answer(question, _attempts(source), progress=ProgressLines(out))
+        _write_line(out, {"comparison": found.model_dump(mode="json")})
     except FalajError as error:
-        _tell(out, {"refused": [error.code, error.message]})
+        _write_line(out, {"refused": [error.code, error.message]})
     except Exception:
-        _tell(out, {"failed": traceback.format_exc()})
+        _write_line(out, {"failed": traceback.format_exc()})
 
 
-def _attempts(said: BinaryIO) -> Iterator[PastAttempt]:
-    while line := said.readline():
+def _attempts(source: BinaryIO) -> Iterator[PastAttempt]:
+    while line := source.readline():
         if line == b"\n":
             threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
             return
         yield PastAttempt.model_validate_json(line)
-    os._exit(1)  # whoever asked is gone
+    os._exit(1)  # the parent is gone
 
 
 def _end_with_parent() -> None:
@@ -55,19 +54,19 @@ def _end_with_parent() -> None:
 
 
 class ProgressLines:
-    """Says now and then how far it is."""
+    """Writes progress lines at most every PROGRESS_EVERY_S."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out, self._next = out, 0.0
 
     def __call__(self, done: int, of: int) -> None:
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + TELL_EVERY_S
-            _tell(self._out, {"done": done, "of": of})
+            self._next = time.monotonic() + PROGRESS_EVERY_S
+            _write_line(self._out, {"done": done, "of": of})
 
 
-def _tell(out: BinaryIO, words: dict[str, Any]) -> None:
-    out.write(json.dumps(words).encode() + b"\n")
+def _write_line(out: BinaryIO, message: dict[str, Any]) -> None:
+    out.write(json.dumps(message).encode() + b"\n")
     out.flush()
 
 

@@ -1,4 +1,4 @@
-"""Our own scheduler in the simulator: it remembers who waits, so that a round need not look at everybody again."""
+"""Falaj's scheduler as a policy of the simulator, with a backlog that is kept across rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from falaj.scheduling.simulator.policies import PERMANENT_REASONS
 
 
 class CachedCluster(Cluster):
-    """Remembers what running jobs hold: most of them run on from one round to the next."""
+    """Caches the allocations of running jobs across rounds."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__(nodes)
@@ -27,16 +27,16 @@ class CachedCluster(Cluster):
         return known[1]
 
     def forget_others(self, running: Sequence[RunningJob]) -> None:
-        """Those that run no more, now and then."""
+        """Drop the allocations of ended jobs when the cache has grown large."""
         if len(self._known) > 2 * len(running) + 1000:
             jobs = {each.request.job for each in running}
             self._known = {job: known for job, known in self._known.items() if job in jobs}
 
 
 class BacklogPolicy:
-    """Decides as `decide` does, at a cost that hangs on what starts and not on how many wait.
+    """Decides as `decide` does, at a cost that depends on the jobs that start and not on those that wait.
 
-    It says of a job why it waits only if it is the first of its shape in its queue, or can never start.
+    It gives the reason of a wait only for the first job of a shape in its queue, and for jobs that can never start.
     """
 
     def __init__(self) -> None:

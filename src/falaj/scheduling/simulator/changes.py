@@ -1,4 +1,4 @@
-"""Another world: the one there is, with other quotas, limits, weights or machines."""
+"""Apply the changes of a what-if (quotas, limits, weights, nodes) to a world, and describe them."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from falaj.scheduling.queue_tree import require_sound
 
 
 def apply_changes(world: SimulatedCluster, changes: Changes) -> SimulatedCluster:
-    """`world` with `changes`; InvalidInput, with all that is wrong with them, if it has no such queue or node."""
+    """Return `world` with `changes`; raise InvalidInput with every fault if they do not apply."""
     faults = [*unknown_queues(world, changes), *unknown_nodes(world, changes)]
     if faults:
-        raise InvalidInput("the changes do not fit what there is", faults=faults)
+        raise InvalidInput("the changes cannot be applied", faults=faults)
     nodes = tuple(node for node in world.nodes if node.name not in changes.remove_nodes)
     queues = tuple(changed_queue(queue, changes) for queue in world.queues)
     if faults := unsound(world.queues, queues):
-        raise InvalidInput("the queues cannot be set so", faults=faults)
+        raise InvalidInput("invalid settings for the changed queues", faults=faults)
     return world.model_copy(
         update={"nodes": (*nodes, *added(world.nodes, changes.add_nodes)), "queues": queues}
     )
 
 
 def describe_changes(world: SimulatedCluster, changes: Changes) -> tuple[str, ...]:
-    """Each change in a few words: "quota of risk: 4 → 8 GPUs"."""
+    """Return one line for each change, as "quota of risk: 4 GPUs → 8 GPUs"."""
     queues = {queue.name: queue for queue in world.queues}
-    said = []
+    lines = []
     for what, bounds in (("quota", changes.quotas), ("limit", changes.limits)):
         for bound in bounds:
             queue = queues[bound.queue]
             before = getattr(queue.quota if what == "quota" else queue.limit or queue.quota, bound.resource)
-            words = f"{figure(bound.resource, before)} → {figure(bound.resource, bound.amount)}"
-            said.append(f"{what} of {bound.queue}: {words}")
+            words = f"{format_bound(bound.resource, before)} → {format_bound(bound.resource, bound.amount)}"
+            lines.append(f"{what} of {bound.queue}: {words}")
     for new in changes.weights:
-        said.append(f"weight of {new.queue}: {queues[new.queue].weight:g} → {new.weight:g}")
+        lines.append(f"weight of {new.queue}: {queues[new.queue].weight:g} → {new.weight:g}")
     for more in changes.add_nodes:
-        other = f", with {gpus_in_words(more)}" if more.gpus is not None or more.gpu_model else ""
-        said.append(f"{count_of(more.count, 'node')} more like {more.like}{other}")
-    said.extend(f"without node {name}" for name in changes.remove_nodes)
-    return tuple(said)
+        other = f", with {format_gpus_of(more)}" if more.gpus is not None or more.gpu_model else ""
+        lines.append(f"{count_of(more.count, 'node')} more like {more.like}{other}")
+    lines.extend(f"without node {name}" for name in changes.remove_nodes)
+    return tuple(lines)
 
 
 # ------------------------------------------------------------------------------------------------------- queues
 
 
 def changed_queue(queue: Queue, changes: Changes) -> Queue:
-    """A limit that is none is the quota as it was, and keeps those figures that are not changed."""
+    """Return the queue with its changes; a changed limit starts from the quota if the queue has none."""
     quota = with_bounds(queue.quota, queue.name, changes.quotas)
     limit = queue.limit
     if any(bound.queue == queue.name for bound in changes.limits):
@@ -62,7 +62,7 @@ def with_bounds(quota: Quota, queue: str, bounds: Iterable[ResourceBound]) -> Qu
 
 
 def unsound(before: Sequence[Queue], after: Sequence[Queue]) -> list[Fault]:
-    """What the room would refuse too, if the changed queues were set so: a quota beyond its limit, for one."""
+    """Return the faults for which `queues.set` would refuse the changed queues."""
     tree = {queue.name: queue for queue in after}
     faults = []
     for old, queue in zip(before, after, strict=True):
@@ -97,7 +97,7 @@ def unknown_queues(world: SimulatedCluster, changes: Changes) -> list[Fault]:
 
 def unknown_nodes(world: SimulatedCluster, changes: Changes) -> list[Fault]:
     known = sorted(node.name for node in world.nodes)
-    allowed = f"a node: {', '.join(known) or 'there are none'}"
+    allowed = f"a node: {', '.join(known) or 'none'}"
     faults = [
         Fault(where=f"changes.{part}", given=name, allowed=allowed)
         for part, names in [
@@ -109,7 +109,9 @@ def unknown_nodes(world: SimulatedCluster, changes: Changes) -> list[Fault]:
     ]
     if not faults and not changes.add_nodes and set(changes.remove_nodes) >= set(known):
         faults = [
-            Fault(where="changes.remove_nodes", given=", ".join(known), allowed="at least one node stays")
+            Fault(
+                where="changes.remove_nodes", given=", ".join(known), allowed="at least one node must remain"
+            )
         ]
     return faults
 
@@ -144,17 +146,17 @@ def another(like: Node, name: str, more: MoreNodes) -> Node:
     return like.model_copy(update={"name": name, "gpus": tuple(gpus)})
 
 
-# -------------------------------------------------------------------------------------------------------- words
+# --------------------------------------------------------------------------------------------------- formatting
 
 
-def figure(resource: str, amount: int | None) -> str:
+def format_bound(resource: str, amount: int | None) -> str:
     if amount is None:
-        return "no bound"
+        return "unlimited"
     if resource == "memory_bytes":
         return format_memory(amount)
     return count_of(amount, "GPU" if resource == "gpus" else "CPU")
 
 
-def gpus_in_words(more: MoreNodes) -> str:
+def format_gpus_of(more: MoreNodes) -> str:
     model = more.gpu_model or "GPU"
     return f"GPUs of model {model}" if more.gpus is None else count_of(more.gpus, model)

@@ -1,4 +1,4 @@
-"""What if: the same jobs replayed twice, in the world as it is and in the world as it might be."""
+"""Compare two replays of the same jobs: in the current world and in a changed one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def what_if(
     scheduler: Scheduler | None = None,
     progress: Progress | None = None,
 ) -> WhatIfComparison:
-    """Both replays are made by the same machinery, so what differs between them comes from the changes alone."""
+    """Replay `past` without and with `changes` by the same simulator, and return both results side by side."""
     other = apply_changes(world, changes)
     before = simulate(past, world, scheduler=scheduler, progress=half(progress, 0))
     after = simulate(past, other, scheduler=scheduler, progress=half(progress, 1))
@@ -49,16 +49,16 @@ def what_if(
         fairness_before=before.fairness,
         fairness_after=after.fairness,
         observed=seen,
-        words=tuple(said(world, before, after, seen)),
+        words=tuple(remarks(world, before, after, seen)),
     )
 
 
 def half(progress: Progress | None, number: int) -> Progress | None:
-    """Two replays are told of as one."""
+    """Return a callback that reports the first or second replay as half of the whole."""
     if progress is None:
         return None
-    tell: Callable[[int, int], None] = progress
-    return lambda done, of: tell(number * of + done, 2 * of)
+    report: Callable[[int, int], None] = progress
+    return lambda done, of: report(number * of + done, 2 * of)
 
 
 def teams(before: SimulationResult, after: SimulationResult) -> tuple[TeamComparison, ...]:
@@ -70,7 +70,7 @@ def teams(before: SimulationResult, after: SimulationResult) -> tuple[TeamCompar
 
 
 def observed(past: Sequence[PastJob], before: SimulationResult) -> ObservedFigures | None:
-    """Over the jobs of which it is known how long they really waited, and that started in the replay too."""
+    """Return measured and simulated waits of the jobs whose real wait is known and that started in the replay."""
     real = {job.request.job: job for job in past if job.waited is not None}
     pairs = [(real[job.job], job) for job in before.jobs if job.job in real and job.wait is not None]
     if not pairs:
@@ -84,40 +84,36 @@ def observed(past: Sequence[PastJob], before: SimulationResult) -> ObservedFigur
     )
 
 
-def said(
+def remarks(
     world: SimulatedCluster, before: SimulationResult, after: SimulationResult, seen: ObservedFigures | None
 ) -> list[str]:
-    words = [
-        "both columns are replays of the same jobs by the same simulator: they differ by the changes alone"
-    ]
+    words = ["both columns are replays of the same jobs by the same simulator; only the changes differ"]
     if seen is None:
-        words.append(
-            "how long these jobs really waited is not known, so the replay is not checked against it"
-        )
+        words.append("the real waits of these jobs are unknown, so the replay is not validated")
     else:
         words.append(
-            f"check: without changes the replay waits {format_duration(seen.simulated_wait.mean)} on average and "
-            f"evicts {count_of(seen.simulated_preemptions, 'time')}; what really happened was "
-            f"{format_duration(seen.wait.mean)} and {count_of(seen.preemptions, 'time')}"
+            f"validation: without changes the replay's mean wait is {format_duration(seen.simulated_wait.mean)} and "
+            f"{count_of(seen.simulated_preemptions, 'preemption')}; measured were "
+            f"{format_duration(seen.wait.mean)} and {count_of(seen.preemptions, 'preemption')}"
         )
-    words.append(assumed(world.assume))
+    words.append(describe_assumptions(world.assume))
     if not world.budgets:
         words.append("budgets are not replayed")
     for when, replay in (("without", before), ("with", after)):
         if count := replay.total.never_started:
             words.append(
-                f"{when} the changes {count_of(count, 'job')} never started, for which no wait is counted"
+                f"{when} the changes {count_of(count, 'job')} never started; their waits are not counted"
             )
     return words
 
 
-def assumed(assume: Assumptions) -> str:
+def describe_assumptions(assume: Assumptions) -> str:
     saved = (
-        f"what was computed since the last checkpoint, one every {format_duration(assume.checkpoint_every)}"
+        f"the work since the last checkpoint, one every {format_duration(assume.checkpoint_every)}"
         if assume.checkpoint_every
-        else "nothing of what was computed"
+        else "no work"
     )
     return (
-        f"supposed: an evicted job makes room within {format_duration(assume.grace)} and loses {saved}; "
-        f"the history of queues halves in {format_duration(assume.half_life)}"
+        f"assumed: a preempted job stops within {format_duration(assume.grace)} and loses {saved}; "
+        f"the usage history of queues has a half-life of {format_duration(assume.half_life)}"
     )

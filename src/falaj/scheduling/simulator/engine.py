@@ -1,19 +1,30 @@
-"""Jobs come, start, end, make room and go on, on a virtual clock, as the scheduler decides.
+"""The discrete-event simulation: jobs arrive, start, end and are preempted on a virtual clock.
 
-Pure: no clock on the wall, no random numbers, nothing read or written; equal input gives equal results. The scheduler
-sees what it sees in life, a snapshot; how long jobs last is known here alone.
+It is pure: no wall clock, no random numbers, no I/O; equal input gives equal results. The scheduler sees a snapshot, as
+in production; only the simulation knows how long jobs last.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from falaj.errors import InvalidInput
 from falaj.records.scheduling.simulation import PastJob, SimulatedCluster, SimulationResult
-from falaj.records.scheduling.snapshot import Decision, Evict, Reason, RunningJob, Snapshot, Start, Wait
-from falaj.scheduling.simulator.amounts import price_an_hour
+from falaj.records.scheduling.snapshot import (
+    Decision,
+    Evict,
+    Placement,
+    Price,
+    Reason,
+    Request,
+    RunningJob,
+    Snapshot,
+    Start,
+    Wait,
+)
+from falaj.scheduling.capacity.resources import requested_amount
 from falaj.scheduling.simulator.backlog_policy import BacklogPolicy
 from falaj.scheduling.simulator.event_queue import (
     DecisionDue,
@@ -27,7 +38,7 @@ from falaj.scheduling.simulator.event_queue import (
 )
 from falaj.scheduling.simulator.policies import PERMANENT_REASONS, Scheduler, SchedulingPolicy, SnapshotPolicy
 from falaj.scheduling.simulator.simulated_job import SimulatedJob
-from falaj.scheduling.simulator.summary import summed_up
+from falaj.scheduling.simulator.summary import summarise
 from falaj.scheduling.simulator.usage_meter import UsageMeter
 
 Progress = Callable[[int, int], None]
@@ -40,9 +51,9 @@ def simulate(
     scheduler: Scheduler | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
-    """Replay `jobs` in `world`, until nothing more can happen, as our queue decides or another `scheduler`.
+    """Replay `jobs` in `world` until no event is left, with Falaj's scheduler or another one.
 
-    `progress` is told how many of all have ended.
+    `progress` is called with the number of ended jobs and of all jobs.
     """
     policy = BacklogPolicy() if scheduler is None else SnapshotPolicy(scheduler)
     return Simulation(jobs, world, policy, progress).run()
@@ -70,16 +81,16 @@ class Simulation:
         self.ended = 0
 
     def run(self) -> SimulationResult:
-        self._put_down()
+        self._schedule_initial_events()
         while self.events:
             events = self.events.next()
             self.meter.advance(self.events.now)
             for event in events:
-                self._happen(event)
+                self._handle(event)
             self._decide_when_due()
-        return summed_up(list(self.cases.values()), self.meter, self.decisions)
+        return summarise(list(self.cases.values()), self.meter, self.decisions)
 
-    def _put_down(self) -> None:
+    def _schedule_initial_events(self) -> None:
         for case in self.cases.values():
             self.events.at(case.request.submitted_at, JobArrival(case))
         for outage in self.world.outages:
@@ -87,9 +98,9 @@ class Simulation:
             if outage.back_at is not None:
                 self.events.at(max(outage.back_at, self.events.now), NodeReturn(outage.node))
 
-    # ------------------------------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------------------------------ events
 
-    def _happen(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case JobArrival(it):
                 self._wait(it)
@@ -99,9 +110,9 @@ class Simulation:
                 self._release(it)
                 self._wait(it)
             case NodeLoss(node):
-                self._lose(node)
+                self._lose_node(node)
             case NodeReturn(node):
-                self._have(node)
+                self._restore_node(node)
 
     def _end(self, case: SimulatedJob) -> None:
         case.finish(self.events.now)
@@ -120,9 +131,9 @@ class Simulation:
         del self.running[case.request.job]
         self.meter.releases(case, case.release(self.events.now))
 
-    def _lose(self, name: str) -> None:
+    def _lose_node(self, name: str) -> None:
         self.away.add(name)
-        self._see_nodes()
+        self._update_nodes()
         for case in list(self.running.values()):
             if case.running and any(place.node == name for place in case.running.placements):
                 if not case.running.leaving:
@@ -132,22 +143,22 @@ class Simulation:
                 self._release(case)
                 self._wait(case)
 
-    def _have(self, name: str) -> None:
+    def _restore_node(self, name: str) -> None:
         self.away.discard(name)
-        self._see_nodes()
+        self._update_nodes()
 
-    def _see_nodes(self) -> None:
+    def _update_nodes(self) -> None:
         self.nodes = tuple(node for node in self.world.nodes if node.name not in self.away)
         self.meter.has(self.nodes)
 
-    # ----------------------------------------------------------------------------------------- what is decided
+    # ----------------------------------------------------------------------------------------- decisions
 
     def _decide_when_due(self) -> None:
         now, every = self.events.now, self.world.assume.decide_every
         if not self.pending:
             return
         if self.decided_at is not None and self.decided_at > now:
-            return  # it is put down already
+            return  # a decision is scheduled already
         if self.decided_at is not None and self.decided_at < now < self.decided_at + every:
             self.decided_at += every
             self.events.at(self.decided_at, DecisionDue())
@@ -158,7 +169,7 @@ class Simulation:
             self._carry_out(decision)
 
     def _snapshot(self) -> Snapshot:
-        """Not validated again: each part was, and no name can stand twice."""
+        """Return the snapshot without validation: its parts are valid and names are unique."""
         return Snapshot.model_construct(
             now=self.events.now,
             nodes=self.nodes,
@@ -219,6 +230,15 @@ class Simulation:
             self.policy.job_added(case.request)
 
 
+def price_an_hour(
+    request: Request, placements: Sequence[Placement], price: Price, models: Mapping[str, str]
+) -> float:
+    """Return what the job costs per hour, at the mean price of its GPUs; `models` maps GPU ids to models."""
+    held = requested_amount(request)
+    each = [price.gpus.get(models[gpu], price.gpu) for place in placements for gpu in place.gpus]
+    return held.cpus * price.cpu + (held.gpus * sum(each) / len(each) if each else 0.0)
+
+
 def in_time(jobs: Iterable[PastJob]) -> list[PastJob]:
     return sorted(jobs, key=lambda job: (job.request.submitted_at, job.request.job))
 
@@ -229,7 +249,5 @@ def begin_of(jobs: Sequence[PastJob]) -> datetime:
     names = Counter(job.request.job for job in jobs)
     name, times = names.most_common(1)[0]
     if times > 1:
-        raise InvalidInput.at(
-            "jobs", given=name, allowed="each job once; this one stands twice or more often"
-        )
+        raise InvalidInput.at("jobs", given=name, allowed="each job once; this one occurs more than once")
     return min(job.request.submitted_at for job in jobs)

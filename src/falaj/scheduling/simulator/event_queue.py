@@ -1,4 +1,4 @@
-"""The virtual clock: what happens next, and when."""
+"""The virtual clock and its queue of events."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class JobArrival(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """The job has computed all, or its time is up. Told to a job that has been stopped since, it means nothing."""
+    """The job has finished or reached its time limit. Ignored if it was stopped since (`turn` differs)."""
 
     case: SimulatedJob
     turn: int
 
 
 class GraceEnd(NamedTuple):
-    """The grace of an evicted job is over."""
+    """The grace period of a preempted job is over."""
 
     case: SimulatedJob
     turn: int
@@ -37,14 +37,14 @@ class NodeReturn(NamedTuple):
 
 
 class DecisionDue(NamedTuple):
-    """The scheduler, which was asked too early, is asked again."""
+    """A deferred scheduling round is due."""
 
 
 Event = JobArrival | JobEnd | GraceEnd | NodeLoss | NodeReturn | DecisionDue
 
 
 class EventQueue:
-    """Events to come, in the order of time; those of one moment in the order in which they were put down."""
+    """Future events ordered by time, then by the order in which they were added."""
 
     def __init__(self, begin: datetime) -> None:
         self.now = begin
@@ -56,11 +56,11 @@ class EventQueue:
 
     def at(self, moment: datetime, event: Event) -> None:
         if moment < self.now:
-            raise ValueError(f"{event} is put down for {moment}, and it is {self.now} already")
+            raise ValueError(f"{event} is scheduled for {moment}, before the current time {self.now}")
         heappush(self._heap, (moment, next(self._numbers), event))
 
     def next(self) -> list[Event]:
-        """All that happens at the next moment, to which the clock goes on."""
+        """Advance the clock to the next event, and return all events of that time."""
         self.now = self._heap[0][0]
         events = []
         while self._heap and self._heap[0][0] == self.now:

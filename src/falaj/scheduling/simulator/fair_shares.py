@@ -1,4 +1,4 @@
-"""What each queue held beside what was its due, moment by moment, while jobs of it waited."""
+"""Compare what each queue holds with its fair share, while it has waiting jobs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from datetime import timedelta
 
 from falaj.records.scheduling.simulation import NO_TIME, Fairness, QueueFairness
 from falaj.records.scheduling.snapshot import Queue
-from falaj.scheduling.simulator.amounts import Amount
+from falaj.scheduling.capacity.resources import NOTHING, ResourceAmount, dominant_share
 
 
 @dataclass
 class FairShareSums:
-    """Sums over the time in which a queue had jobs that wait; shares times seconds."""
+    """Integrals of shares over the seconds in which a queue had waiting jobs."""
 
     backlogged: timedelta = NO_TIME
     entitled: float = 0.0
@@ -23,38 +23,40 @@ class FairShareSums:
 
 
 class FairShareTracker:
+    """Integrates held and entitled shares of the queues over virtual time."""
+
     def __init__(self, queues: Iterable[Queue]) -> None:
         self._queues = {queue.name: queue for queue in queues}
         self._below: dict[str | None, list[Queue]] = defaultdict(list)
         for queue in self._queues.values():
             self._below[queue.parent if queue.parent in self._queues else None].append(queue)
-        self._wanted: dict[str, Amount] = {}
+        self._wanted: dict[str, ResourceAmount] = {}
         self._waiting: dict[str, int] = defaultdict(int)
-        self._held: dict[str, Amount] = {}
+        self._held: dict[str, ResourceAmount] = {}
         self._counted: dict[str, FairShareSums] = {}
 
-    def want(self, queue: str, amount: Amount) -> None:
-        self._wanted[queue] = self._wanted.get(queue, Amount()).plus(amount)
+    def want(self, queue: str, amount: ResourceAmount) -> None:
+        self._wanted[queue] = self._wanted.get(queue, NOTHING).plus(amount)
         self._waiting[queue] += 1
 
-    def want_no_more(self, queue: str, amount: Amount) -> None:
+    def want_no_more(self, queue: str, amount: ResourceAmount) -> None:
         self._wanted[queue] = self._wanted[queue].less(amount)
         self._waiting[queue] -= 1
 
-    def hold(self, queue: str, amount: Amount) -> None:
-        self._held[queue] = self._held.get(queue, Amount()).plus(amount)
+    def hold(self, queue: str, amount: ResourceAmount) -> None:
+        self._held[queue] = self._held.get(queue, NOTHING).plus(amount)
 
-    def hold_no_more(self, queue: str, amount: Amount) -> None:
+    def hold_no_more(self, queue: str, amount: ResourceAmount) -> None:
         self._held[queue] = self._held[queue].less(amount)
 
-    def count(self, span: timedelta, whole: Amount) -> None:
+    def count(self, span: timedelta, whole: ResourceAmount) -> None:
         waiting = [queue for queue, jobs in self._waiting.items() if jobs and queue in self._queues]
         if not waiting:
             return
         seconds = span.total_seconds()
         dues = self._entitled(whole)
         for queue in waiting:
-            held = self._held.get(queue, Amount()).share_of(whole)
+            held = dominant_share(self._held.get(queue, NOTHING), whole)
             due = dues.get(queue, 0.0)
             sums = self._counted.setdefault(queue, FairShareSums())
             sums.backlogged += span
@@ -69,13 +71,12 @@ class FairShareTracker:
             jain=jain(ratios), largest_deviation=max((due.short for due in found), default=0.0), queues=found
         )
 
-    def _entitled(self, whole: Amount) -> dict[str, float]:
-        nothing = Amount()
+    def _entitled(self, whole: ResourceAmount) -> dict[str, float]:
         wishes = {}
         for queue in self._queues:
-            wish = self._held.get(queue, nothing).plus(self._wanted.get(queue, nothing))
-            if wish != nothing:
-                wishes[queue] = min(wish.share_of(whole), 1.0)
+            wish = self._held.get(queue, NOTHING).plus(self._wanted.get(queue, NOTHING))
+            if wish != NOTHING:
+                wishes[queue] = min(dominant_share(wish, whole), 1.0)
         return entitlements(wishes, self._below)
 
 
@@ -91,7 +92,7 @@ def fair_share_of(queue: str, sums: FairShareSums) -> QueueFairness:
 
 
 def jain(figures: Sequence[float]) -> float:
-    """1 where all are equal, 1/n where one has everything; 1 for none."""
+    """Return Jain's fairness index: 1 if all are equal, 1/n if one has everything; 1 for none."""
     squares = sum(figure * figure for figure in figures)
     return sum(figures) ** 2 / (len(figures) * squares) if squares else 1.0
 
@@ -99,9 +100,9 @@ def jain(figures: Sequence[float]) -> float:
 def entitlements(
     wishes: Mapping[str, float], below: Mapping[str | None, Sequence[Queue]]
 ) -> dict[str, float]:
-    """The whole, which is 1, divided by weight down the tree among the queues that wish for something.
+    """Return the entitled share of each queue: 1 divided by weight down the tree among queues with demand.
 
-    A queue that has queues below it and jobs of its own stands among those below, with the weight 1.
+    The own jobs of a queue with children count as another child with weight 1.
     """
     sums: dict[str, float] = {}
 
@@ -130,7 +131,7 @@ def entitlements(
 
 
 def water_filling(asked: Sequence[tuple[float, float]], amount: float) -> list[float]:
-    """Each (wish, weight) gets its wish or, all such alike by weight, less; together `amount` at most."""
+    """Divide `amount` among (demand, weight) pairs by weighted max-min fairness."""
     parts = [0.0] * len(asked)
     weights = sum(weight for wish, weight in asked if wish)
     for index in sorted(range(len(asked)), key=lambda i: asked[i][0] / asked[i][1]):

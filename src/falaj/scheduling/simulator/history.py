@@ -1,4 +1,4 @@
-"""The jobs of the past, as the accounts have them, replayed in the world of today and in a changed one."""
+"""What-if questions about recorded jobs: build the question, and answer it by replaying the attempts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from falaj.scheduling.simulator.changes import apply_changes
 from falaj.scheduling.simulator.comparison import what_if
 from falaj.scheduling.simulator.engine import Progress
 
-LOOKS_BACK = timedelta(days=7)
+DEFAULT_WINDOW = timedelta(days=7)
 MOST_JOBS = 100_000
-"""In one replay; so many take hours on a large cluster, and about 1 GiB of memory. `what_if` itself has no bound."""
+"""Per replay. So many take hours on a large cluster, and about 1 GiB of memory. `what_if` itself has no bound."""
 PREEMPTED = "preempted"
 NOT_REPLAYED = (
-    "jobs that were submitted earlier and those that never started are not replayed, and the history of queues begins "
-    "at nothing; a job lasts as long as its attempts did together, one that still runs as long as so far"
+    "not replayed: jobs submitted earlier and jobs that never started; the usage history of queues starts empty; "
+    "the duration of a job is the sum of its attempts, up to now for a running one"
 )
 
 
@@ -44,12 +44,12 @@ def question_for(
     checkpoint_every: timedelta,
     now: datetime,
 ) -> WhatIfQuestion:
-    """What is asked, with the world as it is now: what came of it does not hang on when it is worked out.
+    """Return the question with the world as it is now, so that the answer does not depend on when it is computed.
 
-    All that is wrong with it is said here.
+    Raise InvalidInput or NotFound if it cannot be answered.
     """
     until = now if until is None else until
-    since = until - LOOKS_BACK if since is None else since
+    since = until - DEFAULT_WINDOW if since is None else since
     if since >= until:
         raise InvalidInput.at("since", given=since.isoformat(), allowed=f"before {until.isoformat()}")
     assume = Assumptions(half_life=accounts.half_life, checkpoint_every=checkpoint_every)
@@ -63,7 +63,7 @@ def question_for(
 def answer(
     question: WhatIfQuestion, attempts: Iterable[PastAttempt], *, progress: Progress | None = None
 ) -> WhatIfComparison:
-    """What these jobs would have met."""
+    """Return the comparison of both replays of the jobs of `attempts`."""
     found = what_if(
         past_jobs(attempts, now=question.asked_at),
         question.world,
@@ -76,12 +76,12 @@ def answer(
 
 
 def past_jobs(attempts: Iterable[PastAttempt], *, now: datetime) -> list[PastJob]:
-    """One for each job of which there are attempts; those of one job follow each other."""
+    """Return one job for each run of attempts at it; the attempts of a job must be adjacent."""
     return [_past_job(list(group), now) for _, group in groupby(attempts, key=lambda each: each.job)]
 
 
 def _past_job(attempts: Sequence[PastAttempt], now: datetime) -> PastJob:
-    """A clock that went back makes no time."""
+    """Return the job of the attempts. Negative times, after a clock went back, count as zero."""
     lasted = [max((each.ended_at or now) - each.started_at, NO_TIME) for each in attempts]
     first = min(each.started_at for each in attempts)
     submitted_at = min(each.submitted_at for each in attempts)
@@ -96,12 +96,12 @@ def _past_job(attempts: Sequence[PastAttempt], now: datetime) -> PastJob:
 def _require_some(jobs: int, *, since: datetime, until: datetime) -> None:
     if not jobs:
         raise NotFound(
-            f"no job that was submitted from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M %Z} has started"
+            f"no job submitted from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M %Z} has started"
         )
     if jobs > MOST_JOBS:
         raise InvalidInput.at(
             "since",
             given=f"{since.isoformat()}: {jobs} jobs",
-            allowed=f"a time in which at most {MOST_JOBS} jobs were submitted",
-            fix="a shorter time: a later since, or an earlier until",
+            allowed=f"a time range in which at most {MOST_JOBS} jobs were submitted",
+            fix="a shorter range: a later `since` or an earlier `until`",
         )

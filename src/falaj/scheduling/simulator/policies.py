@@ -1,4 +1,4 @@
-"""Whom the simulator asks what to do."""
+"""The interface between the simulator and a scheduler."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Scheduler = Callable[[Snapshot], Iterable[Decision]]
 PERMANENT_REASONS = frozenset(
     {Reason.BUDGET, Reason.TOPOLOGY, Reason.RESIDENCY, Reason.TOO_LARGE, Reason.NO_QUEUE},
 )
-"""What does not pass by waiting: a job that waits for it counts in no queue's backlog."""
+"""Reasons that waiting does not resolve: such jobs do not count in the backlog of a queue."""
 
 
 class SchedulingPolicy(Protocol):
-    """Told of every job that comes to wait and of every one that does so no more, so that it need not be told again.
+    """Decides for the simulator. It is notified of jobs that begin and stop waiting.
 
-    The snapshot that it decides about has nobody pending.
+    Its snapshots have no pending jobs.
     """
 
     def job_added(self, request: Request) -> None: ...
@@ -29,7 +29,7 @@ class SchedulingPolicy(Protocol):
 
 
 class SnapshotPolicy:
-    """A scheduler that is a function of the whole snapshot."""
+    """Adapts a scheduler that is a function of a snapshot with the pending jobs."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -1,4 +1,4 @@
-"""A replay that runs beside us: told what to replay, looked at now and then, ended when nobody wants it any more."""
+"""Start, poll and stop the process of a replay."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = logging.getLogger("falaj.replay")
 
 PROGRAM = "falaj.scheduling.simulator"
 HANDED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH")
-"""Of our environment; there may be secrets in the rest."""
+"""Environment variables passed on; the others may hold secrets."""
 
 
 class ReplayProcess:
-    """Python computes on one processor at a time, so a replay in a thread of ours would slow down all the others."""
+    """A replay in its own process: in a thread it would hold the GIL and slow down the controller."""
 
     def __init__(self, question: WhatIfQuestion, attempts: Iterable[PastAttempt]) -> None:
-        """`attempts` are read in a thread that acts for the caller."""
+        """Start the process; a thread that acts for the caller reads `attempts`."""
         self.progress: tuple[int, int] | None = None
-        self._told: dict[str, Any] = {}
+        self._message: dict[str, Any] = {}
         self._failure: FalajError | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", PROGRAM],
@@ -38,72 +38,72 @@ class ReplayProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(),
-            start_new_session=True,  # a Ctrl-C at the terminal is not meant for it
+            start_new_session=True,  # not to receive Ctrl-C of the terminal
         )
         self._in, self._out = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
-        self._talk = start_thread(self._converse, question, attempts, name="replay")
+        self._thread = start_thread(self._exchange, question, attempts, name="replay")
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def look(self) -> WhatIfComparison | None:
-        """What came of it; none while it goes on."""
-        if self._talk.is_alive():
+        """Return the comparison, or None while the replay runs; raise its error if it failed."""
+        if self._thread.is_alive():
             return None
         if self._failure is not None:
             raise self._failure
-        if "comparison" in self._told:
-            return WhatIfComparison.model_validate(self._told["comparison"])
-        if "refused" in self._told:
-            code, message = self._told["refused"]
+        if "comparison" in self._message:
+            return WhatIfComparison.model_validate(self._message["comparison"])
+        if "refused" in self._message:
+            code, message = self._message["refused"]
             raise rebuild(code, message, [], {})
-        if "failed" in self._told:
-            log.error("a replay failed", extra={"reason": self._told["failed"]})
+        if "failed" in self._message:
+            log.error("replay failed", extra={"reason": self._message["failed"]})
             raise Internal("the replay failed; the controller's log says why")
-        raise Internal(f"the process of the replay {_how_it_ended(self._process.wait())}")
+        raise Internal(f"the replay process {_describe_exit(self._process.wait())}")
 
     def stop(self) -> None:
-        """End it, if it has not ended; when this returns it is gone."""
+        """Kill the process if it still runs, and wait for its end."""
         self._process.kill()
-        self._talk.join()
+        self._thread.join()
         self._process.wait()
         self._out.close()
-        with suppress(BrokenPipeError):  # by what it was not told any more
+        with suppress(BrokenPipeError):  # of unsent input
             self._in.close()
 
-    def _converse(self, question: WhatIfQuestion, attempts: Iterable[PastAttempt]) -> None:
+    def _exchange(self, question: WhatIfQuestion, attempts: Iterable[PastAttempt]) -> None:
         try:
-            with suppress(BrokenPipeError):  # it has ended; how, is seen below
-                self._ask(question, attempts)
-            self._listen()
+            with suppress(BrokenPipeError):  # it has exited; `look` reports how
+                self._send(question, attempts)
+            self._receive()
         except FalajError as error:
             self._failure = error
         except Exception:
-            log.exception("a replay could not be told what to replay")
+            log.exception("failed to send the input of a replay")
             self._failure = Internal("the replay failed; the controller's log says why")
 
-    def _ask(self, question: WhatIfQuestion, attempts: Iterable[PastAttempt]) -> None:
+    def _send(self, question: WhatIfQuestion, attempts: Iterable[PastAttempt]) -> None:
         self._in.write(question.model_dump_json().encode() + b"\n")
         for attempt in attempts:
             self._in.write(attempt.model_dump_json().encode() + b"\n")
         self._in.write(b"\n")
         self._in.flush()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         for line in self._out:
-            with suppress(ValueError):  # it was killed in the middle of a line
-                self._told = json.loads(line)
-                if "of" in self._told:
-                    self.progress = self._told["done"], self._told["of"]
+            with suppress(ValueError):  # a partial line of a killed process
+                self._message = json.loads(line)
+                if "of" in self._message:
+                    self.progress = self._message["done"], self._message["of"]
 
 
 def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in HANDED_ON if name in os.environ}
 
 
-def _how_it_ended(status: int) -> str:
+def _describe_exit(status: int) -> str:
     if status >= 0:
-        return f"ended with status {status}"
-    why = "; perhaps memory ran out" if status == -signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-status).name}{why}"
+        return f"exited with status {status}"
+    why = "; it may have run out of memory" if status == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-status).name}{why}"

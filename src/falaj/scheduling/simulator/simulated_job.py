@@ -1,25 +1,35 @@
-"""One job in the simulator: what is left to compute, and what has become of it so far."""
+"""One job in the simulator: its remaining work, state and usage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from falaj.records.scheduling.simulation import NO_TIME, JobOutcome, PastJob
 from falaj.records.scheduling.snapshot import Reason, Request, RunningJob
-from falaj.scheduling.simulator.amounts import Amount, BudgetUse, amount_of
+from falaj.scheduling.capacity.resources import ResourceAmount, requested_amount
 
 HOUR = timedelta(hours=1)
 
 
+class BudgetUse(NamedTuple):
+    """GPU-hours and money that count against a budget."""
+
+    gpu_hours: float = 0.0
+    money: float = 0.0
+
+    def plus(self, other: BudgetUse) -> BudgetUse:
+        return BudgetUse(self.gpu_hours + other.gpu_hours, self.money + other.money)
+
+
 @dataclass(eq=False)
 class SimulatedJob:
-    """`turn` is counted up when the job starts and when it is stopped, so that an event of an earlier turn is known."""
+    """`turn` is incremented when the job starts or stops, so that events of earlier turns are recognised."""
 
     past: PastJob
     request: Request = field(init=False)
-    amount: Amount = field(init=False)
+    amount: ResourceAmount = field(init=False)
     left: timedelta = field(init=False)
     turn: int = 0
     running: RunningJob | None = None
@@ -39,11 +49,11 @@ class SimulatedJob:
 
     def __post_init__(self) -> None:
         self.request = self.past.request.model_copy(update={"claim": False})
-        self.amount = amount_of(self.request)
+        self.amount = requested_amount(self.request)
         self.left = self.past.duration
 
     def start(self, running: RunningJob, price_an_hour: float) -> timedelta:
-        """Begin an attempt; how long it lasts if nothing comes in between."""
+        """Begin an attempt; return how long it lasts without preemption."""
         self.turn += 1
         self.running, self.price_an_hour, self.reason = running, price_an_hour, None
         self.request = running.request
@@ -52,7 +62,7 @@ class SimulatedJob:
         return self.left if limit is None else min(self.left, limit)
 
     def stop(self, now: datetime, *, checkpoint_every: timedelta) -> None:
-        """Compute no more, and keep what the last checkpoint holds."""
+        """Stop computing, and keep the work up to the last checkpoint."""
         self.turn += 1
         since = self._since_start(now)
         kept = since - since % checkpoint_every if checkpoint_every else since
@@ -65,7 +75,7 @@ class SimulatedJob:
         self.end = "timed-out" if self.left else "done"
 
     def release(self, now: datetime) -> BudgetUse:
-        """Give the place back; what holding it has used up."""
+        """Release the resources; return what the attempt has used."""
         used = self.used_since_start(now)
         self.ran += self._since_start(now)
         self.gpu_hours += used.gpu_hours
@@ -105,5 +115,5 @@ class SimulatedJob:
 
     def _since_start(self, now: datetime) -> timedelta:
         if self.running is None:
-            raise ValueError(f"job {self.request.job} does not run")
+            raise ValueError(f"job {self.request.job} is not running")
         return now - self.running.started_at

@@ -1,4 +1,4 @@
-"""A replay summed up: waits, slowdown, use, preemptions and cost, by team and in all."""
+"""Summarise a replay: waits, slowdown, utilisation, preemptions and cost, by team and in total."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from falaj.scheduling.simulator.usage_meter import UsageMeter
 SHORTEST = timedelta(seconds=10)
 
 
-def summed_up(cases: Sequence[SimulatedJob], meter: UsageMeter, decisions: int) -> SimulationResult:
+def summarise(cases: Sequence[SimulatedJob], meter: UsageMeter, decisions: int) -> SimulationResult:
     teams: dict[str, list[SimulatedJob]] = defaultdict(list)
     for case in cases:
         teams[case.request.queue].append(case)
@@ -27,14 +27,16 @@ def summed_up(cases: Sequence[SimulatedJob], meter: UsageMeter, decisions: int) 
         began=meter.begin,
         ended=meter.last_end,
         jobs=tuple(case.outcome() for case in cases),
-        teams=tuple(TeamFigures(queue=name, figures=of(teams[name], meter)) for name in sorted(teams)),
-        total=of(cases, meter),
+        teams=tuple(
+            TeamFigures(queue=name, figures=figures_of(teams[name], meter)) for name in sorted(teams)
+        ),
+        total=figures_of(cases, meter),
         fairness=meter.dues.fairness(),
         decisions=decisions,
     )
 
 
-def of(cases: Sequence[SimulatedJob], meter: UsageMeter) -> SimulationFigures:
+def figures_of(cases: Sequence[SimulatedJob], meter: UsageMeter) -> SimulationFigures:
     gpu_hours, cpu_hours = sum(case.gpu_hours for case in cases), sum(case.cpu_hours for case in cases)
     gpus_there, cpus_there = meter.there
     ended = [case for case in cases if case.ended_at is not None]
@@ -65,7 +67,7 @@ def waits(spans: Sequence[timedelta]) -> WaitTimes:
 
 
 def quantile(ordered: Sequence[timedelta], part: float) -> timedelta:
-    """Between the two neighbours where it lies between them."""
+    """Return the quantile by linear interpolation."""
     at = part * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
@@ -73,7 +75,7 @@ def quantile(ordered: Sequence[timedelta], part: float) -> timedelta:
 
 
 def slowdown(case: SimulatedJob) -> float:
-    """How many times longer the job took than it computed; bounded, so that very short ones do not drown the rest."""
+    """Return the bounded slowdown: turnaround time divided by run time of at least 10 s."""
     if case.ended_at is None:
         raise ValueError(f"job {case.request.job} has not ended")
     return max((case.ended_at - case.past.request.submitted_at) / max(case.computed, SHORTEST), 1.0)

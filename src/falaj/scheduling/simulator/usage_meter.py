@@ -1,4 +1,4 @@
-"""What is counted while the clock runs: who holds and wants how much, the history of queues, and budgets."""
+"""Usage during a simulation: resources held and wanted, usage history of queues, and budgets."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ from typing import NamedTuple
 
 from falaj.records.scheduling.simulation import SimulatedCluster
 from falaj.records.scheduling.snapshot import Budget, Node, Queue
-from falaj.scheduling.simulator.amounts import Amount, BudgetUse, whole_of
+from falaj.scheduling.capacity.cluster import Cluster
+from falaj.scheduling.capacity.resources import NOTHING, ResourceAmount, dominant_share
+from falaj.scheduling.queue_tree import ancestry
 from falaj.scheduling.simulator.fair_shares import FairShareTracker
 from falaj.scheduling.simulator.policies import PERMANENT_REASONS
-from falaj.scheduling.simulator.simulated_job import HOUR, SimulatedJob
+from falaj.scheduling.simulator.simulated_job import HOUR, BudgetUse, SimulatedJob
 
-NO_AMOUNT = Amount()
-NOTHING = (0.0, 0.0, 0.0)
+NO_AVERAGES = (0.0, 0.0, 0.0)
 
 
 class DecayedShare(NamedTuple):
-    """What a queue has held on average, the longer ago the less, and what is left of the history it began with."""
+    """The exponentially decayed mean usage of a queue, and what is left of its initial history."""
 
     initial: float
     averages: tuple[float, ...]
 
-    def share_of(self, whole: Amount) -> float:
-        shares = [part / there for part, there in zip(self.averages, whole, strict=True) if there]
-        return self.initial + max(shares, default=0.0)
+    def share_of(self, whole: ResourceAmount) -> float:
+        return self.initial + dominant_share(self.averages, whole)
 
 
 class UsageMeter:
+    """Accumulates usage as the virtual clock advances."""
+
     def __init__(self, world: SimulatedCluster, begin: datetime) -> None:
         self.world, self.begin, self.now, self.last_end = world, begin, begin, begin
-        self.whole = whole_of(world.nodes)
+        self.whole = Cluster(world.nodes).whole
         self.gpu_hours_there = self.cpu_hours_there = 0.0
         self._until_last_end = (0.0, 0.0)
         self._queues = {queue.name: queue for queue in world.queues}
-        self._above = {name: above(name, self._queues) for name in self._queues}
-        self._held: dict[str, Amount] = defaultdict(Amount)  # with what is below
-        self._past = {queue.name: DecayedShare(queue.history, NOTHING) for queue in world.queues}
+        self._above = {name: tuple(ancestry(name, self._queues)) for name in self._queues}
+        self._held: dict[str, ResourceAmount] = defaultdict(ResourceAmount)  # with what is below
+        self._past = {queue.name: DecayedShare(queue.history, NO_AVERAGES) for queue in world.queues}
         self._spent: dict[str, BudgetUse] = defaultdict(BudgetUse)  # by attempts that are over
         self.dues = FairShareTracker(world.queues)
 
     @property
     def there(self) -> tuple[float, float]:
-        """All the GPU-hours and CPU-hours that there were until the last end of a job."""
+        """Return the available GPU-hours and CPU-hours up to the last end of a job."""
         return self._until_last_end
 
     def advance(self, to: datetime) -> None:
@@ -55,17 +57,17 @@ class UsageMeter:
         hours = span / HOUR
         self.gpu_hours_there += self.whole.gpus * hours
         self.cpu_hours_there += self.whole.cpus * hours
-        self._remember(span)
+        self._decay_history(span)
         self.dues.count(span, self.whole)
 
     def has(self, nodes: Iterable[Node]) -> None:
-        self.whole = whole_of(nodes)
+        self.whole = Cluster(nodes).whole
 
     def end(self, now: datetime) -> None:
         self.last_end = now
         self._until_last_end = (self.gpu_hours_there, self.cpu_hours_there)
 
-    # -------------------------------------------------------------------------------------------- who has what
+    # -------------------------------------------------------------------------------------------- jobs
 
     def waits(self, case: SimulatedJob) -> None:
         self.dues.want(case.request.queue, case.amount)
@@ -75,7 +77,7 @@ class UsageMeter:
             self.dues.want_no_more(case.request.queue, case.amount)
 
     def hopes(self, case: SimulatedJob, may: bool) -> None:
-        """A waiting job may start some day after all, or has turned out never to."""
+        """Count a waiting job in the backlog again, or no more if it can never start."""
         change = self.dues.want if may else self.dues.want_no_more
         change(case.request.queue, case.amount)
 
@@ -91,7 +93,7 @@ class UsageMeter:
         if case.request.workspace is not None:
             self._spent[case.request.workspace] = self._spent[case.request.workspace].plus(used)
 
-    # -------------------------------------------------------------------------------- what the scheduler is told
+    # -------------------------------------------------------------------------------- snapshots
 
     def queues(self) -> tuple[Queue, ...]:
         return tuple(
@@ -103,7 +105,7 @@ class UsageMeter:
         )
 
     def budgets(self, running: Iterable[SimulatedJob]) -> tuple[Budget, ...]:
-        """What is left now."""
+        """Return the budgets with what is left now."""
         if not self.world.budgets:
             return ()
         used = self._spent.copy()
@@ -114,25 +116,15 @@ class UsageMeter:
                 )
         return tuple([left_of(budget, used[budget.workspace]) for budget in self.world.budgets])
 
-    def _remember(self, span: timedelta) -> None:
+    def _decay_history(self, span: timedelta) -> None:
         kept = 0.5 ** (span / self.world.assume.half_life)
         for name in self._queues:
             held, past = self._held[name], self._past[name]
-            if past.initial or past.averages != NOTHING or held != NO_AMOUNT:
+            if past.initial or past.averages != NO_AVERAGES or held != NOTHING:
                 averages = tuple(
                     [was * kept + now * (1 - kept) for was, now in zip(past.averages, held, strict=True)]
                 )
                 self._past[name] = DecayedShare(past.initial * kept, averages)
-
-
-def above(name: str, queues: dict[str, Queue]) -> tuple[str, ...]:
-    """The queue and those above it, as far as they are there."""
-    found: list[str] = []
-    at: str | None = name
-    while at is not None and at in queues and at not in found:
-        found.append(at)
-        at = queues[at].parent
-    return tuple(found)
 
 
 def left_of(budget: Budget, used: BudgetUse) -> Budget:

@@ -19,7 +19,7 @@ from falaj.drivers.processes.supervisor.init_plan import plan_ranks, shared_envi
 from falaj.drivers.processes.supervisor.termination import TEARDOWN_DELAY_S, Termination
 from falaj.drivers.sandbox.bubblewrap import view
 from falaj.ports.boot import boot_identity
-from falaj.ports.launcher import Launch, ResourceUsage
+from falaj.ports.launcher import AttemptUsage, Launch
 from falaj.ports.sandbox import MachineFacts, UserCode
 
 LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "script.py", "--rows", "3"])
@@ -176,4 +176,4 @@ def test_end_that_an_earlier_version_wrote_down_is_understood(tmp_path: Path) ->
 
     state = launcher.state("job_1/1")
 
-    assert (state.phase, state.exit_code, state.used) == ("ended", 0, ResourceUsage())
+    assert (state.phase, state.exit_code, state.used) == ("ended", 0, AttemptUsage())

@@ -23,8 +23,7 @@ from falaj.records.names import ObjectId, PrincipalId, new_id
 from falaj.records.scheduling.accounting import ResourceUsage
 from falaj.records.scheduling.snapshot import Gpu, Node, Placement, Request, Resources
 from falaj.scheduling.accounting.accounts import QueueAccounts
-from falaj.scheduling.queues import Queues
-from falaj.scheduling.usage import Usage
+from falaj.scheduling.service import Queues, Usage
 from platforms import TWO_ZONES, Clock, OwnPlatform, make_platform
 
 NOON = datetime(2026, 3, 11, 12, tzinfo=UTC)
@@ -61,7 +60,7 @@ class PretendedJobs:
         return {ident: self.named[ident] for ident in idents if ident in self.named}
 
 
-class Ground:
+class SchedulingServices:
     """The services on pretended machines."""
 
     def __init__(
@@ -163,9 +162,9 @@ class Ground:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def capacity_now(
+def services(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Ground]:
+) -> Iterator[SchedulingServices]:
     """The test runs once on SQLite and once on PostgreSQL, at noon of a Wednesday."""
     clock = Clock()
     clock.now = NOON
@@ -173,19 +172,19 @@ def capacity_now(
         (tmp_path / "home").mkdir()
         shutil.copy(request.getfixturevalue("sqlite_schema"), tmp_path / "home" / "falaj.db")
         with make_platform(tmp_path, toml=TWO_ZONES, clock=clock) as made:
-            yield Ground(made)
+            yield SchedulingServices(made)
         return
     url = request.getfixturevalue("schema_on_postgres")
     with make_platform(tmp_path, url, TWO_ZONES, environment=monkeypatch, clock=clock) as made:
-        yield Ground(made)
+        yield SchedulingServices(made)
 
 
 @pytest.fixture
-def light_ground(tmp_path: Path, sqlite_schema: Path) -> Iterator[Ground]:
+def light_services(tmp_path: Path, sqlite_schema: Path) -> Iterator[SchedulingServices]:
     """The same on SQLite only, for what does not depend on the database."""
     clock = Clock()
     clock.now = NOON
     (tmp_path / "home").mkdir()
     shutil.copy(sqlite_schema, tmp_path / "home" / "falaj.db")
     with make_platform(tmp_path, toml=TWO_ZONES, clock=clock) as made:
-        yield Ground(made)
+        yield SchedulingServices(made)

@@ -16,26 +16,26 @@ from falaj.records.scheduling.accounting import BudgetTerms
 from falaj.records.scheduling.snapshot import Budget
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.accounting.periods import period_at
-from falaj.scheduling.queues import Queues
+from falaj.scheduling.service import Queues
 
 if TYPE_CHECKING:
-    from conftest import Ground
+    from conftest import SchedulingServices
 
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def left(capacity_now: Ground) -> tuple[Budget, ...]:
-    with capacity_now.platform.database.read() as tx:
-        return capacity_now.accounts.budgets(tx, now=capacity_now.clock())
+def left(services: SchedulingServices) -> tuple[Budget, ...]:
+    with services.platform.database.read() as tx:
+        return services.accounts.budgets(tx, now=services.clock())
 
 
-def test_used_and_left_to_the_digit(capacity_now: Ground) -> None:
-    risk = capacity_now.workspace("risk")
-    capacity_now.queues.set_budget("risk", gpu_hours=100, money=1000)
-    capacity_now.ran("risk", gpus=2, cpus=4, hours=3, used={"gpu_energy_j": 7_200_000.0})
-    capacity_now.ran("default", gpus=8, hours=1)
+def test_used_and_left_to_the_digit(services: SchedulingServices) -> None:
+    risk = services.workspace("risk")
+    services.queues.set_budget("risk", gpu_hours=100, money=1000)
+    services.ran("risk", gpus=2, cpus=4, hours=3, used={"gpu_energy_j": 7_200_000.0})
+    services.ran("default", gpus=8, hours=1)
 
-    (state,) = capacity_now.queues.budgets()
+    (state,) = services.queues.budgets()
 
     # 2 GPUs at 12.5 and 4 CPUs at 0.5 for 3 hours, and 2 kWh at 0.25
     assert state.terms == BudgetTerms(workspace="risk", gpu_hours=100.0, money=1000.0, period="month")
@@ -46,16 +46,16 @@ def test_used_and_left_to_the_digit(capacity_now: Ground) -> None:
         datetime(2026, 4, 1, tzinfo=UTC),
     )
     assert state.currency == "AED"
-    assert left(capacity_now) == (Budget(workspace=risk, gpu_hours=94.0, money=918.5),)
+    assert left(services) == (Budget(workspace=risk, gpu_hours=94.0, money=918.5),)
 
 
-def test_running_attempts_count_up_to_now(capacity_now: Ground) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.queues.set_budget("risk", gpu_hours=10)
-    capacity_now.begin(capacity_now.submit("risk", gpus=4))
-    capacity_now.clock.advance(timedelta(hours=3))
+def test_running_attempts_count_up_to_now(services: SchedulingServices) -> None:
+    services.workspace("risk")
+    services.queues.set_budget("risk", gpu_hours=10)
+    services.begin(services.submit("risk", gpus=4))
+    services.clock.advance(timedelta(hours=3))
 
-    (state,) = capacity_now.queues.budgets(workspace="risk")
+    (state,) = services.queues.budgets(workspace="risk")
 
     assert (state.used_gpu_hours, state.left_gpu_hours) == (12.0, -2.0)
     assert state.left_money is None
@@ -66,32 +66,32 @@ def test_running_attempts_count_up_to_now(capacity_now: Ground) -> None:
     [("month", datetime(2026, 4, 1, tzinfo=UTC)), ("week", datetime(2026, 3, 16, tzinfo=UTC))],
 )
 def test_a_new_period_begins_anew_and_has_its_part_of_what_runs_on(
-    capacity_now: Ground, period: Any, begins: datetime
+    services: SchedulingServices, period: Any, begins: datetime
 ) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.queues.set_budget("risk", gpu_hours=100, period=period)
-    capacity_now.ran("risk", gpus=1, hours=5)
-    capacity_now.clock.now = begins - timedelta(hours=2)
-    request = capacity_now.submit("risk", gpus=3)
-    capacity_now.begin(request)
-    capacity_now.clock.now = begins + timedelta(hours=4)
+    services.workspace("risk")
+    services.queues.set_budget("risk", gpu_hours=100, period=period)
+    services.ran("risk", gpus=1, hours=5)
+    services.clock.now = begins - timedelta(hours=2)
+    request = services.submit("risk", gpus=3)
+    services.begin(request)
+    services.clock.now = begins + timedelta(hours=4)
 
-    (running,) = capacity_now.queues.budgets()
-    capacity_now.end(request)
-    (ended,) = capacity_now.queues.budgets()
+    (running,) = services.queues.budgets()
+    services.end(request)
+    (ended,) = services.queues.budgets()
 
     assert running.since == ended.since == begins
     assert running.used_gpu_hours == ended.used_gpu_hours == 12.0
 
 
-def test_a_budget_without_period_counts_from_when_it_was_set(capacity_now: Ground) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.ran("risk", gpus=1, hours=5)
-    capacity_now.queues.set_budget("risk", gpu_hours=10, period="none")
-    capacity_now.ran("risk", gpus=1, hours=40 * 24)
+def test_a_budget_without_period_counts_from_when_it_was_set(services: SchedulingServices) -> None:
+    services.workspace("risk")
+    services.ran("risk", gpus=1, hours=5)
+    services.queues.set_budget("risk", gpu_hours=10, period="none")
+    services.ran("risk", gpus=1, hours=40 * 24)
 
-    (state,) = capacity_now.queues.budgets()
-    raised = capacity_now.queues.set_budget("risk", gpu_hours=2000, period="none").budget
+    (state,) = services.queues.budgets()
+    raised = services.queues.set_budget("risk", gpu_hours=2000, period="none").budget
 
     assert state.until is None
     assert state.used_gpu_hours == 960.0
@@ -99,36 +99,36 @@ def test_a_budget_without_period_counts_from_when_it_was_set(capacity_now: Groun
     assert raised.left_gpu_hours == 1040.0
 
 
-def test_setting_neither_takes_the_budget_away(capacity_now: Ground) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.queues.set_budget("risk", gpu_hours=10, period="week")
+def test_setting_neither_takes_the_budget_away(services: SchedulingServices) -> None:
+    services.workspace("risk")
+    services.queues.set_budget("risk", gpu_hours=10, period="week")
 
-    gone = capacity_now.queues.set_budget("risk")
+    gone = services.queues.set_budget("risk")
 
     assert gone.budget is None
     assert gone.before == BudgetTerms(workspace="risk", gpu_hours=10.0, period="week")
-    assert capacity_now.queues.budgets() == ()
-    assert left(capacity_now) == ()
+    assert services.queues.budgets() == ()
+    assert left(services) == ()
 
 
-def test_a_removed_workspace_has_no_budget(capacity_now: Ground) -> None:
-    risk = capacity_now.workspace("risk")
-    capacity_now.queues.set_budget("risk", gpu_hours=10)
-    with capacity_now.platform.database.write() as tx:
-        objects.delete(tx, risk, at=capacity_now.clock())
+def test_a_removed_workspace_has_no_budget(services: SchedulingServices) -> None:
+    risk = services.workspace("risk")
+    services.queues.set_budget("risk", gpu_hours=10)
+    with services.platform.database.write() as tx:
+        objects.delete(tx, risk, at=services.clock())
 
-    assert capacity_now.queues.budgets() == ()
-    assert left(capacity_now) == ()
+    assert services.queues.budgets() == ()
+    assert left(services) == ()
     with pytest.raises(NotFound):
-        capacity_now.queues.set_budget("risk", gpu_hours=20)
+        services.queues.set_budget("risk", gpu_hours=20)
 
 
-def test_money_needs_prices(light_ground: Ground) -> None:
-    gate = light_ground.platform.parts.gate
+def test_money_needs_prices(light_services: SchedulingServices) -> None:
+    gate = light_services.platform.parts.gate
     accounts = QueueAccounts(nodes=lambda: (), prices=None, half_life=timedelta(days=7))
-    sealed = light_ground.platform.parts.services.queues._sealed
+    sealed = light_services.platform.parts.services.queues._sealed
     queues = Queues(
-        gate, IntentQueue(), accounts=accounts, jobs=light_ground.jobs, sealed=sealed, wanted=lambda: None
+        gate, IntentQueue(), accounts=accounts, jobs=light_services.jobs, sealed=sealed, wanted=lambda: None
     )
 
     with pytest.raises(InvalidInput, match="money"):
@@ -138,29 +138,29 @@ def test_money_needs_prices(light_ground: Ground) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"gpu_hours": -1}, {"money": float("inf")}, {"gpu_hours": 1, "period": "day"}]
 )
-def test_what_is_not_valid_is_refused(light_ground: Ground, wrong: dict[str, Any]) -> None:
+def test_what_is_not_valid_is_refused(light_services: SchedulingServices, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        light_ground.queues.set_budget("default", **wrong)
+        light_services.queues.set_budget("default", **wrong)
 
 
-def test_the_platform_itself_has_no_budget(light_ground: Ground) -> None:
+def test_the_platform_itself_has_no_budget(light_services: SchedulingServices) -> None:
     with pytest.raises(InvalidInput, match="workspace"):
-        light_ground.queues.set_budget("platform", gpu_hours=1)
+        light_services.queues.set_budget("platform", gpu_hours=1)
 
 
-def test_a_workspace_does_not_set_its_own_budget_but_sees_it(capacity_now: Ground) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.workspace("cards")
-    capacity_now.queues.set_budget("risk", gpu_hours=10)
-    capacity_now.queues.set_budget("cards", gpu_hours=10)
-    chief = capacity_now.join("dana", Role.ADMIN, workspace="risk")
+def test_a_workspace_does_not_set_its_own_budget_but_sees_it(services: SchedulingServices) -> None:
+    services.workspace("risk")
+    services.workspace("cards")
+    services.queues.set_budget("risk", gpu_hours=10)
+    services.queues.set_budget("cards", gpu_hours=10)
+    chief = services.join("dana", Role.ADMIN, workspace="risk")
 
     with acting_as(chief):
         with pytest.raises(Denied):
-            capacity_now.queues.set_budget("risk", gpu_hours=1000)
-        seen = capacity_now.queues.budgets()
+            services.queues.set_budget("risk", gpu_hours=1000)
+        seen = services.queues.budgets()
         with pytest.raises(NotFound):
-            capacity_now.queues.budgets(workspace="cards")
+            services.queues.budgets(workspace="cards")
 
     assert [each.terms.workspace for each in seen] == ["risk"]
 

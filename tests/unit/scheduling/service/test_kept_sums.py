@@ -14,7 +14,7 @@ from falaj.scheduling.accounting.decayed_usage import HALF_LIVES_KEPT
 from falaj.scheduling.tables import usage
 
 if TYPE_CHECKING:
-    from conftest import Ground
+    from conftest import SchedulingServices
 
 STEPS = st.lists(
     st.tuples(
@@ -30,27 +30,25 @@ FORGET_BUDGETS = "UPDATE scheduling_budgets SET counted_from = NULL"
 FORGET_HISTORY = "UPDATE scheduling_history SET half_life_s = 1"
 
 
-def left(capacity_now: Ground) -> Budget:
-    with capacity_now.platform.database.read() as tx:
-        (found,) = capacity_now.accounts.budgets(tx, now=capacity_now.clock())
+def left(services: SchedulingServices) -> Budget:
+    with services.platform.database.read() as tx:
+        (found,) = services.accounts.budgets(tx, now=services.clock())
     return found
 
 
-def history(capacity_now: Ground) -> dict[str, float]:
-    with capacity_now.platform.database.read() as tx:
-        return {
-            each.name: each.history for each in capacity_now.accounts.queues(tx, now=capacity_now.clock())
-        }
+def history(services: SchedulingServices) -> dict[str, float]:
+    with services.platform.database.read() as tx:
+        return {each.name: each.history for each in services.accounts.queues(tx, now=services.clock())}
 
 
-def peak_share(capacity_now: Ground) -> float:
+def peak_share(services: SchedulingServices) -> float:
     """The most that was ever held at once of the GPUs, of which these jobs hold more than of anything else."""
-    rows = capacity_now.platform.rows(usage)
+    rows = services.platform.rows(usage)
     held = [
         sum(row["gpus_milli"] for row in rows if row["started_at"] <= at and at < (row["ended_at"] or NEVER))
         for at in {row["started_at"] for row in rows}
     ]
-    return max(held, default=0) / WHOLE_GPU / capacity_now.accounts.whole().gpus
+    return max(held, default=0) / WHOLE_GPU / services.accounts.whole().gpus
 
 
 @pytest.mark.parametrize("period", ["month", "week", "none"])
@@ -60,62 +58,64 @@ def peak_share(capacity_now: Ground) -> float:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=STEPS)
-def test_whatever_happens(light_ground: Ground, period: str, steps: list[tuple[str, int, float]]) -> None:
-    capacity_now = light_ground
-    capacity_now.queues.set_budget("default", gpu_hours=1000, money=5000, period=period)  # type: ignore[arg-type]
+def test_whatever_happens(
+    light_services: SchedulingServices, period: str, steps: list[tuple[str, int, float]]
+) -> None:
+    services = light_services
+    services.queues.set_budget("default", gpu_hours=1000, money=5000, period=period)  # type: ignore[arg-type]
     running = []
     for what, which, hours in steps:
         if what == "begin":
-            running.append(capacity_now.submit(gpus=1 + which, cpus=2))
-            capacity_now.begin(running[-1])
+            running.append(services.submit(gpus=1 + which, cpus=2))
+            services.begin(running[-1])
         elif what == "end" and running:
-            capacity_now.end(running.pop(which % len(running)), gpu_energy_j=1e6 * which)
+            services.end(running.pop(which % len(running)), gpu_energy_j=1e6 * which)
         else:
-            capacity_now.clock.advance(timedelta(hours=hours))
-    kept, held = left(capacity_now), history(capacity_now)
+            services.clock.advance(timedelta(hours=hours))
+    kept, held = left(services), history(services)
 
-    capacity_now.platform.sql(FORGET_BUDGETS)
-    capacity_now.platform.sql(FORGET_HISTORY)
+    services.platform.sql(FORGET_BUDGETS)
+    services.platform.sql(FORGET_HISTORY)
 
-    added = left(capacity_now)
+    added = left(services)
     assert kept.gpu_hours == pytest.approx(added.gpu_hours, abs=1e-6)
     assert kept.money == pytest.approx(added.money, abs=1e-6)
     left_out = (
-        peak_share(capacity_now) * 0.5**HALF_LIVES_KEPT
+        peak_share(services) * 0.5**HALF_LIVES_KEPT
     )  # at most, of what was held before that many half-lives
-    assert held == pytest.approx(history(capacity_now), abs=left_out + 1e-9)
+    assert held == pytest.approx(history(services), abs=left_out + 1e-9)
     for request in running:
-        capacity_now.end(request)
+        services.end(request)
 
 
-def test_the_next_attempt_that_ends_keeps_it_by_the_new_half_life(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=4, hours=100)
-    capacity_now.ran(gpus=2, hours=10)
-    capacity_now.accounts._half_life = timedelta(days=1)
-    by_rows = history(capacity_now)
+def test_the_next_attempt_that_ends_keeps_it_by_the_new_half_life(services: SchedulingServices) -> None:
+    services.ran(gpus=4, hours=100)
+    services.ran(gpus=2, hours=10)
+    services.accounts._half_life = timedelta(days=1)
+    by_rows = history(services)
 
-    capacity_now.ran(gpus=1, hours=0)
+    services.ran(gpus=1, hours=0)
 
-    assert history(capacity_now) == pytest.approx(by_rows, abs=1e-12)
-    assert capacity_now.platform.rows_of("SELECT half_life_s FROM scheduling_history") == [86400.0]
-
-
-def test_money_is_counted_in_the_currency_of_today(capacity_now: Ground) -> None:
-    capacity_now.queues.set_budget("default", money=100)
-    capacity_now.ran(gpus=1, hours=1)
-    assert left(capacity_now).money == 87.0
-    capacity_now.accounts._prices = capacity_now.accounts._prices.model_copy(update={"currency": "USD"})  # type: ignore[union-attr]
-
-    capacity_now.ran(gpus=1, hours=2)
-
-    assert left(capacity_now).money == 74.0
+    assert history(services) == pytest.approx(by_rows, abs=1e-12)
+    assert services.platform.rows_of("SELECT half_life_s FROM scheduling_history") == [86400.0]
 
 
-def test_a_budget_set_late_knows_what_was_used_before(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=1, hours=3)
-    capacity_now.begin(capacity_now.submit(gpus=2))
-    capacity_now.clock.advance(timedelta(hours=1))
+def test_money_is_counted_in_the_currency_of_today(services: SchedulingServices) -> None:
+    services.queues.set_budget("default", money=100)
+    services.ran(gpus=1, hours=1)
+    assert left(services).money == 87.0
+    services.accounts._prices = services.accounts._prices.model_copy(update={"currency": "USD"})  # type: ignore[union-attr]
 
-    capacity_now.queues.set_budget("default", gpu_hours=10)
+    services.ran(gpus=1, hours=2)
 
-    assert left(capacity_now).gpu_hours == 5.0
+    assert left(services).money == 74.0
+
+
+def test_a_budget_set_late_knows_what_was_used_before(services: SchedulingServices) -> None:
+    services.ran(gpus=1, hours=3)
+    services.begin(services.submit(gpus=2))
+    services.clock.advance(timedelta(hours=1))
+
+    services.queues.set_budget("default", gpu_hours=10)
+
+    assert left(services).gpu_hours == 5.0

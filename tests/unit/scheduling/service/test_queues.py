@@ -21,7 +21,7 @@ from falaj.records.scheduling.accounting import Amounts, QueueSettings
 from falaj.records.scheduling.snapshot import Queue, Quota
 
 if TYPE_CHECKING:
-    from conftest import Ground
+    from conftest import SchedulingServices
 
 
 def gpus(count: int) -> Quota:
@@ -38,18 +38,18 @@ def faults(call: Callable[[], Any]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------- setting
 
 
-def test_the_default_queue_is_there_and_unbounded(capacity_now: Ground) -> None:
-    shown = capacity_now.queues.show("default")
+def test_the_default_queue_is_there_and_unbounded(services: SchedulingServices) -> None:
+    shown = services.queues.show("default")
 
     assert shown.settings == QueueSettings(name="default")
-    assert [each.name for each in capacity_now.queues.list().items] == ["default"]
+    assert [each.name for each in services.queues.list().items] == ["default"]
 
 
-def test_a_queue_is_set_and_shown(capacity_now: Ground) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.queues.set("bank", quota=Quota(cpus=32, gpus=6))
+def test_a_queue_is_set_and_shown(services: SchedulingServices) -> None:
+    services.workspace("risk")
+    services.queues.set("bank", quota=Quota(cpus=32, gpus=6))
 
-    made = capacity_now.queues.set(
+    made = services.queues.set(
         "risk", quota=gpus(4), limit=gpus(6), parent="bank", weight=2.0, workspaces=("risk",)
     )
 
@@ -64,91 +64,91 @@ def test_a_queue_is_set_and_shown(capacity_now: Ground) -> None:
     )
     assert made.queue == wanted
     assert made.before is None
-    assert capacity_now.queues.show("risk").settings == wanted
-    assert capacity_now.queues.show("bank").children == ("risk",)
+    assert services.queues.show("risk").settings == wanted
+    assert services.queues.show("bank").children == ("risk",)
 
 
-def test_setting_again_replaces_and_says_what_was(capacity_now: Ground) -> None:
-    capacity_now.queues.set("risk", quota=gpus(4), weight=3.0)
+def test_setting_again_replaces_and_says_what_was(services: SchedulingServices) -> None:
+    services.queues.set("risk", quota=gpus(4), weight=3.0)
 
-    changed = capacity_now.queues.set("risk", quota=gpus(2))
+    changed = services.queues.set("risk", quota=gpus(2))
 
     assert changed.before == QueueSettings(name="risk", quota=gpus(4), weight=3.0, version=1)
     assert changed.queue == QueueSettings(name="risk", quota=gpus(2), version=2)
-    assert capacity_now.jobs.changes == 2
+    assert services.jobs.changes == 2
 
 
-def test_the_default_queue_can_be_set(capacity_now: Ground) -> None:
-    capacity_now.queues.set("default", quota=gpus(1))
+def test_the_default_queue_can_be_set(services: SchedulingServices) -> None:
+    services.queues.set("default", quota=gpus(1))
 
-    with capacity_now.platform.database.read() as tx:
-        found = capacity_now.accounts.queues(tx, now=capacity_now.clock())
+    with services.platform.database.read() as tx:
+        found = services.accounts.queues(tx, now=services.clock())
 
     assert found == (Queue(name="default", quota=gpus(1)),)
 
 
-def test_an_unknown_parent_is_refused(capacity_now: Ground) -> None:
+def test_an_unknown_parent_is_refused(services: SchedulingServices) -> None:
     with pytest.raises(NotFound, match="no queue 'nowhere'"):
-        capacity_now.queues.set("risk", parent="nowhere")
+        services.queues.set("risk", parent="nowhere")
 
 
 @pytest.mark.parametrize("middle", [False, True])
-def test_a_cycle_is_refused(capacity_now: Ground, middle: bool) -> None:
-    capacity_now.queues.set("a")
-    capacity_now.queues.set("b", parent="a")
+def test_a_cycle_is_refused(services: SchedulingServices, middle: bool) -> None:
+    services.queues.set("a")
+    services.queues.set("b", parent="a")
     if middle:
-        capacity_now.queues.set("c", parent="b")
+        services.queues.set("c", parent="b")
 
-    said = faults(lambda: capacity_now.queues.set("a", parent="c" if middle else "b"))
+    said = faults(lambda: services.queues.set("a", parent="c" if middle else "b"))
 
     path = "a under c under b under a" if middle else "a under b under a"
     assert said == {"parent": f"{path} / a queue that is not below this one"}
 
 
-def test_a_queue_under_itself_is_refused(capacity_now: Ground) -> None:
-    capacity_now.queues.set("a")
+def test_a_queue_under_itself_is_refused(services: SchedulingServices) -> None:
+    services.queues.set("a")
 
-    assert "parent" in faults(lambda: capacity_now.queues.set("a", parent="a"))
+    assert "parent" in faults(lambda: services.queues.set("a", parent="a"))
 
 
-def test_a_limit_below_the_quota_is_refused(capacity_now: Ground) -> None:
+def test_a_limit_below_the_quota_is_refused(services: SchedulingServices) -> None:
     said = faults(
-        lambda: capacity_now.queues.set("risk", quota=Quota(gpus=4, cpus=8), limit=Quota(gpus=3, cpus=8))
+        lambda: services.queues.set("risk", quota=Quota(gpus=4, cpus=8), limit=Quota(gpus=3, cpus=8))
     )
 
     assert said == {"limit.gpus": "3, with a quota of 4 / at least the quota, 4"}
 
 
-def test_a_limit_on_what_has_no_quota_is_refused(capacity_now: Ground) -> None:
-    said = faults(lambda: capacity_now.queues.set("risk", quota=gpus(4), limit=Quota(gpus=8, cpus=8)))
+def test_a_limit_on_what_has_no_quota_is_refused(services: SchedulingServices) -> None:
+    said = faults(lambda: services.queues.set("risk", quota=gpus(4), limit=Quota(gpus=8, cpus=8)))
 
     assert list(said) == ["limit.cpus"]
 
 
-def test_children_get_no_more_than_their_parent_has(capacity_now: Ground) -> None:
-    capacity_now.queues.set("bank", quota=gpus(8))
-    capacity_now.queues.set("risk", quota=gpus(5), parent="bank")
+def test_children_get_no_more_than_their_parent_has(services: SchedulingServices) -> None:
+    services.queues.set("bank", quota=gpus(8))
+    services.queues.set("risk", quota=gpus(5), parent="bank")
 
-    said = faults(lambda: capacity_now.queues.set("cards", quota=gpus(4), parent="bank"))
+    said = faults(lambda: services.queues.set("cards", quota=gpus(4), parent="bank"))
 
-    assert said == {"quota.gpus": "4; together 9 (cards 4 + risk 5) / at most 3: bank has 8"}
-    assert capacity_now.queues.set("cards", quota=gpus(3), parent="bank").queue is not None
-
-
-def test_a_parent_keeps_what_its_children_have(capacity_now: Ground) -> None:
-    capacity_now.queues.set("bank", quota=gpus(8))
-    capacity_now.queues.set("risk", quota=gpus(5), parent="bank")
-
-    said = faults(lambda: capacity_now.queues.set("bank", quota=gpus(4)))
-
-    assert said == {"quota.gpus": "4 / at least 5, what its children have"}
+    assert said == {"quota.gpus": "4; total 9 (cards 4 + risk 5) / at most 3: bank has 8"}
+    assert services.queues.set("cards", quota=gpus(3), parent="bank").queue is not None
 
 
-def test_a_queue_can_be_made_larger_where_it_is(capacity_now: Ground) -> None:
-    capacity_now.queues.set("bank", quota=gpus(8))
-    capacity_now.queues.set("risk", quota=gpus(5), parent="bank")
+def test_a_parent_keeps_what_its_children_have(services: SchedulingServices) -> None:
+    services.queues.set("bank", quota=gpus(8))
+    services.queues.set("risk", quota=gpus(5), parent="bank")
 
-    assert capacity_now.queues.set("risk", quota=gpus(8), parent="bank").queue is not None
+    said = faults(lambda: services.queues.set("bank", quota=gpus(4)))
+
+    assert said == {"quota.gpus": "4 / at least 5, the total of its children"}
+
+
+def test_a_queue_can_be_made_larger_where_it_is(services: SchedulingServices) -> None:
+    services.queues.set("bank", quota=gpus(8))
+    services.queues.set("risk", quota=gpus(5), parent="bank")
+
+    assert services.queues.set("risk", quota=gpus(8), parent="bank").queue is not None
 
 
 @pytest.mark.parametrize(
@@ -162,40 +162,40 @@ def test_a_queue_can_be_made_larger_where_it_is(capacity_now: Ground) -> None:
         {"version": -1},
     ],
 )
-def test_what_is_not_valid_is_refused(light_ground: Ground, wrong: dict[str, Any]) -> None:
+def test_what_is_not_valid_is_refused(light_services: SchedulingServices, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        light_ground.queues.set("risk", **wrong)
+        light_services.queues.set("risk", **wrong)
 
-    assert [each.name for each in light_ground.queues.list().items] == ["default"]
+    assert [each.name for each in light_services.queues.list().items] == ["default"]
 
 
-def test_a_name_that_is_none_is_refused(light_ground: Ground) -> None:
+def test_a_name_that_is_none_is_refused(light_services: SchedulingServices) -> None:
     with pytest.raises(InvalidInput):
-        light_ground.queues.set("Risk Team")
+        light_services.queues.set("Risk Team")
 
 
 # --------------------------------------------------------------------------------------------- at once
 
 
-def test_of_two_administrators_who_saw_the_same_one_is_told(capacity_now: Ground) -> None:
-    seen = capacity_now.queues.set("risk", quota=gpus(4)).queue
+def test_of_two_administrators_who_saw_the_same_one_is_told(services: SchedulingServices) -> None:
+    seen = services.queues.set("risk", quota=gpus(4)).queue
     assert seen is not None
-    capacity_now.queues.set("risk", quota=gpus(5), version=seen.version)
+    services.queues.set("risk", quota=gpus(5), version=seen.version)
 
     with pytest.raises(Conflict, match="at version 2, not 1"):
-        capacity_now.queues.set("risk", quota=gpus(6), version=seen.version)
+        services.queues.set("risk", quota=gpus(6), version=seen.version)
 
-    assert capacity_now.queues.show("risk").settings.quota == gpus(5)
+    assert services.queues.show("risk").settings.quota == gpus(5)
 
 
-def test_two_administrators_at_once_do_not_share_out_more_than_there_is(capacity_now: Ground) -> None:
-    capacity_now.queues.set("bank", quota=gpus(8))
+def test_two_administrators_at_once_do_not_share_out_more_than_there_is(services: SchedulingServices) -> None:
+    services.queues.set("bank", quota=gpus(8))
     together = threading.Barrier(2)
 
     def add(name: str) -> FalajError | None:
         together.wait()
         try:
-            capacity_now.queues.set(name, quota=gpus(5), parent="bank")
+            services.queues.set(name, quota=gpus(5), parent="bank")
         except FalajError as error:
             return error
         return None
@@ -204,57 +204,59 @@ def test_two_administrators_at_once_do_not_share_out_more_than_there_is(capacity
         refused = [error for error in pool.map(add, ["risk", "cards"]) if error is not None]
 
     assert [type(error) for error in refused] == [InvalidInput]
-    assert len(capacity_now.queues.show("bank").children) == 1
+    assert len(services.queues.show("bank").children) == 1
 
 
 # ------------------------------------------------------------------------------------------- removing
 
 
-def test_a_removed_queue_is_gone_and_its_settings_are_told(capacity_now: Ground) -> None:
-    capacity_now.queues.set("risk", quota=gpus(4), weight=2.0)
+def test_a_removed_queue_is_gone_and_its_settings_are_told(services: SchedulingServices) -> None:
+    services.queues.set("risk", quota=gpus(4), weight=2.0)
 
-    removed = capacity_now.queues.remove("risk")
+    removed = services.queues.remove("risk")
 
     assert removed.queue is None
     assert removed.before == QueueSettings(name="risk", quota=gpus(4), weight=2.0, version=1)
     with pytest.raises(NotFound):
-        capacity_now.queues.show("risk")
-    assert capacity_now.queues.set("risk").before is None
+        services.queues.show("risk")
+    assert services.queues.set("risk").before is None
 
 
-def test_the_default_queue_stays(capacity_now: Ground) -> None:
+def test_the_default_queue_stays(services: SchedulingServices) -> None:
     with pytest.raises(Conflict, match="default cannot be removed"):
-        capacity_now.queues.remove("default")
+        services.queues.remove("default")
 
 
-def test_a_queue_with_queues_below_it_stays(capacity_now: Ground) -> None:
-    capacity_now.queues.set("bank")
-    capacity_now.queues.set("risk", parent="bank")
+def test_a_queue_with_queues_below_it_stays(services: SchedulingServices) -> None:
+    services.queues.set("bank")
+    services.queues.set("risk", parent="bank")
 
     with pytest.raises(Conflict, match="bank is the parent of risk"):
-        capacity_now.queues.remove("bank")
+        services.queues.remove("bank")
 
 
 @pytest.mark.parametrize("unfinished", [(1, 0), (0, 2)])
-def test_a_queue_with_jobs_stays(capacity_now: Ground, unfinished: tuple[int, int]) -> None:
-    capacity_now.queues.set("risk")
-    capacity_now.jobs.unfinished["risk"] = unfinished
+def test_a_queue_with_jobs_stays(services: SchedulingServices, unfinished: tuple[int, int]) -> None:
+    services.queues.set("risk")
+    services.jobs.unfinished["risk"] = unfinished
 
-    with pytest.raises(Conflict, match=f"in queue risk {unfinished[0]} jobs run and {unfinished[1]} wait"):
-        capacity_now.queues.remove("risk")
+    with pytest.raises(
+        Conflict, match=f"queue risk has {unfinished[0]} running and {unfinished[1]} waiting jobs"
+    ):
+        services.queues.remove("risk")
 
 
 # --------------------------------------------------------------------------------------------- figures
 
 
-def test_what_is_held_and_borrowed_is_counted_up_the_tree(capacity_now: Ground) -> None:
-    capacity_now.queues.set("bank", quota=gpus(4), limit=gpus(8))
-    capacity_now.queues.set("risk", quota=gpus(2), limit=gpus(8), parent="bank")
-    capacity_now.begin(capacity_now.submit(queue="risk", gpus=2, cpus=4, memory_bytes=1 << 30, replicas=2))
-    capacity_now.begin(capacity_now.submit(queue="bank", gpus=1, gpu_milli=500))
-    capacity_now.jobs.unfinished |= {"risk": (1, 3), "bank": (1, 1)}
+def test_what_is_held_and_borrowed_is_counted_up_the_tree(services: SchedulingServices) -> None:
+    services.queues.set("bank", quota=gpus(4), limit=gpus(8))
+    services.queues.set("risk", quota=gpus(2), limit=gpus(8), parent="bank")
+    services.begin(services.submit(queue="risk", gpus=2, cpus=4, memory_bytes=1 << 30, replicas=2))
+    services.begin(services.submit(queue="bank", gpus=1, gpu_milli=500))
+    services.jobs.unfinished |= {"risk": (1, 3), "bank": (1, 1)}
 
-    risk, bank = capacity_now.queues.show("risk"), capacity_now.queues.show("bank")
+    risk, bank = services.queues.show("risk"), services.queues.show("bank")
 
     assert risk.held == Amounts(cpus=8, gpus=4.0, memory_bytes=2 << 30)
     assert risk.borrowed == Amounts(gpus=2.0)
@@ -265,13 +267,13 @@ def test_what_is_held_and_borrowed_is_counted_up_the_tree(capacity_now: Ground) 
     assert (bank.running, bank.waiting) == (2, 4)
 
 
-def test_what_was_held_fades_by_half_lives(capacity_now: Ground) -> None:
-    capacity_now.queues.set("risk", weight=2.0)
-    capacity_now.ran(queue="risk", gpus=8, hours=7 * 24)
+def test_what_was_held_fades_by_half_lives(services: SchedulingServices) -> None:
+    services.queues.set("risk", weight=2.0)
+    services.ran(queue="risk", gpus=8, hours=7 * 24)
 
-    just_now = capacity_now.queues.show("risk")
-    capacity_now.clock.advance(timedelta(days=7))
-    later = capacity_now.queues.show("risk")
+    just_now = services.queues.show("risk")
+    services.clock.advance(timedelta(days=7))
+    later = services.queues.show("risk")
 
     assert just_now.share == 0.0
     assert just_now.history == pytest.approx(0.5, abs=1e-12)
@@ -279,54 +281,52 @@ def test_what_was_held_fades_by_half_lives(capacity_now: Ground) -> None:
     assert later.history == pytest.approx(0.25, abs=1e-12)
 
 
-def test_what_runs_counts_as_it_goes_on(capacity_now: Ground) -> None:
-    capacity_now.queues.set("bank")
-    capacity_now.queues.set("risk", parent="bank")
-    capacity_now.begin(capacity_now.submit(queue="risk", gpus=4))
-    capacity_now.clock.advance(timedelta(days=14))
+def test_what_runs_counts_as_it_goes_on(services: SchedulingServices) -> None:
+    services.queues.set("bank")
+    services.queues.set("risk", parent="bank")
+    services.begin(services.submit(queue="risk", gpus=4))
+    services.clock.advance(timedelta(days=14))
 
-    with capacity_now.platform.database.read() as tx:
-        found = {
-            each.name: each.history for each in capacity_now.accounts.queues(tx, now=capacity_now.clock())
-        }
+    with services.platform.database.read() as tx:
+        found = {each.name: each.history for each in services.accounts.queues(tx, now=services.clock())}
 
     assert found == pytest.approx({"risk": 0.5 * 0.75, "bank": 0.5 * 0.75, "default": 0.0}, abs=1e-12)
 
 
-def test_kept_history_is_what_adding_up_every_attempt_gives(capacity_now: Ground) -> None:
+def test_kept_history_is_what_adding_up_every_attempt_gives(services: SchedulingServices) -> None:
     for hours in (3, 30, 300, 0.5):
-        capacity_now.ran(gpus=2, cpus=16, hours=hours)
-        capacity_now.clock.advance(timedelta(hours=hours / 2))
-    kept = capacity_now.queues.show("default").history
+        services.ran(gpus=2, cpus=16, hours=hours)
+        services.clock.advance(timedelta(hours=hours / 2))
+    kept = services.queues.show("default").history
 
-    capacity_now.platform.sql("DELETE FROM scheduling_history")
-    capacity_now.platform.sql(
+    services.platform.sql("DELETE FROM scheduling_history")
+    services.platform.sql(
         "INSERT INTO scheduling_history (queue, half_life_s, as_of, cpus, gpus, memory_bytes) "
         "VALUES ('default', 1, 0, 0, 0, 0)"
     )
 
     assert kept > 0.1
-    assert capacity_now.queues.show("default").history == pytest.approx(kept, abs=1e-12)
+    assert services.queues.show("default").history == pytest.approx(kept, abs=1e-12)
 
 
-def test_a_clock_that_goes_back_makes_no_time(capacity_now: Ground) -> None:
-    request = capacity_now.submit(gpus=1)
-    capacity_now.begin(request)
-    capacity_now.clock.advance(timedelta(hours=-2))
+def test_a_clock_that_goes_back_makes_no_time(services: SchedulingServices) -> None:
+    request = services.submit(gpus=1)
+    services.begin(request)
+    services.clock.advance(timedelta(hours=-2))
 
-    capacity_now.end(request)
+    services.end(request)
 
-    assert capacity_now.usage.show().total.gpu_hours == 0.0
-    assert capacity_now.queues.show("default").history == 0.0
+    assert services.usage.show().total.gpu_hours == 0.0
+    assert services.queues.show("default").history == 0.0
 
 
 # ------------------------------------------------------------------------------------------------ who
 
 
-def test_who_may_set_queues(capacity_now: Ground) -> None:
+def test_who_may_set_queues(services: SchedulingServices) -> None:
     for number, role in enumerate((Role.OPERATOR, Role.ADMIN)):
-        with capacity_now.acting(f"chief-{number}", role, workspace="platform"):
-            assert capacity_now.queues.set(f"made-{number}").queue is not None
+        with services.acting(f"chief-{number}", role, workspace="platform"):
+            assert services.queues.set(f"made-{number}").queue is not None
     for number, (role, where) in enumerate(
         [
             (Role.ADMIN, "default"),
@@ -335,84 +335,86 @@ def test_who_may_set_queues(capacity_now: Ground) -> None:
             (Role.AUDITOR, "platform"),
         ]
     ):
-        caller = capacity_now.join(f"other-{number}", role, workspace=where)
+        caller = services.join(f"other-{number}", role, workspace=where)
         with acting_as(caller), pytest.raises(Denied):
-            capacity_now.queues.set("made")
+            services.queues.set("made")
         with (
             acting_as(caller),
             pytest.raises((Denied, NotFound)),
         ):  # as a stored object it is not theirs to see
-            capacity_now.queues.remove("made-0")
-    assert {each.name for each in capacity_now.queues.list().items} == {"default", "made-0", "made-1"}
+            services.queues.remove("made-0")
+    assert {each.name for each in services.queues.list().items} == {"default", "made-0", "made-1"}
 
 
-def test_who_is_in_a_workspace_sees_the_queues_but_not_others_workspaces(capacity_now: Ground) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.workspace("cards")
-    capacity_now.queues.set("both", workspaces=("risk", "cards"))
+def test_who_is_in_a_workspace_sees_the_queues_but_not_others_workspaces(
+    services: SchedulingServices,
+) -> None:
+    services.workspace("risk")
+    services.workspace("cards")
+    services.queues.set("both", workspaces=("risk", "cards"))
 
-    with capacity_now.acting("dana", Role.DEVELOPER, workspace="risk"):
-        seen = capacity_now.queues.show("both")
+    with services.acting("dana", Role.DEVELOPER, workspace="risk"):
+        seen = services.queues.show("both")
 
     assert seen.settings.workspaces == ("risk",)
     assert seen.unseen == 1
 
 
-def test_a_stranger_sees_no_queue(capacity_now: Ground) -> None:
-    with capacity_now.acting("sam"):
-        assert capacity_now.queues.list().items == ()
+def test_a_stranger_sees_no_queue(services: SchedulingServices) -> None:
+    with services.acting("sam"):
+        assert services.queues.list().items == ()
         with pytest.raises(NotFound):
-            capacity_now.queues.show("default")
+            services.queues.show("default")
 
 
-def test_queues_come_in_pages(capacity_now: Ground) -> None:
+def test_queues_come_in_pages(services: SchedulingServices) -> None:
     for name in ("a", "b", "c"):
-        capacity_now.queues.set(name)
+        services.queues.set(name)
 
-    first = capacity_now.queues.list(limit=2)
-    second = capacity_now.queues.list(limit=2, after=first.next or "")
+    first = services.queues.list(limit=2)
+    second = services.queues.list(limit=2, after=first.next or "")
 
     assert [each.name for each in (*first.items, *second.items)] == ["a", "b", "c", "default"]
     assert second.next is None
 
 
-def test_only_the_named_workspaces_may_submit(capacity_now: Ground) -> None:
-    risk, cards = capacity_now.workspace("risk"), capacity_now.workspace("cards")
-    capacity_now.queues.set("risk", workspaces=("risk",))
+def test_only_the_named_workspaces_may_submit(services: SchedulingServices) -> None:
+    risk, cards = services.workspace("risk"), services.workspace("cards")
+    services.queues.set("risk", workspaces=("risk",))
 
-    with capacity_now.platform.database.read() as tx:
-        capacity_now.accounts.require_open(tx, "risk", risk)
-        capacity_now.accounts.require_open(tx, "default", cards)
+    with services.platform.database.read() as tx:
+        services.accounts.require_open(tx, "risk", risk)
+        services.accounts.require_open(tx, "default", cards)
         with pytest.raises(Denied, match="workspace cards may not submit into queue risk"):
-            capacity_now.accounts.require_open(tx, "risk", cards)
-        with pytest.raises(NotFound, match="no queue 'nowhere'; there is default"):
-            capacity_now.accounts.require_open(tx, "nowhere", cards)
+            services.accounts.require_open(tx, "risk", cards)
+        with pytest.raises(NotFound, match="queue 'nowhere' does not exist; the queues are: default"):
+            services.accounts.require_open(tx, "nowhere", cards)
 
 
-def test_a_removed_workspace_is_still_told_by_its_name(capacity_now: Ground) -> None:
-    risk = capacity_now.workspace("risk")
-    capacity_now.queues.set("risk", workspaces=("risk",))
-    with capacity_now.platform.database.write() as tx:
-        objects.delete(tx, risk, at=capacity_now.clock())
+def test_a_removed_workspace_is_still_told_by_its_name(services: SchedulingServices) -> None:
+    risk = services.workspace("risk")
+    services.queues.set("risk", workspaces=("risk",))
+    with services.platform.database.write() as tx:
+        objects.delete(tx, risk, at=services.clock())
 
-    removed = capacity_now.queues.remove("risk")
+    removed = services.queues.remove("risk")
 
     assert removed.before is not None
     assert removed.before.workspaces == ("risk",)
 
 
-def test_a_platform_from_before_queues_gets_its_default_one(capacity_now: Ground) -> None:
+def test_a_platform_from_before_queues_gets_its_default_one(services: SchedulingServices) -> None:
     migration = next((Path(sql.__file__).parent / "migrations" / "versions").glob("0010_*.py"))
     spec = importlib.util.spec_from_file_location("queues_migration", migration)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    capacity_now.platform.sql("DELETE FROM governance_objects WHERE kind = 'queue'")
-    with capacity_now.platform.database.read() as tx:
-        without = capacity_now.accounts.queues(tx, now=capacity_now.clock())
+    services.platform.sql("DELETE FROM governance_objects WHERE kind = 'queue'")
+    with services.platform.database.read() as tx:
+        without = services.accounts.queues(tx, now=services.clock())
 
-    capacity_now.platform.sql(module._ADD_DEFAULT)
+    services.platform.sql(module._ADD_DEFAULT)
 
     assert without == (Queue(name="default"),)
-    assert capacity_now.queues.show("default").settings == QueueSettings(name="default")
+    assert services.queues.show("default").settings == QueueSettings(name="default")

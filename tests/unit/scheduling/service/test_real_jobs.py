@@ -45,7 +45,7 @@ def test_a_queue_in_which_a_job_waits_stays(jobs: JobHarness) -> None:
     jobs.platform.queues.set("night")
     jobs.submit(queue="night")
 
-    with pytest.raises(Conflict, match="0 jobs run and 1 wait"):
+    with pytest.raises(Conflict, match="0 running and 1 waiting jobs"):
         jobs.platform.queues.remove("night")
     assert jobs.platform.queues.show("night").waiting == 1
 
@@ -59,7 +59,7 @@ def test_jobs_go_only_into_queues_that_are_open_to_them(jobs: JobHarness) -> Non
 
     with pytest.raises(Denied, match="workspace default may not submit into queue risk"):
         jobs.jobs.submit(spec, code=code.id)
-    with pytest.raises(NotFound, match="no queue 'nowhere'"):
+    with pytest.raises(NotFound, match="queue 'nowhere' does not exist"):
         jobs.jobs.submit(spec.model_copy(update={"queue": "nowhere"}), code=code.id)
 
 

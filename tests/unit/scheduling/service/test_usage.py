@@ -17,10 +17,10 @@ from falaj.records.scheduling.accounting import UsageRow
 from falaj.scheduling.accounting import attempts
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.accounting.focus import COLUMNS, guarded
-from falaj.scheduling.usage import Usage
+from falaj.scheduling.service import Usage
 
 if TYPE_CHECKING:
-    from conftest import Ground
+    from conftest import SchedulingServices
 
 MANDATORY = {  # of FOCUS 1.2
     "BilledCost",
@@ -47,19 +47,19 @@ MANDATORY = {  # of FOCUS 1.2
 }
 
 
-def bill(capacity_now: Ground, **span: Any) -> list[dict[str, str]]:
-    text = b"".join(capacity_now.usage.export(**span)).decode()
+def bill(services: SchedulingServices, **span: Any) -> list[dict[str, str]]:
+    text = b"".join(services.usage.export(**span)).decode()
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 # ------------------------------------------------------------------------------------------- what was used
 
 
-def test_hours_energy_and_cost_of_an_attempt(capacity_now: Ground) -> None:
+def test_hours_energy_and_cost_of_an_attempt(services: SchedulingServices) -> None:
     used = {"cpu_s": 5000.0, "cpu_energy_j": 1_800_000.0, "gpu_energy_j": 7_200_000.0}
-    request = capacity_now.ran(gpus=2, cpus=4, hours=1.5, name="fitting", used=used)
+    request = services.ran(gpus=2, cpus=4, hours=1.5, name="fitting", used=used)
 
-    report = capacity_now.usage.show(by="job")
+    report = services.usage.show(by="job")
 
     (line,) = report.lines
     assert line == UsageRow(
@@ -73,119 +73,121 @@ def test_hours_energy_and_cost_of_an_attempt(capacity_now: Ground) -> None:
         costs={"AED": 1.5 * (2 * 12.5 + 4 * 0.5) + 2.5 * 0.25},
     )
     assert report.total.gpu_hours == 3.0
-    assert (report.since, report.until) == (datetime(2026, 3, 1, tzinfo=UTC), capacity_now.clock())
+    assert (report.since, report.until) == (datetime(2026, 3, 1, tzinfo=UTC), services.clock())
 
 
-def test_parts_of_gpus_cost_parts(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=1, gpu_milli=250, hours=2)
+def test_parts_of_gpus_cost_parts(services: SchedulingServices) -> None:
+    services.ran(gpus=1, gpu_milli=250, hours=2)
 
-    total = capacity_now.usage.show().total
+    total = services.usage.show().total
 
     assert total.gpu_hours == 0.5
     assert total.costs == {"AED": 0.5 * 12.5 + 2 * 0.5}
 
 
-def test_slices_count_by_their_sevenths(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=2, gpu_profile="3g.71gb", hours=1)
+def test_slices_count_by_their_sevenths(services: SchedulingServices) -> None:
+    services.ran(gpus=2, gpu_profile="3g.71gb", hours=1)
 
-    total = capacity_now.usage.show().total
+    total = services.usage.show().total
 
     assert total.gpu_hours == 0.856  # twice three sevenths, in thousandths as the scheduler counts them
     assert total.costs == {"AED": 0.856 * 12.5 + 0.5}
 
 
 @pytest.mark.parametrize(("models", "price"), [((), 8.0), (("A100",), 8.0), (("NVIDIA H200", "A100"), 10.25)])
-def test_the_price_is_that_of_the_model(capacity_now: Ground, models: tuple[str, ...], price: float) -> None:
-    request = capacity_now.submit(gpus=2)
-    capacity_now.begin(request, models=models)
-    capacity_now.clock.advance(timedelta(hours=1))
-    capacity_now.end(request)
+def test_the_price_is_that_of_the_model(
+    services: SchedulingServices, models: tuple[str, ...], price: float
+) -> None:
+    request = services.submit(gpus=2)
+    services.begin(request, models=models)
+    services.clock.advance(timedelta(hours=1))
+    services.end(request)
 
-    assert capacity_now.usage.show().total.costs == {"AED": 2 * price + 0.5}
+    assert services.usage.show().total.costs == {"AED": 2 * price + 0.5}
 
 
-def test_energy_that_was_not_measured_is_not_invented(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=2, cpus=4, hours=1)
-    capacity_now.ran(gpus=1, cpus=1, hours=1, used={"gpu_energy_j": 3_600_000.0})
+def test_energy_that_was_not_measured_is_not_invented(services: SchedulingServices) -> None:
+    services.ran(gpus=2, cpus=4, hours=1)
+    services.ran(gpus=1, cpus=1, hours=1, used={"gpu_energy_j": 3_600_000.0})
 
-    total = capacity_now.usage.show().total
+    total = services.usage.show().total
 
     assert total.energy_kwh == 1.0
     assert (total.unmeasured_gpu_hours, total.unmeasured_cpu_hours) == (2.0, 5.0)
 
 
-def test_nothing_measured_is_no_energy_at_all(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=1, hours=1)
+def test_nothing_measured_is_no_energy_at_all(services: SchedulingServices) -> None:
+    services.ran(gpus=1, hours=1)
 
-    assert capacity_now.usage.show().total.energy_kwh is None
+    assert services.usage.show().total.energy_kwh is None
 
 
-def test_no_gpus_are_no_measurement_of_energy(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=0, cpus=1, hours=1, used={"gpu_energy_j": 0.0})
+def test_no_gpus_are_no_measurement_of_energy(services: SchedulingServices) -> None:
+    services.ran(gpus=0, cpus=1, hours=1, used={"gpu_energy_j": 0.0})
 
-    assert capacity_now.usage.show().total.energy_kwh is None
-    assert [(row["PricingUnit"], row["ChargeDescription"]) for row in bill(capacity_now)] == [
+    assert services.usage.show().total.energy_kwh is None
+    assert [(row["PricingUnit"], row["ChargeDescription"]) for row in bill(services)] == [
         ("CPU-Hours", "1 CPU")
     ]
 
 
-def test_a_running_attempt_counts_up_to_now(capacity_now: Ground) -> None:
-    capacity_now.begin(capacity_now.submit(gpus=2, cpus=2))
-    capacity_now.clock.advance(timedelta(minutes=30))
+def test_a_running_attempt_counts_up_to_now(services: SchedulingServices) -> None:
+    services.begin(services.submit(gpus=2, cpus=2))
+    services.clock.advance(timedelta(minutes=30))
 
-    total = capacity_now.usage.show().total
+    total = services.usage.show().total
 
     assert (total.attempts, total.running, total.gpu_hours, total.cpu_hours) == (1, 1, 1.0, 1.0)
     assert (total.unmeasured_gpu_hours, total.costs) == (1.0, {"AED": 12.5 + 0.5})
 
 
-def test_only_what_lies_between_two_moments_is_counted(capacity_now: Ground) -> None:
-    begin = capacity_now.clock()
-    capacity_now.ran(gpus=2, hours=10, used={"gpu_energy_j": 36_000_000.0})
-    capacity_now.clock.advance(timedelta(hours=10))
+def test_only_what_lies_between_two_moments_is_counted(services: SchedulingServices) -> None:
+    begin = services.clock()
+    services.ran(gpus=2, hours=10, used={"gpu_energy_j": 36_000_000.0})
+    services.clock.advance(timedelta(hours=10))
 
-    found = capacity_now.usage.show(since=begin + timedelta(hours=4), until=begin + timedelta(hours=9)).total
-    before = capacity_now.usage.show(since=begin - timedelta(hours=4), until=begin).total
-    whole = capacity_now.usage.show(since=begin, until=begin + timedelta(hours=10)).total
+    found = services.usage.show(since=begin + timedelta(hours=4), until=begin + timedelta(hours=9)).total
+    before = services.usage.show(since=begin - timedelta(hours=4), until=begin).total
+    whole = services.usage.show(since=begin, until=begin + timedelta(hours=10)).total
 
     assert (found.gpu_hours, found.energy_kwh) == (10.0, 5.0)
     assert before.attempts == 0
     assert (whole.attempts, whole.gpu_hours) == (1, 20.0)
 
 
-def test_every_attempt_counts_and_is_ended_once(capacity_now: Ground) -> None:
-    request = capacity_now.submit(gpus=1)
+def test_every_attempt_counts_and_is_ended_once(services: SchedulingServices) -> None:
+    request = services.submit(gpus=1)
     for attempt, verdict in ((1, "preempted"), (2, "done")):
-        capacity_now.begin(request, attempt=attempt)
-        capacity_now.clock.advance(timedelta(hours=1))
-        capacity_now.end(request, attempt=attempt, verdict=verdict)
-        capacity_now.clock.advance(timedelta(hours=1))
-        capacity_now.end(request, attempt=attempt, verdict="failed")
+        services.begin(request, attempt=attempt)
+        services.clock.advance(timedelta(hours=1))
+        services.end(request, attempt=attempt, verdict=verdict)
+        services.clock.advance(timedelta(hours=1))
+        services.end(request, attempt=attempt, verdict="failed")
 
-    (line,) = capacity_now.usage.show(by="job").lines
+    (line,) = services.usage.show(by="job").lines
 
     assert (line.attempts, line.gpu_hours) == (2, 2.0)
 
 
-def test_an_attempt_that_never_began_here_ends_without_a_word(capacity_now: Ground) -> None:
-    capacity_now.end(capacity_now.submit(gpus=1))
+def test_an_attempt_that_never_began_here_ends_without_a_word(services: SchedulingServices) -> None:
+    services.end(services.submit(gpus=1))
 
-    assert capacity_now.usage.show().total.attempts == 0
+    assert services.usage.show().total.attempts == 0
 
 
 @pytest.mark.parametrize("by", ["user", "workspace", "queue"])
-def test_added_up_by(capacity_now: Ground, by: Any) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.queues.set("night")
-    dana = capacity_now.join("dana", Role.DEVELOPER, workspace="risk")
+def test_added_up_by(services: SchedulingServices, by: Any) -> None:
+    services.workspace("risk")
+    services.queues.set("night")
+    dana = services.join("dana", Role.DEVELOPER, workspace="risk")
     for hours in (1, 2):
-        request = capacity_now.submit("risk", queue="night", gpus=1)
-        capacity_now.begin(request, user=dana.id)
-        capacity_now.clock.advance(timedelta(hours=hours))
-        capacity_now.end(request)
-    capacity_now.ran(gpus=8, hours=1)
+        request = services.submit("risk", queue="night", gpus=1)
+        services.begin(request, user=dana.id)
+        services.clock.advance(timedelta(hours=hours))
+        services.end(request)
+    services.ran(gpus=8, hours=1)
 
-    lines = capacity_now.usage.show(by=by).lines
+    lines = services.usage.show(by=by).lines
 
     names = {"user": "dana", "workspace": "risk", "queue": "night"}
     assert [line.gpu_hours for line in lines] == [8.0, 3.0]
@@ -193,59 +195,59 @@ def test_added_up_by(capacity_now: Ground, by: Any) -> None:
     assert lines[1].attempts == 2
 
 
-def test_what_is_beyond_the_limit_is_in_the_total(capacity_now: Ground) -> None:
+def test_what_is_beyond_the_limit_is_in_the_total(services: SchedulingServices) -> None:
     for hours in (1, 3, 2):
-        capacity_now.ran(gpus=1, hours=hours)
+        services.ran(gpus=1, hours=hours)
 
-    report = capacity_now.usage.show(by="job", limit=2)
+    report = services.usage.show(by="job", limit=2)
 
     assert [line.gpu_hours for line in report.lines] == [3.0, 2.0]
     assert (report.left_out, report.total.gpu_hours) == (1, 6.0)
 
 
-def test_old_attempts_keep_their_prices_and_currency(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=1, hours=1)
-    dollars = capacity_now.accounts._prices.model_copy(update={"currency": "USD", "gpu_models": {}})  # type: ignore[union-attr]
-    capacity_now.accounts._prices = dollars
-    capacity_now.ran(gpus=1, hours=1)
+def test_old_attempts_keep_their_prices_and_currency(services: SchedulingServices) -> None:
+    services.ran(gpus=1, hours=1)
+    dollars = services.accounts._prices.model_copy(update={"currency": "USD", "gpu_models": {}})  # type: ignore[union-attr]
+    services.accounts._prices = dollars
+    services.ran(gpus=1, hours=1)
 
-    assert capacity_now.usage.show().total.costs == {"AED": 13.0, "USD": 8.5}
-
-
-def test_without_prices_nothing_is_said_to_cost_nothing(light_ground: Ground) -> None:
-    light_ground.accounts._prices = None
-    light_ground.ran(gpus=1, hours=1)
-
-    assert light_ground.usage.show().total.costs == {}
-    assert {row["BillingCurrency"] for row in bill(light_ground)} == {"XXX"}
+    assert services.usage.show().total.costs == {"AED": 13.0, "USD": 8.5}
 
 
-def test_a_span_that_ends_before_it_begins_is_refused(light_ground: Ground) -> None:
-    now = light_ground.clock()
+def test_without_prices_nothing_is_said_to_cost_nothing(light_services: SchedulingServices) -> None:
+    light_services.accounts._prices = None
+    light_services.ran(gpus=1, hours=1)
+
+    assert light_services.usage.show().total.costs == {}
+    assert {row["BillingCurrency"] for row in bill(light_services)} == {"XXX"}
+
+
+def test_a_span_that_ends_before_it_begins_is_refused(light_services: SchedulingServices) -> None:
+    now = light_services.clock()
 
     with pytest.raises(InvalidInput, match="since"):
-        light_ground.usage.show(since=now, until=now - timedelta(hours=1))
+        light_services.usage.show(since=now, until=now - timedelta(hours=1))
     with pytest.raises(InvalidInput):
-        light_ground.usage.show(since=datetime(2026, 3, 1))  # noqa: DTZ001 - that is what is wrong with it
+        light_services.usage.show(since=datetime(2026, 3, 1))  # noqa: DTZ001 - that is what is wrong with it
 
 
 # ----------------------------------------------------------------------------------------------------- who
 
 
-def test_callers_see_only_workspaces_that_they_may_read(capacity_now: Ground) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.ran("risk", gpus=1, hours=1)
-    capacity_now.ran("default", gpus=1, hours=2)
-    dana = capacity_now.join("dana", Role.VIEWER, workspace="risk")
+def test_callers_see_only_workspaces_that_they_may_read(services: SchedulingServices) -> None:
+    services.workspace("risk")
+    services.ran("risk", gpus=1, hours=1)
+    services.ran("default", gpus=1, hours=2)
+    dana = services.join("dana", Role.VIEWER, workspace="risk")
 
     with acting_as(dana):
-        report = capacity_now.usage.show(by="queue")
-        rows = bill(capacity_now)
+        report = services.usage.show(by="queue")
+        rows = bill(services)
         with pytest.raises(NotFound):
-            capacity_now.usage.show(workspace="default")
-    with capacity_now.acting("sam"):
-        assert capacity_now.usage.show().total.attempts == 0
-        assert bill(capacity_now) == []
+            services.usage.show(workspace="default")
+    with services.acting("sam"):
+        assert services.usage.show().total.attempts == 0
+        assert bill(services) == []
 
     assert report.total.gpu_hours == 1.0
     assert {row["SubAccountName"] for row in rows} == {"risk"}
@@ -253,44 +255,44 @@ def test_callers_see_only_workspaces_that_they_may_read(capacity_now: Ground) ->
 
 @pytest.mark.parametrize(("role", "attempts_seen"), [(Role.AUDITOR, 1), (Role.OPERATOR, 1), (Role.VIEWER, 0)])
 def test_who_oversees_the_platform_sees_removed_workspaces(
-    capacity_now: Ground, role: Role, attempts_seen: int
+    services: SchedulingServices, role: Role, attempts_seen: int
 ) -> None:
-    risk = capacity_now.workspace("risk")
-    capacity_now.ran("risk", gpus=1, hours=1)
-    with capacity_now.platform.database.write() as tx:
-        objects.delete(tx, risk, at=capacity_now.clock())
+    risk = services.workspace("risk")
+    services.ran("risk", gpus=1, hours=1)
+    with services.platform.database.write() as tx:
+        objects.delete(tx, risk, at=services.clock())
 
-    with capacity_now.acting("dana", role, workspace="platform"):
-        report = capacity_now.usage.show()
+    with services.acting("dana", role, workspace="platform"):
+        report = services.usage.show()
 
     assert report.total.attempts == attempts_seen
     assert [line.name for line in report.lines] == ["risk"][:attempts_seen]
 
 
-def test_a_token_for_one_workspace_shows_that_one(capacity_now: Ground) -> None:
-    capacity_now.workspace("risk")
-    capacity_now.ran("risk", gpus=1, hours=1)
-    capacity_now.ran("default", gpus=1, hours=1)
-    secret = capacity_now.platform.tokens.issue(purpose="bill", workspace="risk", actions=("usage.*",)).secret
+def test_a_token_for_one_workspace_shows_that_one(services: SchedulingServices) -> None:
+    services.workspace("risk")
+    services.ran("risk", gpus=1, hours=1)
+    services.ran("default", gpus=1, hours=1)
+    secret = services.platform.tokens.issue(purpose="bill", workspace="risk", actions=("usage.*",)).secret
 
-    with acting_as(capacity_now.platform.caller_of(secret)):
-        assert [line.name for line in capacity_now.usage.show().lines] == ["risk"]
+    with acting_as(services.platform.caller_of(secret)):
+        assert [line.name for line in services.usage.show().lines] == ["risk"]
 
 
 # ------------------------------------------------------------------------------------------------ the bill
 
 
-def test_the_bill_has_every_mandatory_column(capacity_now: Ground) -> None:
+def test_the_bill_has_every_mandatory_column(services: SchedulingServices) -> None:
     assert set(COLUMNS) >= MANDATORY
-    assert b"".join(capacity_now.usage.export()).decode().strip().split(",") == list(COLUMNS)
+    assert b"".join(services.usage.export()).decode().strip().split(",") == list(COLUMNS)
 
 
-def test_the_lines_of_an_attempt(capacity_now: Ground) -> None:
-    request = capacity_now.ran(
+def test_the_lines_of_an_attempt(services: SchedulingServices) -> None:
+    request = services.ran(
         "default", gpus=2, cpus=4, hours=1.5, name="fitting", used={"gpu_energy_j": 7_200_000.0}
     )
 
-    rows = {row["PricingUnit"]: row for row in bill(capacity_now)}
+    rows = {row["PricingUnit"]: row for row in bill(services)}
 
     gpu = rows["GPU-Hours"]
     assert (gpu["PricingQuantity"], gpu["ListUnitPrice"], gpu["BilledCost"]) == ("3", "12.5", "37.5")
@@ -312,23 +314,23 @@ def test_the_lines_of_an_attempt(capacity_now: Ground) -> None:
     assert (energy["ConsumedQuantity"], energy["ListCost"]) == ("2", "0.5")
 
 
-def test_the_bill_adds_up_to_what_is_shown(capacity_now: Ground) -> None:
-    capacity_now.ran(gpus=1, cpus=3, hours=1.7, used={"cpu_energy_j": 123_456.0})
-    capacity_now.begin(capacity_now.submit(gpus=2))
-    capacity_now.clock.advance(timedelta(minutes=7))
+def test_the_bill_adds_up_to_what_is_shown(services: SchedulingServices) -> None:
+    services.ran(gpus=1, cpus=3, hours=1.7, used={"cpu_energy_j": 123_456.0})
+    services.begin(services.submit(gpus=2))
+    services.clock.advance(timedelta(minutes=7))
 
-    shown = capacity_now.usage.show().total.costs["AED"]
+    shown = services.usage.show().total.costs["AED"]
 
-    assert sum(float(row["BilledCost"]) for row in bill(capacity_now)) == pytest.approx(shown, abs=1e-9)
+    assert sum(float(row["BilledCost"]) for row in bill(services)) == pytest.approx(shown, abs=1e-9)
 
 
-def test_a_charge_is_cut_where_a_month_begins(capacity_now: Ground) -> None:
-    capacity_now.clock.now = datetime(2026, 3, 31, 20, tzinfo=UTC)
-    capacity_now.ran(gpus=1, hours=10)
+def test_a_charge_is_cut_where_a_month_begins(services: SchedulingServices) -> None:
+    services.clock.now = datetime(2026, 3, 31, 20, tzinfo=UTC)
+    services.ran(gpus=1, hours=10)
 
     rows = [
         row
-        for row in bill(capacity_now, since=datetime(2026, 3, 1, tzinfo=UTC))
+        for row in bill(services, since=datetime(2026, 3, 1, tzinfo=UTC))
         if row["PricingUnit"] == "GPU-Hours"
     ]
 
@@ -338,25 +340,27 @@ def test_a_charge_is_cut_where_a_month_begins(capacity_now: Ground) -> None:
     ]
 
 
-def test_pages_of_the_bill_leave_nothing_out(capacity_now: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_the_bill_leave_nothing_out(
+    services: SchedulingServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attempts, "PAGE", 2)
-    together = [capacity_now.submit(gpus=1) for _ in range(5)]
+    together = [services.submit(gpus=1) for _ in range(5)]
     for request in together:
-        capacity_now.begin(request)
-    capacity_now.clock.advance(timedelta(hours=1))
+        services.begin(request)
+    services.clock.advance(timedelta(hours=1))
     for request in together:
-        capacity_now.end(request)
+        services.end(request)
 
-    rows = [row["ResourceId"] for row in bill(capacity_now) if row["PricingUnit"] == "GPU-Hours"]
+    rows = [row["ResourceId"] for row in bill(services) if row["PricingUnit"] == "GPU-Hours"]
 
     assert sorted(rows) == sorted(request.job for request in together)
 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t", "\r"])
-def test_no_cell_is_a_formula(light_ground: Ground, sign: str) -> None:
-    light_ground.ran(gpus=1, hours=1, name=f'{sign}HYPERLINK("http://x")')
+def test_no_cell_is_a_formula(light_services: SchedulingServices, sign: str) -> None:
+    light_services.ran(gpus=1, hours=1, name=f'{sign}HYPERLINK("http://x")')
 
-    (name,) = {row["ResourceName"] for row in bill(light_ground)}
+    (name,) = {row["ResourceName"] for row in bill(light_services)}
 
     assert name == f'\'{sign}HYPERLINK("http://x")'
     assert guarded("12.5") == "12.5"
@@ -365,15 +369,15 @@ def test_no_cell_is_a_formula(light_ground: Ground, sign: str) -> None:
 # ----------------------------------------------------------------------------------------------- the replay
 
 
-def test_past_attempts_are_told_as_they_were_asked_for(capacity_now: Ground) -> None:
-    begin = capacity_now.clock()
-    first = capacity_now.ran(gpus=2, cpus=4, hours=1)
-    second = capacity_now.submit(queue="default", cpus=2)
-    capacity_now.begin(second)
+def test_past_attempts_are_told_as_they_were_asked_for(services: SchedulingServices) -> None:
+    begin = services.clock()
+    first = services.ran(gpus=2, cpus=4, hours=1)
+    second = services.submit(queue="default", cpus=2)
+    services.begin(second)
 
-    soon = capacity_now.clock() + timedelta(seconds=1)
-    found = list(capacity_now.queues.history(since=begin, until=soon))
-    none = list(capacity_now.queues.history(since=begin - timedelta(days=1), until=begin))
+    soon = services.clock() + timedelta(seconds=1)
+    found = list(services.queues.history(since=begin, until=soon))
+    none = list(services.queues.history(since=begin - timedelta(days=1), until=begin))
 
     assert [each.request for each in found] == [first, second]
     assert found[0].ended_at == begin + timedelta(hours=1)
@@ -382,34 +386,34 @@ def test_past_attempts_are_told_as_they_were_asked_for(capacity_now: Ground) -> 
 
 
 def test_the_past_is_told_as_it_was_known_at_a_moment(
-    capacity_now: Ground, monkeypatch: pytest.MonkeyPatch
+    services: SchedulingServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Page by page too."""
     monkeypatch.setattr(attempts, "PAGE", 2)
-    begin = capacity_now.clock()
-    requests = [capacity_now.submit(gpus=1) for _ in range(5)]
+    begin = services.clock()
+    requests = [services.submit(gpus=1) for _ in range(5)]
     for request in requests[:4]:
-        capacity_now.begin(request)
-    capacity_now.clock.advance(timedelta(hours=1))
-    moment = capacity_now.clock()
-    before = list(capacity_now.queues.history(since=begin, until=moment, as_of=moment))
-    capacity_now.clock.advance(timedelta(hours=1))
-    capacity_now.end(requests[0], verdict="preempted")
-    capacity_now.begin(requests[0], attempt=2)
-    capacity_now.begin(requests[4])
+        services.begin(request)
+    services.clock.advance(timedelta(hours=1))
+    moment = services.clock()
+    before = list(services.queues.history(since=begin, until=moment, as_of=moment))
+    services.clock.advance(timedelta(hours=1))
+    services.end(requests[0], verdict="preempted")
+    services.begin(requests[0], attempt=2)
+    services.begin(requests[4])
 
-    after = list(capacity_now.queues.history(since=begin, until=moment, as_of=moment))
+    after = list(services.queues.history(since=begin, until=moment, as_of=moment))
 
     assert after == before
     assert {each.job for each in before} == {request.job for request in requests[:4]}
-    assert len(list(capacity_now.queues.history(since=begin, until=moment))) == 6
+    assert len(list(services.queues.history(since=begin, until=moment))) == 6
 
 
-def test_a_room_over_no_machines_has_no_shares(light_ground: Ground) -> None:
+def test_a_room_over_no_machines_has_no_shares(light_services: SchedulingServices) -> None:
     accounts = QueueAccounts(nodes=lambda: (), prices=None, half_life=timedelta(days=1))
-    room = Usage(light_ground.platform.parts.gate, accounts=accounts, jobs=light_ground.jobs)
-    light_ground.ran(gpus=1, hours=1)
+    room = Usage(light_services.platform.parts.gate, accounts=accounts, jobs=light_services.jobs)
+    light_services.ran(gpus=1, hours=1)
 
-    with light_ground.platform.database.read() as tx:
-        assert [each.history for each in accounts.queues(tx, now=light_ground.clock())] == [0.0]
+    with light_services.platform.database.read() as tx:
+        assert [each.history for each in accounts.queues(tx, now=light_services.clock())] == [0.0]
     assert room.show().total.gpu_hours == 1.0

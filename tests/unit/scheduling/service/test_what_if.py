@@ -27,7 +27,7 @@ from falaj.records.scheduling.simulation import (
     WhatIfQuestion,
 )
 from falaj.records.scheduling.snapshot import Quota
-from falaj.scheduling import what_if_results as comparisons_module
+from falaj.scheduling import store
 from falaj.scheduling.accounting import attempts
 from falaj.scheduling.simulator import history as past_module
 from falaj.scheduling.simulator import replay_process, what_if
@@ -36,37 +36,37 @@ from falaj.scheduling.tables import comparisons
 from polling import eventually
 
 if TYPE_CHECKING:
-    from conftest import Ground
+    from conftest import SchedulingServices
 
 HOUR = timedelta(hours=1)
 
 
-def last_week(capacity_now: Ground) -> None:
+def last_week(services: SchedulingServices) -> None:
     """Team risk may have one GPU: its three jobs of an hour came at once, and ran one after the other."""
-    capacity_now.queues.set("risk", quota=Quota(gpus=1))
-    capacity_now.queues.set("research", quota=Quota(gpus=2))
-    waiting = [capacity_now.submit(queue="risk", gpus=1) for _ in range(3)]
+    services.queues.set("risk", quota=Quota(gpus=1))
+    services.queues.set("research", quota=Quota(gpus=2))
+    waiting = [services.submit(queue="risk", gpus=1) for _ in range(3)]
     for request in waiting:
-        capacity_now.begin(request)
-        capacity_now.clock.advance(HOUR)
-        capacity_now.end(request)
+        services.begin(request)
+        services.clock.advance(HOUR)
+        services.end(request)
 
 
-def compare(capacity_now: Ground, **asked: Any) -> WhatIfComparison:
+def compare(services: SchedulingServices, **asked: Any) -> WhatIfComparison:
     """What came of it, once the controller has had it replayed."""
-    work = capacity_now.queues.what_if(**asked)
-    replay_now(capacity_now.queues, work.id)
-    return capacity_now.queues.what_if_result(work.id)
+    work = services.queues.what_if(**asked)
+    replay_now(services.queues, work.id)
+    return services.queues.what_if_result(work.id)
 
 
 def more_for_risk(gpus: int) -> Changes:
     return Changes(quotas=(ResourceBound(queue="risk", resource="gpus", amount=gpus),))
 
 
-def test_more_quota_would_have_spared_the_team_its_waits(capacity_now: Ground) -> None:
-    last_week(capacity_now)
+def test_more_quota_would_have_spared_the_team_its_waits(services: SchedulingServices) -> None:
+    last_week(services)
 
-    found = compare(capacity_now, changes=more_for_risk(3))
+    found = compare(services, changes=more_for_risk(3))
 
     (risk,) = found.teams
     assert (risk.queue, found.jobs, found.changes) == ("risk", 3, ("quota of risk: 1 GPU → 3 GPUs",))
@@ -77,166 +77,170 @@ def test_more_quota_would_have_spared_the_team_its_waits(capacity_now: Ground) -
     assert risk.after.gpu_use == pytest.approx(3 / 8)
 
 
-def test_the_replay_without_changes_is_checked_against_what_happened(capacity_now: Ground) -> None:
-    last_week(capacity_now)
+def test_the_replay_without_changes_is_checked_against_what_happened(services: SchedulingServices) -> None:
+    last_week(services)
 
-    found = compare(capacity_now)
+    found = compare(services)
 
     assert found.observed is not None
     assert found.observed.wait == found.observed.simulated_wait
     assert found.before == found.after
 
 
-def test_an_attempt_that_was_preempted_counts_to_the_same_job(light_ground: Ground) -> None:
-    request = light_ground.submit(gpus=1)
-    light_ground.begin(request)
-    light_ground.clock.advance(HOUR)
-    light_ground.end(request, verdict="preempted")
-    light_ground.begin(request, attempt=2)
-    light_ground.clock.advance(2 * HOUR)
-    light_ground.end(request, attempt=2)
+def test_an_attempt_that_was_preempted_counts_to_the_same_job(light_services: SchedulingServices) -> None:
+    request = light_services.submit(gpus=1)
+    light_services.begin(request)
+    light_services.clock.advance(HOUR)
+    light_services.end(request, verdict="preempted")
+    light_services.begin(request, attempt=2)
+    light_services.clock.advance(2 * HOUR)
+    light_services.end(request, attempt=2)
 
-    found = compare(light_ground)
+    found = compare(light_services)
 
     assert (found.jobs, found.before.gpu_hours) == (1, pytest.approx(3))
     assert found.observed is not None
     assert (found.observed.preemptions, found.observed.simulated_preemptions) == (1, 0)
 
 
-def test_only_jobs_that_were_submitted_in_the_time_are_replayed(light_ground: Ground) -> None:
-    last_week(light_ground)
-    light_ground.clock.advance(timedelta(days=8))
+def test_only_jobs_that_were_submitted_in_the_time_are_replayed(light_services: SchedulingServices) -> None:
+    last_week(light_services)
+    light_services.clock.advance(timedelta(days=8))
 
-    with pytest.raises(NotFound, match="no job that was submitted"):
-        light_ground.queues.what_if()
-    found = compare(light_ground, since=light_ground.clock() - timedelta(days=9))
+    with pytest.raises(NotFound, match="no job submitted"):
+        light_services.queues.what_if()
+    found = compare(light_services, since=light_services.clock() - timedelta(days=9))
 
     assert found.jobs == 3
 
 
-def test_wrong_references_and_times_are_refused_even_before_there_are_jobs(light_ground: Ground) -> None:
+def test_wrong_references_and_times_are_refused_even_before_there_are_jobs(
+    light_services: SchedulingServices,
+) -> None:
     wrong = Changes(weights=(NewWeight(queue="nobody", weight=2),), add_nodes=(MoreNodes(like="there"),))
 
     with pytest.raises(InvalidInput) as refused:
-        light_ground.queues.what_if(changes=wrong)
+        light_services.queues.what_if(changes=wrong)
     with pytest.raises(InvalidInput, match="before"):
-        light_ground.queues.what_if(since=light_ground.clock() + HOUR)
+        light_services.queues.what_if(since=light_services.clock() + HOUR)
 
     assert [fault.given for fault in refused.value.faults] == ["nobody", "there"]
     assert refused.value.faults[1].allowed == "a node: here"
 
 
-def test_a_quota_that_the_room_would_refuse_is_refused_here_too(light_ground: Ground) -> None:
-    light_ground.queues.set("bank", quota=Quota(gpus=2))
-    light_ground.queues.set("risk", quota=Quota(gpus=1), parent="bank")
+def test_a_quota_that_the_room_would_refuse_is_refused_here_too(light_services: SchedulingServices) -> None:
+    light_services.queues.set("bank", quota=Quota(gpus=2))
+    light_services.queues.set("risk", quota=Quota(gpus=1), parent="bank")
 
     with pytest.raises(InvalidInput, match=r"risk: quota\.gpus"):
-        light_ground.queues.what_if(changes=more_for_risk(3))
+        light_services.queues.what_if(changes=more_for_risk(3))
 
 
 # -------------------------------------------------------------------------------------------- as work
 
 
-def test_it_is_written_down_and_finds_what_the_simulator_finds(capacity_now: Ground) -> None:
-    last_week(capacity_now)
+def test_it_is_written_down_and_finds_what_the_simulator_finds(services: SchedulingServices) -> None:
+    last_week(services)
     changes = more_for_risk(2)
 
-    work = capacity_now.queues.what_if(changes=changes, checkpoint_every=HOUR)
-    with pytest.raises(NotFound, match=f"no comparison for work {work.id}"):
-        capacity_now.queues.what_if_result(work.id)
-    walk = replay_now(capacity_now.queues, work.id)
+    work = services.queues.what_if(changes=changes, checkpoint_every=HOUR)
+    with pytest.raises(NotFound, match=f"work {work.id} has no comparison"):
+        services.queues.what_if_result(work.id)
+    walk = replay_now(services.queues, work.id)
 
     assert (work.workflow, work.state) == ("queues.what_if", WorkflowState.WAITING)
-    with capacity_now.platform.database.read() as tx:
+    with services.platform.database.read() as tx:
         asked = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
-    jobs = past_jobs(capacity_now.queues.history(since=asked.since, until=asked.until), now=asked.asked_at)
+    jobs = past_jobs(services.queues.history(since=asked.since, until=asked.until), now=asked.asked_at)
     direct = what_if(jobs, asked.world, changes, since=asked.since, until=asked.until)
-    found = capacity_now.queues.what_if_result(work.id)
+    found = services.queues.what_if_result(work.id)
     assert asked.world.assume.checkpoint_every == HOUR
     assert found == direct.model_copy(update={"words": (*direct.words, past_module.NOT_REPLAYED)})
     assert walk.reports[-1] == ("store the comparison", 6, 6)
 
 
-def test_what_changes_after_it_was_asked_does_not_change_the_answer(capacity_now: Ground) -> None:
-    last_week(capacity_now)
-    running = capacity_now.submit(queue="research", gpus=1)
-    capacity_now.begin(running)
-    capacity_now.clock.advance(HOUR)
-    first, second = (capacity_now.queues.what_if(changes=more_for_risk(3)) for _ in range(2))
-    replay_now(capacity_now.queues, first.id)
+def test_what_changes_after_it_was_asked_does_not_change_the_answer(services: SchedulingServices) -> None:
+    last_week(services)
+    running = services.submit(queue="research", gpus=1)
+    services.begin(running)
+    services.clock.advance(HOUR)
+    first, second = (services.queues.what_if(changes=more_for_risk(3)) for _ in range(2))
+    replay_now(services.queues, first.id)
 
-    capacity_now.clock.advance(HOUR)
-    capacity_now.end(running, verdict="preempted")
-    capacity_now.begin(running, attempt=2)
-    capacity_now.queues.set("risk", quota=Quota(gpus=7))
-    replay_now(capacity_now.queues, second.id)
-    replay_now(capacity_now.queues, first.id)  # broken off before the engine knew, and made again
+    services.clock.advance(HOUR)
+    services.end(running, verdict="preempted")
+    services.begin(running, attempt=2)
+    services.queues.set("risk", quota=Quota(gpus=7))
+    replay_now(services.queues, second.id)
+    replay_now(services.queues, first.id)  # broken off before the engine knew, and made again
 
-    found = capacity_now.queues.what_if_result(first.id)
-    assert found == capacity_now.queues.what_if_result(second.id)
+    found = services.queues.what_if_result(first.id)
+    assert found == services.queues.what_if_result(second.id)
     assert found.before.gpu_hours == pytest.approx(4)
 
 
-def test_too_many_jobs_are_refused_when_it_is_asked(light_ground: Ground, monkeypatch: Any) -> None:
-    last_week(light_ground)
+def test_too_many_jobs_are_refused_when_it_is_asked(
+    light_services: SchedulingServices, monkeypatch: Any
+) -> None:
+    last_week(light_services)
     monkeypatch.setattr(past_module, "MOST_JOBS", 2)
 
     with pytest.raises(InvalidInput, match="3 jobs") as refused:
-        light_ground.queues.what_if()
+        light_services.queues.what_if()
 
-    assert refused.value.faults[0].allowed == "a time in which at most 2 jobs were submitted"
+    assert refused.value.faults[0].allowed == "a time range in which at most 2 jobs were submitted"
 
 
-def test_what_was_found_lies_sealed(capacity_now: Ground) -> None:
-    last_week(capacity_now)
-    compare(capacity_now)
+def test_what_was_found_lies_sealed(services: SchedulingServices) -> None:
+    last_week(services)
+    compare(services)
 
-    (row,) = capacity_now.platform.rows(comparisons)
+    (row,) = services.platform.rows(comparisons)
 
     assert b"risk" not in bytes(row["sealed"])
-    with capacity_now.platform.database.read() as tx:
+    with services.platform.database.read() as tx:
         assert "teams" not in (work_row(tx, row["work"]).result or {})
 
 
 @pytest.mark.parametrize("where", ["default", "platform"])
-def test_it_is_for_operators(light_ground: Ground, where: str) -> None:
+def test_it_is_for_operators(light_services: SchedulingServices, where: str) -> None:
     """Who may only look at the platform sees that it was asked, and not what was found."""
-    last_week(light_ground)
-    work = light_ground.queues.what_if()
-    replay_now(light_ground.queues, work.id)
-    found = light_ground.queues.what_if_result(work.id)
+    last_week(light_services)
+    work = light_services.queues.what_if()
+    replay_now(light_services.queues, work.id)
+    found = light_services.queues.what_if_result(work.id)
     role = Role.OPERATOR if where == "default" else Role.DEVELOPER
-    until = light_ground.clock()
+    until = light_services.clock()
 
-    with light_ground.acting("dana", role, workspace=where):
+    with light_services.acting("dana", role, workspace=where):
         with pytest.raises((Denied, NotFound)):
-            light_ground.queues.what_if()
+            light_services.queues.what_if()
         with pytest.raises((Denied, NotFound)):
-            light_ground.queues.what_if_result(work.id)
+            light_services.queues.what_if_result(work.id)
         with pytest.raises((Denied, NotFound)):
-            light_ground.queues.save_what_if(work.id, comparison=found)
+            light_services.queues.save_what_if(work.id, comparison=found)
         with pytest.raises((Denied, NotFound)):
-            list(light_ground.queues.history(since=until - HOUR, until=until))
+            list(light_services.queues.history(since=until - HOUR, until=until))
 
 
-def test_an_operator_of_the_platform_may(light_ground: Ground) -> None:
-    last_week(light_ground)
-    omar = light_ground.join("omar", Role.OPERATOR, workspace="platform")
+def test_an_operator_of_the_platform_may(light_services: SchedulingServices) -> None:
+    last_week(light_services)
+    omar = light_services.join("omar", Role.OPERATOR, workspace="platform")
 
     with acting_as(omar):
-        found = compare(light_ground)
-        work = light_ground.queues.what_if()
-        light_ground.platform.workflows.cancel(work.id)
-        seen = light_ground.platform.workflows.show(work.id)
+        found = compare(light_services)
+        work = light_services.queues.what_if()
+        light_services.platform.workflows.cancel(work.id)
+        seen = light_services.platform.workflows.show(work.id)
 
     assert (found.jobs, seen.id) == (3, work.id)
 
 
 def test_a_database_that_is_away_for_a_moment_is_waited_for(
-    light_ground: Ground, monkeypatch: pytest.MonkeyPatch
+    light_services: SchedulingServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last_week(light_ground)
-    work = light_ground.queues.what_if()
+    last_week(light_services)
+    work = light_services.queues.what_if()
     fails = {"reading": 2, "keeping": 2}
 
     def away(what: str, real: Any) -> Any:
@@ -249,55 +253,55 @@ def test_a_database_that_is_away_for_a_moment_is_waited_for(
         return attempt
 
     monkeypatch.setattr(attempts, "_past_attempt", away("reading", attempts._past_attempt))
-    monkeypatch.setattr(comparisons_module, "keep", away("keeping", comparisons_module.keep))
-    replay_now(light_ground.queues, work.id)
+    monkeypatch.setattr(store, "put_comparison", away("keeping", store.put_comparison))
+    replay_now(light_services.queues, work.id)
 
-    assert light_ground.queues.what_if_result(work.id).jobs == 3
+    assert light_services.queues.what_if_result(work.id).jobs == 3
     assert max(fails.values()) < 0
 
 
-def test_who_may_no_longer_do_it_is_told_nothing_of_the_past(light_ground: Ground) -> None:
-    last_week(light_ground)
-    omar = light_ground.join("omar", Role.OPERATOR, workspace="platform")
+def test_who_may_no_longer_do_it_is_told_nothing_of_the_past(light_services: SchedulingServices) -> None:
+    last_week(light_services)
+    omar = light_services.join("omar", Role.OPERATOR, workspace="platform")
     with acting_as(omar):
-        work = light_ground.queues.what_if()
-    light_ground.platform.workspaces.revoke("platform", "omar", role=Role.OPERATOR)
+        work = light_services.queues.what_if()
+    light_services.platform.workspaces.revoke("platform", "omar", role=Role.OPERATOR)
 
     with acting_as(omar), pytest.raises((Denied, NotFound)):
-        replay_now(light_ground.queues, work.id)
+        replay_now(light_services.queues, work.id)
 
 
 @pytest.mark.parametrize(
     ("program", "words"),
-    [("falaj.version", "ended with status 0"), ("falaj.no_such_module", "ended with status 1")],
+    [("falaj.version", "exited with status 0"), ("falaj.no_such_module", "exited with status 1")],
 )
 def test_a_process_that_says_nothing_is_an_error(
-    light_ground: Ground, monkeypatch: pytest.MonkeyPatch, program: str, words: str
+    light_services: SchedulingServices, monkeypatch: pytest.MonkeyPatch, program: str, words: str
 ) -> None:
-    last_week(light_ground)
-    work = light_ground.queues.what_if()
+    last_week(light_services)
+    work = light_services.queues.what_if()
     monkeypatch.setattr(replay_process, "PROGRAM", program)
 
     with pytest.raises(Internal, match=words):
-        replay_now(light_ground.queues, work.id)
+        replay_now(light_services.queues, work.id)
 
 
-def test_one_that_is_killed_by_others_is_an_error_that_says_so(light_ground: Ground) -> None:
-    last_week(light_ground)
-    work = light_ground.queues.what_if()
-    with light_ground.platform.database.read() as tx:
+def test_one_that_is_killed_by_others_is_an_error_that_says_so(light_services: SchedulingServices) -> None:
+    last_week(light_services)
+    work = light_services.queues.what_if()
+    with light_services.platform.database.read() as tx:
         asked = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
     killed = threading.Event()
 
     def past() -> Iterator[PastAttempt]:
         killed.wait(30)
-        yield from light_ground.queues.history(since=asked.since, until=asked.until)
+        yield from light_services.queues.history(since=asked.since, until=asked.until)
 
     running = replay_process.ReplayProcess(asked, past())
     os.kill(running.pid, signal.SIGKILL)
     killed.set()
 
-    with pytest.raises(Internal, match="SIGKILL; perhaps memory ran out"):
+    with pytest.raises(Internal, match="SIGKILL; it may have run out of memory"):
         eventually(running.look, within=30)
     running.stop()
     running.stop()

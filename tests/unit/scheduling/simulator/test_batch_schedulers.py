@@ -81,16 +81,16 @@ def test_overtaking_delays_the_head_beyond_no_promise(seed: int) -> None:
         job.model_copy(update={"request": job.request.model_copy(update={"time_limit": minutes(20)})})
         for job in many(seed, 40)
     ]
-    nominations: dict[str, datetime] = {}
+    promises: dict[str, datetime] = {}
 
     def noting(snapshot: Snapshot) -> Iterable[Decision]:
         turn = BatchRound(snapshot, overtaking=True)
         decisions = list(turn.decisions())
         if turn.head is not None and turn.at is not None:
-            nominations.setdefault(turn.head.job, turn.at)
+            promises.setdefault(turn.head.job, turn.at)
         return decisions
 
     found = simulate(jobs, world_of(machine(gpus=4)), scheduler=noting)
 
     started = {each.job: each.started_at for each in found.jobs if each.started_at}
-    assert all(started[job] <= at for job, at in nominations.items())
+    assert all(started[job] <= at for job, at in promises.items())

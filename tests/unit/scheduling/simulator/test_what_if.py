@@ -44,7 +44,7 @@ def test_the_replay_is_set_beside_what_really_happened() -> None:
 
     assert found.observed is not None
     assert found.observed.wait == found.observed.simulated_wait
-    assert any("check:" in words for words in found.words)
+    assert any("validation:" in words for words in found.words)
     assert what_if([past("a", 0, 1)], world_of(), Changes()).observed is None
 
 
@@ -123,7 +123,7 @@ def test_a_quota_beyond_the_limit_and_the_last_node_are_refused() -> None:
 
     with pytest.raises(InvalidInput, match=r"risk: limit\.gpus\n  given    4, with a quota of 8"):
         apply_changes(world, Changes(quotas=(gpus("risk", 8),)))
-    with pytest.raises(InvalidInput, match="at least one node stays"):
+    with pytest.raises(InvalidInput, match="at least one node must remain"):
         apply_changes(world, Changes(remove_nodes=("n1",)))
     assert apply_changes(world, Changes(quotas=(gpus("risk", 8),), limits=(gpus("risk", 8),)))
 

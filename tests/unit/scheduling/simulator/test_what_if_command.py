@@ -67,7 +67,7 @@ def test_unknown_names_and_an_empty_past_are_refused(falaj: CommandLine) -> None
 
     assert (unknown.status, empty.status, wrong.status) == (2, 1, 2)
     assert "a queue: default" in unknown.err
-    assert "no job that was submitted" in empty.err
+    assert "no job submitted" in empty.err
     assert "--since" in wrong.err
 
 
@@ -87,4 +87,4 @@ def test_the_table_sets_before_beside_after(capsys: pytest.CaptureFixture[str]) 
     assert "30m 0s → 0.0s" in risk
     assert risk.rstrip().endswith("4.00")
     assert any(line.startswith("fairness") for line in lines)
-    assert any("they differ by the changes alone" in line for line in lines)
+    assert any("only the changes differ" in line for line in lines)

@@ -196,7 +196,7 @@ def list_budgets(
 
 def set_command(settings: QueueSettings) -> str:
     """Return the command, without `falaj`, that sets a queue to `settings`."""
-    words = ["queue", "set", settings.name]
+    words = ["queues", "set", settings.name]
     limit = settings.limit
     for field, word in RESOURCES.items():
         option = f"--{word}" if field == "memory_bytes" else f"--{field}"
@@ -312,7 +312,7 @@ def _amounts(budget: BudgetState) -> str:
 
 
 def _budget_spelled(terms: BudgetTerms) -> str:
-    words = ["queue", "set-budget", printable(terms.workspace)]
+    words = ["queues", "set-budget", printable(terms.workspace)]
     words += ["--gpu-hours", format_exact(terms.gpu_hours)] if terms.gpu_hours is not None else []
     words += ["--money", format_exact(terms.money)] if terms.money is not None else []
     return shlex.join([*words, "--period", terms.period])

@@ -9,10 +9,10 @@ from falaj.records.scheduling.snapshot import WHOLE_GPU, Affinity
 from falaj.records.sizes import format_size, spell_size
 from falaj.records.training.jobs import (
     Job,
+    JobMemoryEstimate,
     JobProgress,
     JobSpec,
     JobState,
-    MemoryEstimate,
     RequestedResources,
 )
 
@@ -87,7 +87,7 @@ def describe_request(spec: JobSpec) -> str:
     return ", ".join(parts)
 
 
-def describe_memory(estimate: MemoryEstimate) -> str:
+def describe_memory(estimate: JobMemoryEstimate) -> str:
     """Return the estimated memory of its training, and its parts."""
     way = estimate.ways[0]
     kinds = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from falaj.drivers.machine.kernel_files import read_number, read_text
 from falaj.drivers.processes.metering import process_tree
 from falaj.drivers.processes.metering.energy import CounterDelta, CpuEnergy, GpuEnergy
-from falaj.ports.launcher import WHOLE_GPU, Launch, ResourceUsage
+from falaj.ports.launcher import WHOLE_GPU, AttemptUsage, Launch
 
 INTERVAL_S = 1.0
 FIRST_INTERVAL_S = 0.05
@@ -60,10 +60,10 @@ class ResourceMeter:
         self._pause_s = min(INTERVAL_S, self._pause_s * 2)
         self._next_at = began + max(self._pause_s, took * PAUSE_FACTOR)
 
-    def used(self) -> ResourceUsage:
+    def used(self) -> AttemptUsage:
         """Return the usage so far. Call it once more when all processes were reaped, and then `close`."""
         self._sample()
-        return ResourceUsage(
+        return AttemptUsage(
             cpu_s=round(self._cpu_s, 3),
             peak_memory_bytes=self._peak_bytes or None,
             cpu_energy_j=round(self._cpu_j, 3) if self._cpus.is_available else None,

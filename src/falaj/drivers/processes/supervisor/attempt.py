@@ -32,7 +32,7 @@ from falaj.drivers.processes.supervisor.termination import StopAction, Terminati
 from falaj.drivers.processes.tree_removal import remove_tree
 from falaj.drivers.sandbox import landlock, sandbox_for
 from falaj.ports.boot import boot_identity
-from falaj.ports.launcher import ResourceUsage
+from falaj.ports.launcher import AttemptUsage
 
 TICK_S = 0.1
 SHORT_TICK_S = 0.005
@@ -137,9 +137,9 @@ class AttemptSupervisor:
                 pass
         return self._outcome(process.returncode)
 
-    def close(self) -> ResourceUsage:
+    def close(self) -> AttemptUsage:
         """Remove the cgroup and the heartbeats, and return the used resources."""
-        used = ResourceUsage()
+        used = AttemptUsage()
         if self._meter is not None:
             with contextlib.suppress(OSError, ValueError):
                 used = self._meter.used()
