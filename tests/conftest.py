@@ -248,7 +248,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what runs on request only, unless it is asked for."""
+    """Mark the second database as slow but for the contracts, and leave out what runs on request only."""
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("database_url") == "postgres" and "contracts" not in item.path.parts:
+            item.add_marker("slow")
     unasked = {
         item for item in items for mark in item.iter_markers("on_request") if mark.args[0] not in os.environ
     }

@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
 PACKAGES = Path(__file__).parents[2] / "src"
 PATIENCE_S = 60
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 SERVED = {"framework": "tensorflow", "processes": 3, "roles": {"chief": 1, "worker": 1, "ps": 1}}
 

@@ -12,6 +12,7 @@ import pytest
 from falaj.drivers.processes.attempt_spec import SandboxSpec
 from falaj.drivers.processes.launcher import ProcessLauncher
 from falaj.errors import IsolationRefused
+from falaj.records.no_telemetry import NO_TELEMETRY
 from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed
 from polling import eventually
 
@@ -147,6 +148,7 @@ def test_environment_is_what_was_given_and_what_the_launcher_decides(
     if testbed.sandbox.mechanism == "landlock":
         found.pop("TMPDIR")
     assert found == {
+        **NO_TELEMETRY,
         "LC_ALL": "C.UTF-8",
         "MINE": "1",
         "OMP_NUM_THREADS": "4",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import falaj as fj
 from controller_processes import run_controllers
 from falaj.records.training.jobs import JobState
 from platforms import make_platform
+
+pytestmark = pytest.mark.slow
 
 FIT = """
 import os, signal, torch

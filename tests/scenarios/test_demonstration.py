@@ -38,7 +38,7 @@ DNS_PORT = 53
 RESOLVERS = ("/run/systemd/resolve", "/run/dbus", "/var/run/dbus", "/run/avahi-daemon")
 """Unix sockets of services that look up names for others."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from falaj.records.names import ROOT, PrincipalId, new_id
 from platforms import URL_VARIABLE, OwnPlatform, make_platform
 from polling import eventually
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["first", "second", "third", "fourth"]
 SCRIPT = Path(__file__).with_name("paused_controller.py")
 

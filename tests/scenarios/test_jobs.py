@@ -20,6 +20,8 @@ from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 SLOW = f"""
 import time

@@ -5,8 +5,12 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+import pytest
+
 from controller_kills import run_kills
 from platforms import make_platform
+
+pytestmark = pytest.mark.slow
 
 JOBS, KILLS = 50, 20
 

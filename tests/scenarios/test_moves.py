@@ -18,6 +18,8 @@ from platforms import make_platform
 from polling import eventually
 from recorded_machines import machine
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 FIT = f"""
 import os, time, torch

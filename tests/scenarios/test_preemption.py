@@ -15,6 +15,8 @@ from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
 
+pytestmark = pytest.mark.slow
+
 STEPS, HELD_AT = 40, 20
 FIT = f"""
 import os, select, signal, time, torch

@@ -29,6 +29,8 @@ from falaj.sdk.platform import Platform
 from model_servers import constant
 from polling import eventually
 
+pytestmark = pytest.mark.slow
+
 UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=0))"
 TOML = "[server]\nport = 0\n\n[serving]\nport = 0\n"
 KILLS = ("training set", "train", "register", "canary", "route all to it")

@@ -17,6 +17,8 @@ from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
 
+pytestmark = pytest.mark.slow
+
 JOBS = 8
 SHORT = """
 import time

@@ -16,7 +16,7 @@ from accounting_history import add_past_jobs, replay_processes
 from controller_processes import ControllerProcesses, run_controllers
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
-from falaj.control.workflows import service as works
+from falaj.control.workflows.store import work_row
 from falaj.errors import NotFound
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.scheduling.simulation import Changes, NewWeight, WhatIfComparison, WhatIfQuestion
@@ -24,6 +24,8 @@ from falaj.scheduling.simulator.history import answer
 from platforms import make_platform
 from polling import eventually
 from processes import is_alive
+
+pytestmark = pytest.mark.slow
 
 JOBS = 1500
 SLOW = 60
@@ -60,7 +62,7 @@ def ended(controllers: ControllerProcesses, work: WorkflowRun) -> WorkflowRun:
 def direct(controllers: ControllerProcesses, work: WorkflowRun) -> WhatIfComparison:
     """What the simulator finds in this process."""
     with controllers.platform.database.read() as tx:
-        asked = WhatIfQuestion.model_validate(works.by_id(tx, work.id)["input"])
+        asked = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
     past = controllers.platform.queues.history(since=asked.since, until=asked.until, as_of=asked.asked_at)
     return answer(asked, past)
 
@@ -189,7 +191,7 @@ def test_the_command_waits_and_prints_the_table_beside_a_running_platform(home: 
 def test_the_command_works_where_no_platform_runs(home: Path) -> None:
     ran = falaj("queues", "what-if", "--json")
     later = falaj("queues", "what-if", "--detach")
-    ident = later.stdout.partition(":")[0]
+    ident = later.stdout.partition(" ")[0]
     watched = falaj("workflows", "watch", ident)
     told = falaj("queues", "what-if-result", ident)
 

@@ -140,7 +140,7 @@ def test_free_text_is_taken_or_refused_but_breaks_nothing(
 
 @pytest.mark.parametrize("age", ["P3000000D", "P999999999D"])
 def test_an_age_without_end_is_taken_or_refused(served: ServedPlatform, age: str) -> None:
-    answer = served.as_admin.post("/api/v1/blobs/sweep", json={"older_than": age})
+    answer = served.as_admin.post("/api/v1/blobs/cleanup", json={"older_than": age})
 
     assert answer.status_code in (200, 422)
 

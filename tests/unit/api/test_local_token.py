@@ -10,6 +10,7 @@ from falaj.errors import Unauthenticated
 from falaj.governance.identity.directory import Authenticator, BuiltInDirectory
 from falaj.governance.operations.caller import acting_as
 from falaj.records.training.jobs import JobSpec
+from falaj.training.store import job_row
 from falaj.training.tables import jobs
 from platforms import OwnPlatform
 
@@ -27,7 +28,7 @@ def test_a_job_that_was_submitted_before_a_restart_may_still_act(light_platform:
     (row,) = (each for each in light_platform.rows(jobs) if each["id"] == job.id)
     assert row["token"] == caller.token
     with parts.database.read() as tx:
-        assert requester(tx, row, origin="test").id == caller.id
+        assert requester(tx, job_row(tx, job.id), origin="test").id == caller.id
     with pytest.raises(Unauthenticated):
         authenticator.authenticate(first, origin="test")
     assert authenticator.authenticate(second, origin="test")[0].id == caller.id

@@ -191,7 +191,7 @@ def test_a_stream_ends_when_its_token_expires(
     served: ServedPlatform, platform: Platform, stream: str
 ) -> None:
     reader = served.connect(served.issue(expires_in=timedelta(minutes=1)))
-    probe = remote_service(Probe, reader.workspace.gate)
+    probe = remote_service(Probe, reader.workspaces.gate)
     begin = {
         "bytes": lambda: probe.pieces(count=500),
         "records": lambda: probe.notes(count=50_000, text="x" * 1000),
@@ -213,7 +213,7 @@ def test_a_stream_goes_on_while_its_token_lasts(served: ServedPlatform, platform
     reader = served.connect(served.issue(expires_in=timedelta(minutes=3)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(served.parts.gate, "_recheck_s", 0.0)
-        pieces = remote_service(Probe, reader.workspace.gate).pieces(count=100)
+        pieces = remote_service(Probe, reader.workspaces.gate).pieces(count=100)
         first = next(pieces)
         served.clock.advance(timedelta(minutes=2))
 
@@ -248,7 +248,7 @@ def test_a_read_that_is_cut_again_and_again_is_given_up(served: ServedPlatform, 
 
 def test_records_that_are_cut_are_an_interruption(served: ServedPlatform, platform: Platform) -> None:
     with cutting_proxy(served.url, [20_000]) as proxy, connect(proxy.url, served.admin) as away:
-        stream = remote_service(Probe, away.workspace.gate).notes(count=1000, text="x" * 100)
+        stream = remote_service(Probe, away.workspaces.gate).notes(count=1000, text="x" * 100)
 
         with pytest.raises(Interrupted):
             list(stream)
@@ -298,7 +298,7 @@ def test_streams_that_nobody_reads_let_go_of_their_connections(
     served: ServedPlatform, platform: Platform
 ) -> None:
     with connect(served.url, served.admin) as away:
-        pool = away.workspace.gate._client._transport._pool
+        pool = away.workspaces.gate._client._transport._pool
         for read in (away.blobs.read, away.lineage.graph, away.audit.table):
             held = [read("blob:data") if read != away.audit.table else read() for _ in range(3)]
             assert len(pool.connections) >= 3

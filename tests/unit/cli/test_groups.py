@@ -17,7 +17,7 @@ from falaj.apps.cli.commands import blobs
 from falaj.apps.cli.commands.lineage import draw_lineage
 from falaj.apps.cli.output import tables
 from falaj.apps.cli.output.values import encodable, format_value, printable
-from falaj.control.workflows.service import Workflows
+from falaj.control.workflows import service as workflows_service
 from falaj.errors import Interrupted
 from falaj.governance.blobs.service import Blobs
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
@@ -587,10 +587,10 @@ def test_work_is_watched_until_it_ends(
     copy = falaj.done("blobs", "copy", "raw", "local", "--name", "copied")
     ident = copy.out.split()[1]
 
-    def changes(self: Workflows, target: Any) -> Iterator[WorkflowRun]:
+    def changes(*_: Any, **__: Any) -> Iterator[WorkflowRun]:
         first = WorkflowRun(
-            id=target.id,
-            workspace=target.workspace,
+            id=ident,
+            workspace="workspace_01",
             workflow="blobs.copy",
             state=WorkflowState.RUNNING,
             doing="copying",
@@ -598,7 +598,7 @@ def test_work_is_watched_until_it_ends(
         )
         yield from (first, first.model_copy(update={"state": state, "doing": None}))
 
-    monkeypatch.setattr(Workflows, "_changes", changes)
+    monkeypatch.setattr(workflows_service, "stream_changes", changes)
     ran = falaj("workflows", "watch", ident)
 
     assert ran.status == status

@@ -40,7 +40,7 @@ def test_a_waiting_job_is_moved_and_shown_as_asked_and_as_moved(falaj: CommandLi
 
     moved = falaj.done("jobs", "move", job, "--to", "cpu", "--cpus", "2")
 
-    assert f"job {job} is moved: it waits, and begins with 2 CPUs, no GPU, in pool frugal" in moved.out
+    assert f"job {job} is moved: it is queued, and starts with 2 CPUs, no GPU, in pool frugal" in moved.out
     assert f"next   falaj jobs show {job}" in moved.out
     shown = falaj.done("jobs", "show", job).out
     assert "2 CPUs" in shown

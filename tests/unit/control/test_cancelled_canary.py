@@ -119,5 +119,5 @@ def test_routes_that_a_person_sets_end_the_canary_and_stay(ready: OwnPlatform, t
         found = ended(ready, work)
 
     assert found.result is not None
-    assert "changed by somebody else" in found.result["verdict"]["words"]
+    assert "changed by someone else" in found.result["verdict"]["words"]
     assert weights(ready) == {"3": 100}

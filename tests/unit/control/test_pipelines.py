@@ -156,7 +156,7 @@ def test_by_itself_it_acts_for_whoever_applied_it_last(ready: OwnPlatform, alarm
 
     (work,) = tick(ready)
 
-    assert work["behalf"] == dana.id
+    assert work.behalf == dana.id
     assert ready.pipelines.show("weekly").applied_by == "dana"
 
 
@@ -175,7 +175,7 @@ def test_a_canary_is_work_on_an_endpoint(ready: OwnPlatform) -> None:
 
     with ready.database.read() as tx:
         (row,) = unfinished(tx)
-    assert (work.workflow, row["input"]["canary"]["share"]) == ("pipelines.canary", 20)
+    assert (work.workflow, row.input["canary"]["share"]) == ("pipelines.canary", 20)
     with pytest.raises(NotFound):
         ready.pipelines.canary("nothing", model="churn@1")
 
@@ -203,18 +203,18 @@ def test_a_pipeline_whose_owner_is_gone_is_not_tried_every_second(
         ready.pipelines.apply(plan(every=HOUR))
     ready.workspaces.revoke("default", "dana", role=Role.DEVELOPER)
     ready.clock.advance(2 * HOUR)
-    resting: RetryTimes = {}
+    retry_times: RetryTimes = {}
     caplog.set_level(logging.WARNING, "falaj.triggers")
     parts = ready.parts
 
     for _ in range(5):
-        start_due(parts.gate, parts.services, fence=0, resting=resting)
+        start_due(parts.gate, parts.services, fence=0, retry_times=retry_times)
         ready.clock.advance(timedelta(seconds=1))
     first = len(caplog.records)
     ready.clock.advance(RETRY)
-    start_due(parts.gate, parts.services, fence=0, resting=resting)
+    start_due(parts.gate, parts.services, fence=0, retry_times=retry_times)
     ready.clock.advance(-RETRY * 2)
-    start_due(parts.gate, parts.services, fence=0, resting=resting)
+    start_due(parts.gate, parts.services, fence=0, retry_times=retry_times)
 
     assert first == 1
     assert len(caplog.records) == 3, "tried again later, and where the clock was put back"

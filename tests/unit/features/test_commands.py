@@ -94,7 +94,7 @@ def test_definitions_are_applied_and_rows_go_all_the_way(falaj: CommandLine) -> 
     assert "nothing has changed" in again.out
     assert ingested.out.startswith("trips: 3 rows added, 3 now, in version 1\n")
     assert twice.out.startswith("sums: 6 rows added, 6 now")
-    assert online.out.startswith("sums: the newest of 2 keys online")
+    assert online.out.startswith("sums: 2 keys online")
     assert read.out.splitlines() == [
         "key  event                 km_7d",
         "1    2024-06-02 08:00:00Z  2.5",
@@ -149,7 +149,7 @@ def test_every_fault_of_a_file_is_shown_and_nothing_is_applied(falaj: CommandLin
         ("features ingest trips empty.csv", 2, "which is empty"),
         ("features ingest none trips.csv", 1, "there is no view 'none'"),
         ("features ingest trips wrong.csv", 2, "view trips.km"),
-        ("features ingest trips trips.csv wrong.csv", 2, "taken in before: trips.csv"),
+        ("features ingest trips trips.csv wrong.csv", 2, "already ingested: trips.csv"),
         ("features training-set t --spine none.csv --views trips", 2, "No such file"),
         ("features training-set t --spine none --views trips", 1, "view:none"),
         ("features training-set t --spine trips.csv --views none", 1, "there is no view 'none'"),

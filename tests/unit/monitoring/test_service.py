@@ -423,13 +423,13 @@ def test_moments_choose_what_is_checked(light_env: MonitoringEnv) -> None:
     assert verdicts == [DriftVerdict.NONE, DriftVerdict.DRIFT, DriftVerdict.TOO_FEW]
 
 
-def test_after_a_rebase_it_compares_with_the_other_training_set(env: MonitoringEnv) -> None:
+def test_after_another_reference_is_set_it_compares_with_the_other_training_set(env: MonitoringEnv) -> None:
     watch(env)
     env.deliver(flights(env.rng, 500, shift=1.5))
     (ident,) = env.service.evaluate().raised
     newer = env.training_set("newer", flights(env.rng, 5000, shift=1.5))
 
-    monitor = env.service.rebase("delay", reference="newer")
+    monitor = env.service.set_reference("delay", reference="newer")
     env.deliver(flights(env.rng, 500, shift=1.5))
     env.service.evaluate()
 

@@ -234,7 +234,7 @@ def test_cancelled_work_takes_its_job_with_it(stage: Stage, monkeypatch: pytest.
 def test_a_job_that_fails_is_the_end_of_it(stage: Stage) -> None:
     stage.jobs.fails = "exit status 1"
 
-    with pytest.raises(Conflict, match=r"failed: exit status 1; falaj jobs logs job_"):
+    with pytest.raises(Conflict, match=r"failed: exit status 1; see falaj jobs logs job_"):
         optimize(stage.services, Walk(), stage.given)
 
     assert stage.env.platform.models.show("late").versions == 1

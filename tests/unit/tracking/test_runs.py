@@ -249,4 +249,4 @@ def test_a_blob_that_has_nothing_to_do_with_the_run_is_not_attached(
 )
 def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
     with pytest.raises(InvalidInput):
-        OPERATIONS["attach"].check({"run": "run", "path": path, "blob": "blob"})
+        OPERATIONS["log_artifact"].check({"run": "run", "path": path, "blob": "blob"})

@@ -9,6 +9,8 @@ import pytest
 
 from fork_server import run_script
 
+pytestmark = pytest.mark.slow
+
 WAYS: list[Any] = ["ddp", "fsdp", "tensor", "pipeline"]
 
 

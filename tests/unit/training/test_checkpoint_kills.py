@@ -14,6 +14,8 @@ import pytest
 
 from falaj.training.runtime.checkpointing.storage.parts import PREFIX_BYTES
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("saving_fit.py")
 STEPS = 12
 

@@ -102,7 +102,7 @@ def test_a_waiting_job_simply_asks_for_something_else(lone: JobHarness) -> None:
 
     moved = lone.jobs.move(second.id, to="cpu")
 
-    assert moved.words == "it waits, and begins with 1 CPU, no GPU, in pool frugal"
+    assert moved.words == "it is queued, and starts with 1 CPU, no GPU, in pool frugal"
     reconciler.tick()
     runs_at(lone, second, "plain", 1)
     assert lone.jobs.show(second.id).submitted_at == second.submitted_at

@@ -68,7 +68,7 @@ def test_a_job_ends_whatever_it_leaves(light_harness: JobHarness, leave: Callabl
     reconciler.tick()
 
     eventually(lambda: light_harness.jobs.show(job.id).state is JobState.FAILED)
-    assert "could not be kept: outputs" in (light_harness.jobs.show(job.id).reason or "")
+    assert "could not be stored: outputs" in (light_harness.jobs.show(job.id).reason or "")
     reconciler.stop()
 
 

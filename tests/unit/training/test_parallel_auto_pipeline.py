@@ -19,6 +19,8 @@ from falaj.training.runtime.planning.plan import Plan, Precision
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from memory_fit import BATCH_SIZE, MODELS, WIDTH, rows, trained
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 WORKSPACE = 65 * MIB
 """What is counted on a GPU for the libraries that multiply."""

@@ -20,6 +20,8 @@ from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
 from hung_trials import expire_hung_trials, hang_and_expire
 
+pytestmark = pytest.mark.slow
+
 mse = nn.functional.mse_loss
 calls, model_here = 0, nn.Linear(4, 1)
 

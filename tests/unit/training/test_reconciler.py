@@ -209,7 +209,7 @@ def test_an_output_that_cannot_be_named_fails_the_job(harness: JobHarness) -> No
 
     failed = ended(harness, job)
     assert failed.state is JobState.FAILED
-    assert "could not be kept" in (failed.reason or "")
+    assert "could not be stored" in (failed.reason or "")
 
 
 # ---------------------------------------------------------------------------------------- cancel and stop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from falaj.ports.hardware import NodeFacts
 from falaj.records.governance.identity import Role
 from falaj.records.governance.residency import Zone
 from falaj.records.scheduling.hardware import Machine
-from falaj.records.scheduling.snapshot import Node
+from falaj.records.scheduling.snapshot import Node, Placement
+from falaj.records.training.jobs import JobSpec
 from falaj.scheduling import node_from
 from platforms import TWO_ZONES, OwnPlatform, make_platform
 from recorded_machines import machine
@@ -28,10 +30,11 @@ def recorded(name: str, root: Path) -> tuple[NodeFacts, Node]:
     return facts, node_from(facts, zone=Zone(name="local", jurisdiction="AE"))
 
 
-def running(node: Node, *gpus: int, **spec: Any) -> dict[str, Any]:
-    """The row of a job that runs on some GPUs of `node`."""
-    placed = {"replica": 0, "node": node.name, "gpus": [node.gpus[at].id for at in gpus]}
-    return {"spec": {"name": "job", "script": "train.py", "gpus": len(gpus), **spec}, "placements": [placed]}
+def running(node: Node, *gpus: int, where: str | None = None, **spec: Any) -> Any:
+    """The row of a job that runs on some GPUs of `node`, or elsewhere."""
+    placed = Placement(replica=0, node=where or node.name, gpus=tuple(node.gpus[at].id for at in gpus))
+    asked = JobSpec(name="job", script="train.py", gpus=len(gpus), **spec)
+    return SimpleNamespace(spec=asked, placements=(placed,))
 
 
 # ------------------------------------------------------------------------------------------------ what is free
@@ -52,7 +55,7 @@ def test_what_running_jobs_hold_is_not_free_parts_of_a_card_included(tmp_path: P
         running(node, 0, 1, cpus=16, memory_bytes=64 * GIB),
         running(node, 7, cpus=2, gpu_milli=300),
         running(node, 7, cpus=2, gpu_milli=500),
-        {**running(node, 3), "placements": [{"replica": 0, "node": "elsewhere", "gpus": ["GPU-0"]}]},
+        running(node, 3, where="elsewhere"),
     ]
 
     free = free_capacity(node, rows)

@@ -327,8 +327,8 @@ def test_runtime_beats_once_a_second_until_it_rests(tmp_path: Path, monkeypatch:
     early = file.stat().st_mtime
     heart.beat()
     late = file.stat().st_mtime
-    heart.rest()
-    heart.rest()
+    heart.stop()
+    heart.stop()
 
     assert early == 5
     assert late > 5
@@ -341,7 +341,7 @@ def test_runtime_runs_alone_without_a_heartbeat(tmp_path: Path, monkeypatch: pyt
     heart = heartbeat.rank_heartbeat()
 
     heart.beat()
-    heart.rest()
+    heart.stop()
 
     assert list(tmp_path.iterdir()) == []
 

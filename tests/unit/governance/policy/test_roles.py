@@ -223,7 +223,8 @@ def refusal(platform: OwnPlatform, ask: Callable[[OwnPlatform, str], Any], refer
     with pytest.raises(NotFound) as refused:
         ask(platform, reference)
     error = refused.value
-    return type(error), str(error).replace(repr(reference), "?"), error.details
+    details = {name: "?" if value == reference else value for name, value in error.details.items()}
+    return type(error), str(error).replace(repr(reference), "?"), details
 
 
 def is_allowed(platform: OwnPlatform, act: Callable[[OwnPlatform], Any]) -> bool:

@@ -34,7 +34,7 @@ def login(
             fix=f"falaj login {address} --token",
         )
     name = _save_token(url) if token else sign_in(url, code)
-    print(f"signed in to {url} as {name}\n  next   falaj --url {url} user whoami")
+    print(f"signed in to {url} as {name}\n  next   falaj --url {url} users whoami")
 
 
 def _save_token(url: str) -> str:

@@ -18,22 +18,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MODULES = {
-    "blob": "blobs",
-    "group": "groups",
-    "node": "nodes",
-    "object": "objects",
-    "policy": "policies",
-    "queue": "queues",
-    "secret": "secrets",
-    "token": "tokens",
-    "user": "users",
-    "work": "workflows",
-    "workspace": "workspaces",
-    "zone": "zones",
-}
-"""The module of a group in `commands`, where it is not called as the group."""
-
 
 @dataclass
 class Presentation:
@@ -75,7 +59,7 @@ class Presentation:
 @cache
 def presentation_of(group: str) -> Presentation:
     """Return what the module of `group` declares; it is imported on first use."""
-    found: Presentation = import_module(f"falaj.apps.cli.commands.{MODULES.get(group, group)}").PRESENTATION
+    found: Presentation = import_module(f"falaj.apps.cli.commands.{group}").PRESENTATION
     return found
 
 
