@@ -98,80 +98,120 @@ def shorten(value: object, *, limit: int = 80) -> str:
 
 
 class InvalidInput(FalajError):
+    """A value is outside what is allowed; `faults` names each one with its fix."""
+
     code = "input.invalid"
 
 
 class ConfigInvalid(InvalidInput):
+    """falaj.toml, or a file or secret that it names, is wrong."""
+
     code = "config.invalid"
 
 
 class PolicyInvalid(InvalidInput):
+    """A Cedar policy does not parse, or does not fit the schema."""
+
     code = "policy.invalid"
 
 
 class TooLarge(InvalidInput):
+    """There are more bytes or files than the interface accepts."""
+
     code = "input.too_large"
 
 
 class NotFound(FalajError):
+    """The object is unknown, or not visible to the caller."""
+
     code = "object.not_found"
 
 
 class Conflict(FalajError):
+    """The state of the object forbids the operation."""
+
     code = "object.conflict"
 
 
 class AlreadyExists(Conflict):
+    """The name is taken."""
+
     code = "object.exists"
 
 
 class KeyReused(Conflict):
+    """An idempotency key was used before, with other input."""
+
     code = "idempotency.reused"
 
 
 class Unauthenticated(FalajError):
+    """The caller is not authenticated."""
+
     code = "caller.unknown"
 
 
 class Denied(FalajError):
+    """Policy denies the operation."""
+
     code = "policy.denied"
 
 
 class ResidencyDenied(Denied):
+    """The data may not be stored or processed in that zone."""
+
     code = "residency.denied"
 
 
 class Damaged(FalajError):
+    """Stored bytes are not what was written."""
+
     code = "data.damaged"
 
 
 class Tampered(Damaged):
+    """The audit log was changed outside the platform."""
+
     code = "audit.tampered"
 
 
 class KeyUnavailable(FalajError):
+    """An encryption key is destroyed, locked or unreachable."""
+
     code = "keys.unavailable"
 
 
 class HomeBusy(FalajError):
+    """Another process holds this home."""
+
     code = "home.busy"
 
 
 class Fenced(FalajError):
+    """Another controller has taken over the lease."""
+
     code = "lease.lost"
 
 
 class Interrupted(FalajError):
+    """A request or a stream ended early."""
+
     code = "stream.interrupted"
 
 
 class Unavailable(FalajError):
+    """A backing service does not answer, or a package is not installed."""
+
     code = "service.unavailable"
 
 
 class IsolationRefused(FalajError):
+    """User code cannot be started safely on this machine."""
+
     code = "isolation.refused"
 
 
 class Internal(FalajError):
+    """A bug in Falaj; the details are in the log."""
+
     code = "internal"

@@ -38,7 +38,7 @@ class TrainingFault:
 
 
 class TrainingError(Exception):
-    """An error with a message for people and a stable `code` for programs, like the errors of the platform."""
+    """The training failed. The base of the runtime's errors: a message for people, a stable `code` for programs."""
 
     code: ClassVar[str] = "training.failed"
 
@@ -52,14 +52,20 @@ class TrainingError(Exception):
 
 
 class InvalidTraining(TrainingError):
+    """An option, the model or the data cannot be used; `faults` names all faults at once."""
+
     code = "training.invalid"
 
 
 class RaggedBatch(InvalidTraining):
+    """The samples of a batch differ in shape."""
+
     code = "training.ragged"
 
 
 class SampleUnreadable(TrainingError):
+    """The dataset failed to return a sample."""
+
     code = "training.unreadable"
 
     def __init__(self, message: str, *, sample: int = 0, faults: Iterable[TrainingFault] = ()) -> None:
@@ -73,10 +79,14 @@ class SampleUnreadable(TrainingError):
 
 
 class WorkerLost(TrainingError):
+    """A data worker process died."""
+
     code = "training.worker"
 
 
 class LossNotFinite(TrainingError):
+    """The loss or a parameter became NaN or infinite."""
+
     code = "training.not_finite"
 
     def __init__(self, message: str, *, step: int, faults: Iterable[TrainingFault] = ()) -> None:
@@ -85,32 +95,48 @@ class LossNotFinite(TrainingError):
 
 
 class OutOfMemory(TrainingError):
+    """Memory runs out, also with the smallest micro-batches."""
+
     code = "training.memory"
 
 
 class NoEstimate(TrainingError):
+    """The memory of a model cannot be estimated."""
+
     code = "training.no_estimate"
 
 
 class CallbackFailed(TrainingError):
+    """A callback raised an exception; the run was saved before it ended."""
+
     code = "training.callback"
 
 
 class CheckpointDamaged(TrainingError):
+    """The stored bytes of a checkpoint are not what was written."""
+
     code = "checkpoint.damaged"
 
 
 class CheckpointMismatch(TrainingError):
+    """The checkpoint was written by another model, optimizer or run."""
+
     code = "checkpoint.mismatch"
 
 
 class CheckpointFailed(TrainingError):
+    """The run could not be saved."""
+
     code = "checkpoint.failed"
 
 
 class CertificateInvalid(TrainingError):
+    """A certificate does not hold."""
+
     code = "certificate.false"
 
 
 class AgentLost(TrainingError):
+    """The agent of the platform, through which a job records its run, does not answer."""
+
     code = "agent.lost"
