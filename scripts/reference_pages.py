@@ -10,6 +10,7 @@ from reference.configuration_page import with_settings
 from reference.errors_page import errors_page
 from reference.fit_page import fit_page
 from reference.markdown import generated
+from reference.python_page import python_page
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 CONFIGURATION = FOLDER / "configuration.md"
@@ -17,6 +18,7 @@ CONFIGURATION = FOLDER / "configuration.md"
 PAGES: dict[Path, Callable[[], str]] = {
     FOLDER / "errors.md": lambda: generated(errors_page()),
     FOLDER / "fit.md": lambda: generated(fit_page()),
+    FOLDER / "python.md": lambda: generated(python_page()),
     CONFIGURATION: lambda: with_settings(CONFIGURATION.read_text()),
 }
 """Each page, and the function that returns its text."""

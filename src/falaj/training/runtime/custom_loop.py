@@ -68,7 +68,9 @@ def step(
     seed: int | None = None,
     device: str = "auto",
 ) -> TrainingStep:
-    """Return a step that trains `model` in place: `step(batch)` returns the loss. See the top of this file.
+    """Return a step that trains `model` in place: `step(batch)` returns the loss.
+
+    A batch that is a tuple is (inputs…, target). The options are those of `fit`.
 
     `step.state_dict()` holds tensors and numbers that `torch.load(…, weights_only=True)` accepts;
     `step.load_state_dict` continues from there with the same plan.

@@ -120,7 +120,7 @@ def with_option_signature(function: Callable[P, T]) -> Callable[P, T]:
 def fit(model: nn.Module, loss: Loss, data: Data, **options: Unpack[FitKeywords]) -> FitResult:
     """Train `model` in place for `steps` steps or `epochs` epochs in total, and resume the run in `run`.
 
-    `loss(model(inputs), target)` is the mean over a batch. options.py documents every option.
+    `loss(model(inputs), target)` is the mean over a batch. docs/reference/fit.md lists the options.
     """
     chosen = FitOptions.from_keywords(**options)
     require_trainable(model, loss)

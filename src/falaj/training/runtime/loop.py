@@ -50,7 +50,9 @@ class FitResult:
     losses: list[float]
     """The loss of each step of this call; the first is of step `resumed_from + 1`."""
     best: BestScore | None
+    """The best score of `evaluate` and its step; None without evaluation."""
     stopped: StopReason
+    """done: all steps were computed; patience: early stopping; asked: a callback returned `STOP`."""
     samples_per_second: float
     goodput: float
     """Time in training steps divided by total time; the rest went to evaluation, checkpoints and resuming."""

@@ -81,6 +81,7 @@ class JobContext:
 
     @property
     def inputs(self) -> JobInputs:
+        """The inputs by their names in the job, each a path."""
         return JobInputs(Path(os.environ.get("FALAJ_INPUTS", "inputs")))
 
     @property
