@@ -11,7 +11,7 @@ WORKERS ?= 2
 PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations=10
 QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
 
-.PHONY: help setup demo test test-all test-frameworks check format bench clean
+.PHONY: help setup demo test test-all test-frameworks check format reference bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -40,6 +40,10 @@ check: $(READY)  ## format, lint, types and layers
 format: $(READY)  ## rewrite the code to the house format, and fix what the linter can
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+
+reference: $(READY)  ## rewrite the generated pages of docs/reference
+	@$(BIN)/falaj reference > docs/reference/cli.md
+	@$(BIN)/python scripts/reference_pages.py
 
 bench: $(READY)  ## measure beside the peers: all the quick ones, or NAME=gate
 ifdef NAME

@@ -11,6 +11,7 @@ from reference.errors_page import errors_page
 from reference.fit_page import fit_page
 from reference.markdown import generated
 from reference.python_page import python_page
+from reference.rest_page import rest_page
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 CONFIGURATION = FOLDER / "configuration.md"
@@ -19,6 +20,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     FOLDER / "errors.md": lambda: generated(errors_page()),
     FOLDER / "fit.md": lambda: generated(fit_page()),
     FOLDER / "python.md": lambda: generated(python_page()),
+    FOLDER / "rest.md": lambda: generated(rest_page()),
     CONFIGURATION: lambda: with_settings(CONFIGURATION.read_text()),
 }
 """Each page, and the function that returns its text."""

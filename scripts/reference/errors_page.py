@@ -19,7 +19,7 @@ fix. Callers match types or codes; messages may change.
 |---|---|
 | Python | an exception; `except fj.FalajError as error:` has `error.code`, `.message`, `.faults`, `.details` |
 | CLI | `error[CODE] message` and the faults on standard error, exit status 1 (2 for misuse) |
-| REST | the status below, and a problem document with the same `code`, `faults` and `details` |
+| REST | the status below, and a [problem document](rest.md#errors) with the same `code`, `faults` and `details` |
 | a job | the reason in `falaj jobs show`, the traceback in `falaj jobs logs` |
 
 A code stands below the code whose type it extends: whoever catches `InvalidInput` also catches `ConfigInvalid`.
@@ -41,7 +41,7 @@ class Remedy(NamedTuple):
 
 REMEDIES: dict[str, Remedy] = {
     "input.invalid": Remedy(
-        "A wrong type, an unknown field, a name with characters that are not allowed, a moment without a time zone.",
+        "A wrong type, an unknown field, a name with characters that are not allowed, a timestamp without a time zone.",
         "Correct the fields that the faults name. Names are lower case, with `-`, `_` and `.` inside.",
     ),
     "config.invalid": Remedy(
@@ -170,7 +170,8 @@ REMEDIES: dict[str, Remedy] = {
         "Use the model and optimizer that the run started with, or another `run`.",
     ),
     "checkpoint.failed": Remedy(
-        "The disk is full or read-only, or a process of the group died; it was tried twice.",
+        "The disk is full or read-only, or a process of the group died. "
+        "One failure is reported, the second in a row ends the run.",
         "Free space, lower `checkpoint_keep`, and call `fit` again.",
     ),
     "certificate.false": Remedy(

@@ -27,7 +27,7 @@ continue one another: together they are a script that runs in an empty folder.
 
 `fj.open` gives a platform in this process, `fj.connect` one over REST; both have the same methods, records and
 [errors](errors.md). Every operation is a method of a service, such as `platform.models.promote`. The last section lists
-the [services](#services).
+the [services](#services); [REST](rest.md) has the types of their parameters and answers.
 """
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -76,7 +76,7 @@ def _entry(name: str) -> str:
     kind = thing if inspect.isclass(thing) else type(thing)
     parts = [f"### `fj.{name}`"]
     if callable(thing) and thing is not Platform:
-        parts.append(block(signature_text(f"fj.{name}", _signature(thing))))
+        parts.append(block(signature_text(f"fj.{name}", _signature(thing), width=WIDTH)))
     parts.append(NOTES.get(name) or docstring(thing))
     if name == "fit":
         parts.append("[fit.md](fit.md) lists all options, [the runtime](runtime.md) explains them.")
@@ -105,18 +105,16 @@ def _signature(thing: Any) -> inspect.Signature:
     return found
 
 
-def signature_text(name: str, signature: inspect.Signature) -> str:
-    """Return a call with its parameters, on one line or with a line for each."""
+def signature_text(name: str, signature: inspect.Signature, *, width: int | None = None) -> str:
+    """Return a call with its parameters, on one line; with a line for each where it exceeds `width`."""
     given = [each for each in signature.parameters.values() if each.name != "self"]
+    pieces = [*_pieces(given)]
     if len(given) > LONG:
-        given = [each for each in given if each.kind is not each.KEYWORD_ONLY]
-        pieces = [*_pieces(given), "**options"]
-    else:
-        pieces = [*_pieces(given)]
+        pieces = [*_pieces([each for each in given if each.kind is not each.KEYWORD_ONLY]), "**options"]
     result = signature.return_annotation
     end = "" if result in (signature.empty, None, "None") else f" -> {type_text(result)}"
     line = f"{name}({', '.join(pieces)}){end}"
-    if len(line) <= WIDTH:
+    if width is None or len(line) <= width:
         return line
     return f"{name}(\n" + "".join(f"    {piece},\n" for piece in pieces) + f"){end}"
 
@@ -138,7 +136,12 @@ def _value(default: Any) -> str:
     if isinstance(default, Enum):
         default = default.value
     if isinstance(default, timedelta):
-        return f"timedelta(seconds={default.total_seconds():g})"
+        is_days = default == timedelta(days=default.days)
+        return (
+            f"timedelta(days={default.days})"
+            if is_days
+            else f"timedelta(seconds={default.total_seconds():g})"
+        )
     return f'"{default}"' if isinstance(default, str) else repr(default)
 
 
@@ -148,16 +151,9 @@ def _members(kind: type) -> str:
     for name, member in vars(kind).items():
         if name.startswith("_") or not (inspect.isfunction(member) or isinstance(member, property)):
             continue
-        call = name if isinstance(member, property) else _one_line(name, inspect.signature(member))
+        call = name if isinstance(member, property) else signature_text(name, inspect.signature(member))
         rows.append((code(call), first_sentence(member)))
     return table(("member", "what it does"), rows)
-
-
-def _one_line(name: str, signature: inspect.Signature) -> str:
-    given = [each for each in signature.parameters.values() if each.name != "self"]
-    result = signature.return_annotation
-    end = "" if result in (signature.empty, None, "None") else f" -> {type_text(result)}"
-    return f"{name}({', '.join(_pieces(given))}){end}"
 
 
 def _dataclass_of(function: Any) -> type | None:
