@@ -1,0 +1,145 @@
+"""The how-to pages and the reference pages with examples, block by block, as a reader would type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from polling import eventually
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+HOWTO = [
+    "read-an-audit-proof",
+    "policies",
+    "add-an-operation",
+    "add-a-driver",
+    "bring-a-scikit-learn-model",
+    "bring-your-own-torch-loop",
+    "troubleshooting",
+    "run-for-a-team",
+]
+"""The order in which one platform sees them; the last one adds users."""
+REFERENCE = ["features", "models", "serving", "monitoring", "pipelines"]
+"""Each page goes on with what those before it made."""
+RUNTIME = ["index", "data", "plan", "parallel", "memory", "checkpoints", "profile"]
+FENCES = {"sh", "python", "toml", "yaml", "text", "mermaid"}
+
+STORY = {
+    "read-an-audit-proof": ["sound: 1 entries", "only grew: True", "DAMAGED", "was edited", "exit status 1"],
+    "policies": ["no-export", "root"],
+    "add-an-operation": ["/api/v1/counts/show"],
+    "add-a-driver": ["9 passed"],
+    "bring-a-scikit-learn-model": [
+        "leavers@1 is registered",
+        "leavers@2 onnx",
+        "leavers is served by leavers@2",
+    ],
+    "bring-your-own-torch-loop": ["loop@1 is registered"],
+    "troubleshooting": [
+        "isolation",
+        "night",
+        "out of memory: each process may have 300 MiB",
+        "exit status 1",
+    ],
+    "run-for-a-team": ["sara", "developer"],
+    "features": ["300 only AE", "minutes_30d"],
+    "models": ["churn@1 is registered", "churn@1 is champion", "churn@1 {'accuracy'"],
+    "serving": ["churn is served by churn@1", "probability", "2 "],
+    "monitoring": ["alerts"],
+    "pipelines": ["retrain-churn"],
+}
+"""What the blocks of a page print, as far as the page says so."""
+
+
+@pytest.mark.timeout(300)
+def test_every_block_of_the_howto_pages_works(tmp_path: Path) -> None:
+    assert sorted(HOWTO) == sorted(page.stem for page in DOCS.glob("howto/*.md"))
+
+    with running_platform(tmp_path) as environment:
+        for page in HOWTO:
+            folder = tmp_path / page
+            folder.mkdir()
+            (folder / "tests").symlink_to(ROOT / "tests")  # a contributor's page is read in the repository
+            run_page(DOCS / "howto" / f"{page}.md", folder, environment)
+
+
+@pytest.mark.timeout(300)
+def test_every_block_of_the_reference_pages_works(tmp_path: Path) -> None:
+    folder = tmp_path / "reference"
+    folder.mkdir()
+
+    with running_platform(tmp_path) as environment:
+        for page in REFERENCE:
+            run_page(DOCS / "reference" / f"{page}.md", folder, environment)
+
+
+@pytest.mark.timeout(300)
+def test_every_example_of_the_runtime_pages_works(tmp_path: Path) -> None:
+    """In one process, which loads torch once."""
+    assert sorted(RUNTIME) == sorted(page.stem for page in DOCS.glob("reference/runtime/*.md"))
+    scripts = []
+    for page in RUNTIME:
+        text = (DOCS / "reference" / "runtime" / f"{page}.md").read_text()
+        blocks = [code for kind, how, code in BLOCK.findall(text) if kind == "python"]
+        assert blocks, f"{page}.md has no example"
+        scripts.append(tmp_path / f"{page}_page.py")
+        scripts[-1].write_text("\n".join(blocks))
+    (tmp_path / "pages.py").write_text(
+        "import runpy, sys\nfor script in sys.argv[1:]:\n    print(script, flush=True)\n    runpy.run_path(script)\n"
+    )
+
+    environment = os.environ | {"FALAJ_CACHE": str(tmp_path / "cache")}
+    run([sys.executable, "pages.py", *map(str, scripts)], tmp_path, environment)
+
+
+@contextmanager
+def running_platform(folder: Path) -> Iterator[dict[str, str]]:
+    """Start `falaj up` on a home of its own; the environment in which commands reach it."""
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    (home / "falaj.toml").write_text("[server]\nport = 0\n\n[serving]\nport = 0\n")
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "FALAJ_HOME": str(home),
+        "FALAJ_CONFIG_DIR": str(folder / "config"),
+        "NO_COLOR": "1",
+        "COLUMNS": "150",
+    }
+    with subprocess.Popen(["falaj", "up"], env=environment, stdout=subprocess.DEVNULL) as platform:
+        try:
+            eventually(lambda: (home / "run.json").exists(), within=60)
+            yield environment | {"FALAJ_URL": json.loads((home / "run.json").read_text())["url"]}
+        finally:
+            platform.send_signal(signal.SIGTERM)
+
+
+def run_page(page: Path, folder: Path, environment: dict[str, str]) -> None:
+    printed = []
+    for kind, how, text in BLOCK.findall(page.read_text()):
+        assert kind in FENCES, f"{page.name}: a block has no language: {text[:80]}"
+        if "file=" in how:
+            (folder / how.partition("file=")[2].strip()).write_text(text)
+        elif kind == "sh":
+            printed.append(run(["bash", "-euo", "pipefail", "-c", text], folder, environment))
+        elif kind == "python":
+            printed.append(run([sys.executable, "-c", text], folder, environment))
+    missing = [words for words in STORY.get(page.stem, ()) if words not in "".join(printed)]
+    assert missing == [], f"{page.name} does not print {missing}: {printed}"
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"{command[-1]}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout + ran.stderr
