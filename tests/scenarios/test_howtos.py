@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from command_server import command_folder
 from polling import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +58,7 @@ STORY = {
     "features": ["300 only AE", "minutes_30d"],
     "models": ["churn@1 is registered", "churn@1 is champion", "churn@1 {'accuracy'"],
     "serving": ["churn is served by churn@1", "probability", "2 "],
-    "monitoring": ["alerts"],
+    "monitoring": ["no drift", "0 alerts"],
     "pipelines": ["retrain-churn"],
 }
 """What the blocks of a page print, as far as the page says so."""
@@ -109,18 +110,24 @@ def running_platform(folder: Path) -> Iterator[dict[str, str]]:
     """Start `falaj up` on a home of its own; the environment in which commands reach it."""
     home = folder / "home"
     home.mkdir(mode=0o700)
-    (home / "falaj.toml").write_text("[server]\nport = 0\n\n[serving]\nport = 0\n")
+    (home / "falaj.toml").write_text('[server]\nport = 0\n\n[serving]\nport = 0\nlog_every = "PT1S"\n')
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": path,
         "FALAJ_HOME": str(home),
         "FALAJ_CONFIG_DIR": str(folder / "config"),
         "NO_COLOR": "1",
         "COLUMNS": "150",
     }
-    with subprocess.Popen(["falaj", "up"], env=environment, stdout=subprocess.DEVNULL) as platform:
+    command = [sys.executable, "-m", "falaj", "up"]
+    with (
+        command_folder() as quick,
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as platform,
+    ):
         try:
             eventually(lambda: (home / "run.json").exists(), within=60)
-            yield environment | {"FALAJ_URL": json.loads((home / "run.json").read_text())["url"]}
+            url = json.loads((home / "run.json").read_text())["url"]
+            yield environment | {"PATH": f"{quick}:{path}", "FALAJ_URL": url}
         finally:
             platform.send_signal(signal.SIGTERM)
 

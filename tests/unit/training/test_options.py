@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,10 @@ def test_the_reference_has_a_sentence_for_each_option() -> None:
     assert all(row.doc.endswith(".") and row.doc[0].isupper() for row in rows.values())
     assert rows["lr"][1:3] == ("float", "0.001")
     assert rows["checkpoint_every"].default == "timedelta(seconds=60)"
+
+
+def test_the_reference_page_has_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "runtime" / "index.md").read_text()
+    rows = [f"| `{row.name}` | `{row.default}` | {row.doc} |" for row in fit_options()]
+
+    assert [row for row in rows if row not in page] == []
