@@ -46,10 +46,10 @@ if __name__ == "__main__":
 """
 WITH_NODES = """
 import json
-from falaj.assembly.compute import LocalWorkbench
+from falaj.assembly.compute import LocalCompute
 from falaj.records.scheduling.snapshot import Node
 known = tuple(Node.model_validate(each) for each in json.loads({nodes!r}))
-LocalWorkbench.nodes = lambda _: known
+LocalCompute.nodes = lambda _: known
 """
 
 

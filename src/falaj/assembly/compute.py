@@ -90,7 +90,7 @@ class LocalCompute:
         return ProcessLauncher(root, sandbox=self._walls, cgroup=cgroup)
 
     @property
-    def yard(self) -> JobHost:
+    def job_host(self) -> JobHost:
         hidden = (self._home.path, self._home.config_dir, *secret_files(self._config))
         grace_s = self._config.jobs.preemption_grace.total_seconds()
         return JobHost(
@@ -161,9 +161,9 @@ def job_reconciler(platform: LocalPlatform) -> Callable[[int, Callable[[], NoRet
     """Return the factory of the job reconciler; it takes the controller's fence and a callback for a lost lease."""
 
     def make(fence: int, on_lost: Callable[[], NoReturn]) -> JobReconciler:
-        yard = platform.compute.yard
+        job_host = platform.compute.job_host
         if (refusal := platform.compute.refusal()) is not None:
             print(f"warning: {refusal}", file=sys.stderr, flush=True)
-        return JobReconciler(platform.gate, platform.services, yard, fence=fence, on_lost=on_lost)
+        return JobReconciler(platform.gate, platform.services, job_host, fence=fence, on_lost=on_lost)
 
     return make

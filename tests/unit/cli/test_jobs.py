@@ -239,7 +239,7 @@ BAD = (
     (
         "train says.py --queue nowhere",
         1,
-        "fix      one of these, or an operator makes it: falaj queues set nowhere",
+        "fix      one of these, or let an operator create it: falaj queues set nowhere",
     ),
     ("train says.py --dataset nope", 1, "fix      falaj features training-sets"),
     ("train says.py --cpus 9999", 2, "falaj nodes list shows the machines"),

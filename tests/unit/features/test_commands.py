@@ -100,7 +100,7 @@ def test_definitions_are_applied_and_rows_go_all_the_way(falaj: CommandLine) -> 
         "1    2024-06-02 08:00:00Z  2.5",
         "3    -                     -",
     ]
-    assert from_file.out.startswith("training set a is made: 3 rows, 7 columns, 2 views")
+    assert from_file.out.startswith("training set a is created: 3 rows, 7 columns, 2 views")
     assert (from_view["rows"], from_view["columns"][-1]) == (1, "sums__km_7d")
     assert falaj.done("features", "list").out.splitlines()[2].split()[:6] == [
         "sums",

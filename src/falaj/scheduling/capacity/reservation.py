@@ -74,11 +74,11 @@ def capacity_after(
     cluster: Cluster,
 ) -> tuple[list[NodeResources], Allocation | None]:
     """Return what is free after ending `jobs` in order until `head` fits, and the last one ended (None: never fits)."""
-    rooms = ReplicaCounts(head, slots, permitted, cluster)
+    replica_counts = ReplicaCounts(head, slots, permitted, cluster)
     for job in jobs:
         for index, slot in job.on:
-            rooms.give(index, slot)
-        if rooms.enough and place_gang(head, slots, permitted, cluster) is not None:
+            replica_counts.give(index, slot)
+        if replica_counts.enough and place_gang(head, slots, permitted, cluster) is not None:
             return slots, job
     return slots, None
 
@@ -94,13 +94,13 @@ def capacity_after_fewest(
     slots, last = capacity_after(head, slots, jobs, permitted, cluster)
     if last is None:
         return slots
-    rooms = ReplicaCounts(head, slots, permitted, cluster)
+    replica_counts = ReplicaCounts(head, slots, permitted, cluster)
     for job in reversed(jobs[: jobs.index(last)]):
         for index, slot in job.on:
-            rooms.take(index, slot)
-        if not rooms.enough or place_gang(head, slots, permitted, cluster) is None:
+            replica_counts.take(index, slot)
+        if not replica_counts.enough or place_gang(head, slots, permitted, cluster) is None:
             for index, slot in job.on:
-                rooms.give(index, slot)
+                replica_counts.give(index, slot)
     return slots
 
 

@@ -121,7 +121,7 @@ class VictimSearch:
         self.cluster = capacity_now.cluster
         kept = capacity_now.head.then if capacity_now.head else {}
         self.permitted = [index for index in self.cluster.permitted(case.request) if index not in kept]
-        self.rooms = ReplicaCounts(
+        self.replica_counts = ReplicaCounts(
             case.request, capacity_now.after_nominations(), self.permitted, self.cluster
         )
         self.gone: dict[str, ResourceAmount] = {}
@@ -164,7 +164,7 @@ class VictimSearch:
         return None
 
     def _helps(self, held: Allocation) -> bool:
-        if any(index in self.rooms.count for index, _ in held.on):
+        if any(index in self.replica_counts.count for index, _ in held.on):
             return True
         theirs = self._path_of(held)
         return any(
@@ -210,22 +210,24 @@ class VictimSearch:
         )
 
     def _fits(self) -> bool:
-        if not self.rooms.enough or not all(self._has_quota(branch) for branch in self.case.leaf.path):
+        if not self.replica_counts.enough or not all(
+            self._has_quota(branch) for branch in self.case.leaf.path
+        ):
             return False
         return (
-            place_gang(self.case.request, self.rooms.slots, self.permitted, self.cluster, by_index)
+            place_gang(self.case.request, self.replica_counts.slots, self.permitted, self.cluster, by_index)
             is not None
         )
 
     def _evict(self, held: Allocation) -> None:
         self._count(held, held.amount)
         for index, slot in held.on:
-            self.rooms.give(index, slot)
+            self.replica_counts.give(index, slot)
 
     def _restore(self, held: Allocation) -> None:
         self._count(held, NOTHING.less(held.amount))
         for index, slot in held.on:
-            self.rooms.take(index, slot)
+            self.replica_counts.take(index, slot)
 
     def _count(self, held: Allocation, gone: ResourceAmount) -> None:
         for branch in self._path_of(held):
