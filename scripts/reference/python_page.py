@@ -79,7 +79,7 @@ def _entry(name: str) -> str:
         parts.append(block(signature_text(f"fj.{name}", _signature(thing), width=WIDTH)))
     parts.append(NOTES.get(name) or docstring(thing))
     if name == "fit":
-        parts.append("[fit.md](fit.md) lists all options, [the runtime](runtime.md) explains them.")
+        parts.append("[fit.md](fit.md) lists all options, [the runtime](runtime/index.md) explains them.")
     parts += [_members(each) for each in (Platform, JobContext) if kind is each]
     parts += [_result(thing)] if inspect.isfunction(thing) and _dataclass_of(thing) else []
     return "\n\n".join([*parts, block(EXAMPLES[name], "python")])

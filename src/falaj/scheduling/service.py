@@ -235,7 +235,7 @@ class Queues:
         """Show the result of a finished what-if: waits, usage, preemptions and cost of each team, before and after."""
         return store.read_comparison(self.gate.database, self._sealed, current_call().target)
 
-    @operation("queues.save_what_if", resource="work", mode=Mode.LATE, allow=Role.OPERATOR)
+    @operation("queues.save_what_if", resource="work", mode=Mode.LATE, allow=Role.OPERATOR, internal=True)
     def save_what_if(self, work: WorkflowRef, *, comparison: WhatIfComparison) -> WhatIfReceipt:
         """Store the result of a replay; the controller does this on behalf of the requester."""
         call = current_call()
