@@ -54,7 +54,7 @@ def main() -> None:
             Result(
                 f"audited writes/s, {CALLERS} callers", write_rate, bare_write_rate, 400, Rule.FALAJ_AT_LEAST
             ),
-            Result("a cached decision in a hot door, µs", hot, hot, 5, Rule.FALAJ_AT_MOST),
+            Result("a cached decision on the hot path, µs", hot, hot, 5, Rule.FALAJ_AT_MOST),
         ],
     )
 

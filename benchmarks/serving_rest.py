@@ -1,7 +1,7 @@
 """Requests a second of one JSON row each: Falaj's model server beside FastAPI + uvicorn + orjson, at c=64 and c=1.
 
 Falaj is the platform as `falaj up` starts it: the model is registered, signed and deployed; every request passes the
-gate's hot door with a token, is validated, metered and audited in windows. A second platform also does what is the
+gate's hot path with a token, is validated, metered and audited in windows. A second platform also does what is the
 default: every prediction gets an id, is written to the encrypted log, and is sketched for drift. The peer does none of
 that.
 """

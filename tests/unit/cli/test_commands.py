@@ -424,3 +424,10 @@ def test_the_script_completes_in_bash(falaj: CommandLine, tmp_path: Path) -> Non
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_there_are_scripts_for_other_shells(falaj: CommandLine, shell: str) -> None:
     assert f"_FALAJ_COMPLETE=complete_{shell}" in falaj.done("completion", shell).out
+
+
+def test_an_option_that_is_repeated_is_named_in_the_singular(falaj: CommandLine) -> None:
+    shown = falaj.done("features", "plan", "--help").out
+
+    assert "--entity" in shown
+    assert "--entitie" not in shown

@@ -185,4 +185,6 @@ def _choices(item: Any) -> tuple[str, ...]:
 
 
 def _singular(name: str) -> str:
+    if name.endswith("ies"):
+        return name.removesuffix("ies") + "y"
     return name[:-2] if name.endswith("ses") else name.removesuffix("s")
